@@ -1,8 +1,8 @@
 """New connections through a service proxy: how many a second, and how long the first packet takes.
 
-In: network namespaces, addresses there. Out: `Calls` of each. One caller, each connection after the other; whoever is called
-sits behind one cable, so what differs is what the proxy's rules take. The proxies take turns, in both orders.
-"""
+In: network namespaces, addresses there. Out: `Calls` of each. One caller, each connection after the
+other; whoever is called sits behind one cable, so what differs is what the proxy's rules take. The
+proxies take turns, in both orders."""
 
 import socket
 import time
@@ -20,7 +20,8 @@ CONNECTIONS = 400
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """`first_us`: until a connection is there, which is the first packet's way and that of its answer."""
+    """`first_us`: until a connection is there, which is the first packet's way and that of its
+    answer."""
 
     per_s: float
     first_us: float
@@ -33,7 +34,9 @@ class Place(NamedTuple):
     port: int
 
 
-def calls(places: Mapping[str, Mapping[str, Place]], turns: int) -> Mapping[str, Mapping[str, Calls]]:
+def calls(
+    places: Mapping[str, Mapping[str, Place]], turns: int
+) -> Mapping[str, Mapping[str, Calls]]:
     """Call all places, by namespace and what they are; the median over the turns."""
     found: dict[tuple[str, str], list[Calls]] = {}
     for turn in range(turns):

@@ -1,11 +1,10 @@
 """The cluster to measure against: a real API server that holds the objects of `fixture`.
 
-In: a size, a folder. Out: a running server, filled. The folder keeps etcd's data: a cluster is filled once (a few minutes
-at full size) and started again from there.
-Invariant: what is written is written through the API, by the field managers that write it in a cluster, so objects look
-as they do there, managedFields and all; what Fairlead's controller writes, it writes itself. A cluster that was not filled to
-its end is begun anew. One process at a time uses a folder.
-"""
+In: a size, a folder. Out: a running server, filled. The folder keeps etcd's data: a cluster is
+filled once (a few minutes at full size) and started again from there. Invariant: what is written is
+written through the API, by the field managers that write it in a cluster, so objects look as they
+do there, managedFields and all; what Fairlead's controller writes, it writes itself. A cluster that
+was not filled to its end is begun anew. One process at a time uses a folder."""
 
 import asyncio
 import fcntl
@@ -41,8 +40,8 @@ FILLED = "filled"
 
 @asynccontextmanager
 async def cluster(folder: Path, size: Size, tell: Tell) -> AsyncIterator[KubeApiServer]:
-    """A server with a cluster of this size, kept in `folder` from one time to the next. Raises Refused if another process
-    uses it."""
+    """A server with a cluster of this size, kept in `folder` from one time to the next. Raises
+    Refused if another process uses it."""
     place, lab = folder / f"cluster-{size}", lab_of(folder)
     filled = place / FILLED
     with alone(folder):
@@ -71,15 +70,23 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(f"another benchmark uses {folder}", fix="wait for its end, or give another --folder") from None
+            raise Refused(
+                f"another benchmark uses {folder}", fix="wait for its end, or give another --folder"
+            ) from None
         yield
 
 
 async def fill(client: Client, size: Size, tell: Tell) -> None:
     """Write the whole cluster. The server must have none of it yet."""
     tell(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
-    names = (fixture.place_of(number * fixture.SERVICES_IN_A_NAMESPACE)[0] for number in range(size.namespaces))
-    await _in_parallel(client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}}) for name in names)
+    names = (
+        fixture.place_of(number * fixture.SERVICES_IN_A_NAMESPACE)[0]
+        for number in range(size.namespaces)
+    )
+    await _in_parallel(
+        client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+        for name in names
+    )
     await _in_parallel(_write_node(client, number) for number in range(size.nodes))
     await _in_parallel(_write_service(client, number, size) for number in range(size.services))
 
@@ -90,14 +97,22 @@ async def _write_node(client: Client, number: int) -> None:
     await client.request("POST", path, parameters={"fieldManager": "kubelet"}, body=body)
     # A kubelet's first heartbeat, which makes its status a part of managedFields of its own.
     heartbeat = {"status": {"phase": "Running"}}
-    await client.patch(NODES, ("", body["metadata"]["name"]), heartbeat, subresource="status", field_manager="kubelet")
+    await client.patch(
+        NODES,
+        ("", body["metadata"]["name"]),
+        heartbeat,
+        subresource="status",
+        field_manager="kubelet",
+    )
 
 
 async def _write_service(client: Client, number: int, size: Size) -> None:
     """The Service and its slice."""
     namespace, _ = fixture.place_of(number)
     manager = {"fieldManager": "kubectl-client-side-apply"}
-    answer = await client.request("POST", SERVICES.path(namespace), parameters=manager, body=fixture.service(number))
+    answer = await client.request(
+        "POST", SERVICES.path(namespace), parameters=manager, body=fixture.service(number)
+    )
     uid = msgspec.json.decode(answer)["metadata"]["uid"]
     manager = {"fieldManager": "kube-controller-manager"}
     body = fixture.endpoint_slice(number, size, uid)
@@ -107,19 +122,29 @@ async def _write_service(client: Client, number: int, size: Size) -> None:
 async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -> None:
     """Let a controller give all Services their addresses, from nothing, and end it."""
     settings = place / "fairlead.yaml"
-    settings.write_text(f"pools: [{{name: main, addresses: [{fixture.VIP_POOL}]}}]\nweb: {{listen: ''}}\n")
+    settings.write_text(
+        f"pools: [{{name: main, addresses: [{fixture.VIP_POOL}]}}]\nweb: {{listen: ''}}\n"
+    )
     kubeconfig = place / "kubeconfig"
     kubeconfig.write_text(kubeconfig_of("bench", access))
-    argv = process.python("fairlead", "controller", "--config", str(settings), "--kubeconfig", str(kubeconfig))
+    argv = process.python(
+        "fairlead", "controller", "--config", str(settings), "--kubeconfig", str(kubeconfig)
+    )
     begun_s = time.monotonic()
     controller = process.spawn(lab, CONTROLLER, argv, log=place / "controller.log")
     try:
         async with asyncio.timeout(SERVED_WITHIN_S), Client(access, timeout_s=60.0) as client:
             while (served := sum(map(_is_served, await client.list(SERVICES)))) < size.services:
                 if not controller.running:
-                    raise Unavailable(f"the controller ended, {served} Services were served; see {place / 'controller.log'}")
+                    raise Unavailable(
+                        f"the controller ended, {served} Services were served; see "
+                        f"{place / 'controller.log'}"
+                    )
                 await asyncio.sleep(LOOK_S)
-        tell(f"its controller served {size.services} new Services within {time.monotonic() - begun_s:.0f} s")
+        tell(
+            f"its controller served {size.services} new Services within "
+            f"{time.monotonic() - begun_s:.0f} s"
+        )
     finally:
         await controller.stop(10.0)
 

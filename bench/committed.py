@@ -1,10 +1,11 @@
-"""When the kernel has what an event told: nftables tells whoever listens of each transaction, once it is in force.
+"""When the kernel has what an event told: nftables tells whoever listens of each transaction, once
+it is in force.
 
-In: a network namespace; addresses of IPv4 that are told to its service proxy and turn up in no rule before. Out: how long each
-took. What an address stands in, an element of a map or a rule of its own, does not matter: its four bytes are looked for.
-An address that a later one of the same Service has overtaken counts as there when that is: nobody misses it then.
-Follows linux/netfilter/nfnetlink.h (NFNLGRP_NFTABLES).
-"""
+In: a network namespace; addresses of IPv4 that are told to its service proxy and turn up in no rule
+before. Out: how long each took. What an address stands in, an element of a map or a rule of its
+own, does not matter: its four bytes are looked for. An address that a later one of the same Service
+has overtaken counts as there when that is: nobody misses it then. Follows
+linux/netfilter/nfnetlink.h (NFNLGRP_NFTABLES)."""
 
 import asyncio
 import re
@@ -31,7 +32,9 @@ class Committed:
     """Listens in a namespace. A context manager, of a running loop."""
 
     def __init__(self, inside: str) -> None:
-        self._socket = namespace.make_socket(inside, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._socket = namespace.make_socket(
+            inside, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER
+        )
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
         self._socket.bind((0, 0))  # without a port of its own it would be passed over
         self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
@@ -47,7 +50,12 @@ class Committed:
         asyncio.get_running_loop().add_reader(self._socket, self._read)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 
@@ -62,7 +70,11 @@ class Committed:
         until_s = time.monotonic() + within_s
         while self._services:
             if self._lost or time.monotonic() > until_s:
-                why = "some word of the kernel was lost" if self._lost else f"not within {within_s:g} s"
+                why = (
+                    "some word of the kernel was lost"
+                    if self._lost
+                    else f"not within {within_s:g} s"
+                )
                 raise Unavailable(f"{len(self._services)} events were not seen in nftables: {why}")
             await asyncio.sleep(_TICK_S)
 

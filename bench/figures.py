@@ -1,8 +1,9 @@
-"""What a process that is measured tells about itself. The standard library only: the comparator imports it too.
+"""What a process that is measured tells about itself. The standard library only: the comparator
+imports it too.
 
-In: this process. Out: lines of JSON on standard output, one at each stage; on request of standard input, what has been
-applied since. Times are of CLOCK_MONOTONIC, which all processes of the machine share.
-"""
+In: this process. Out: lines of JSON on standard output, one at each stage; on request of standard
+input, what has been applied since. Times are of CLOCK_MONOTONIC, which all processes of the machine
+share."""
 
 import json
 import sys
@@ -54,7 +55,8 @@ class Figures:
         return len(self._applied)
 
     def answer(self, asked: str) -> bool:
-        """Do what a line of standard input asks for: `begin`, `report` or `end`. False: the process is to end."""
+        """Do what a line of standard input asks for: `begin`, `report` or `end`. False: the process
+        is to end."""
         match asked.strip():
             case "begin":
                 self._applied.clear()

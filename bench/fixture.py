@@ -1,9 +1,9 @@
 """A large cluster, as objects: what the API server is asked to create. Pure.
 
-In: how many Services, endpoints of each and Nodes; a number. Out: JSON bodies as kubectl, the EndpointSlice controller and
-kubelets send them: with last-applied annotations, targetRefs, images and conditions, most of which Fairlead never reads.
-Invariant: the same sizes give the same objects. Addresses are those of RFC 2544, for benchmarks.
-"""
+In: how many Services, endpoints of each and Nodes; a number. Out: JSON bodies as kubectl, the
+EndpointSlice controller and kubelets send them: with last-applied annotations, targetRefs, images
+and conditions, most of which Fairlead never reads. Invariant: the same sizes give the same objects.
+Addresses are those of RFC 2544, for benchmarks."""
 
 import json
 import random
@@ -63,9 +63,13 @@ def service(number: int) -> Body:
             "type": "LoadBalancer",
             "loadBalancerClass": "fairlead.io/direct",
             "externalTrafficPolicy": "Local",
-            # 10,000 health ports are more than a cluster has by default; as many node ports again would serve nobody here.
+            # 10,000 health ports are more than a cluster has by default; as many node ports again
+            # would serve nobody here.
             "allocateLoadBalancerNodePorts": False,
-            "selector": {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": "production"},
+            "selector": {
+                "app.kubernetes.io/name": name,
+                "app.kubernetes.io/instance": "production",
+            },
             "ports": [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}],
         },
     }
@@ -89,7 +93,9 @@ def endpoint_slice(number: int, size: Size, uid: str) -> Body:
                 "kubernetes.io/service-name": name,
                 "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
             },
-            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-20T09:42:17Z"},
+            "annotations": {
+                "endpoints.kubernetes.io/last-change-trigger-time": "2026-11-20T09:42:17Z"
+            },
             "ownerReferences": [
                 {
                     "apiVersion": "v1",
@@ -128,16 +134,29 @@ def node(number: int) -> Body:
                 "volumes.kubernetes.io/controller-managed-attach-detach": "true",
             },
         },
-        "spec": {"podCIDR": _pod_cidr(number), "podCIDRs": [_pod_cidr(number)], "providerID": f"openstack:///{_uid(number)}"},
+        "spec": {
+            "podCIDR": _pod_cidr(number),
+            "podCIDRs": [_pod_cidr(number)],
+            "providerID": f"openstack:///{_uid(number)}",
+        },
         "status": node_status(number, address),
     }
 
 
 def node_status(number: int, address: str) -> Body:
-    amounts = {"cpu": "16", "ephemeral-storage": "203070420Ki", "hugepages-2Mi": "0", "memory": "65806460Ki", "pods": "110"}
+    amounts = {
+        "cpu": "16",
+        "ephemeral-storage": "203070420Ki",
+        "hugepages-2Mi": "0",
+        "memory": "65806460Ki",
+        "pods": "110",
+    }
     moment = "2026-11-20T09:42:17Z"
     return {
-        "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": node_name(number)}],
+        "addresses": [
+            {"type": "InternalIP", "address": address},
+            {"type": "Hostname", "address": node_name(number)},
+        ],
         "capacity": amounts,
         "allocatable": amounts,
         "conditions": [
@@ -183,7 +202,8 @@ def _labels(name: str) -> Mapping[str, str]:
 
 
 def _endpoint(number: int, index: int, size: Size) -> Body:
-    """Pods are spread at random, but evenly: the n-th pod of all has a node and an address of its own there."""
+    """Pods are spread at random, but evenly: the n-th pod of all has a node and an address of its
+    own there."""
     nth = number * size.endpoints + index
     on = (nth * _stride(size.nodes) + number) % size.nodes
     namespace, name = place_of(number)
@@ -217,7 +237,10 @@ def _pod_address(on: int, nth: int) -> str:
 def _image(number: int, index: int) -> Body:
     name = f"registry.example.com/storefront/component-{(number + index) % 300:03}"
     digest = f"{_random(index).getrandbits(256):064x}"
-    return {"names": [f"{name}@sha256:{digest}", f"{name}:v1.{index}.0"], "sizeBytes": 52_428_800 + index}
+    return {
+        "names": [f"{name}@sha256:{digest}", f"{name}:v1.{index}.0"],
+        "sizeBytes": 52_428_800 + index,
+    }
 
 
 def _uid(number: int) -> str:

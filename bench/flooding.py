@@ -1,9 +1,10 @@
-"""A flood of HTTP ports: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`, until it is killed.
+"""A flood of HTTP ports: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`, until it is
+killed.
 
-KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer; `bursts`, connections that
-are opened and closed again, one after the other; `many`, connections that send nothing; `slow`, connections that send a byte
-now and then; `all` of these. SOURCE: the source address, `any` for that of the host. It prints `flooding` when it begins.
-"""
+KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer;
+`bursts`, connections that are opened and closed again, one after the other; `many`, connections
+that send nothing; `slow`, connections that send a byte now and then; `all` of these. SOURCE: the
+source address, `any` for that of the host. It prints `flooding` when it begins."""
 
 import socket
 import sys
@@ -18,7 +19,9 @@ CONNECT_S = 0.1
 class Caller:
     """One connection that keeps sending, and is opened again when it is closed."""
 
-    def __init__(self, source: str, address: tuple[str, int], data: bytes, *, reading: bool, at_once: int) -> None:
+    def __init__(
+        self, source: str, address: tuple[str, int], data: bytes, *, reading: bool, at_once: int
+    ) -> None:
         self._source, self._address, self._data = source, address, data
         self._reading, self._at_once = reading, at_once
         self._socket: socket.socket | None = None
@@ -33,7 +36,9 @@ class Caller:
                     if not self._socket.recv(1 << 20):
                         raise ConnectionResetError
             with suppress(BlockingIOError):
-                self._left = self._left[self._socket.send(self._left[: self._at_once]) :] or self._data
+                self._left = (
+                    self._left[self._socket.send(self._left[: self._at_once]) :] or self._data
+                )
         except OSError:
             if self._socket is not None:
                 self._socket.close()
@@ -54,8 +59,12 @@ def connected(source: str, address: tuple[str, int], wait_s: float = 0.0) -> soc
 def callers_of(kind: str, source: str, address: tuple[str, int]) -> list[Caller]:
     callers: list[Caller] = []
     if kind in ("pipelined", "all"):
-        callers += [Caller(source, address, MEGABYTE, reading=False, at_once=1 << 20) for _ in range(DEAF)]
-        callers += [Caller(source, address, MEGABYTE, reading=True, at_once=1 << 20) for _ in range(GREEDY)]
+        callers += [
+            Caller(source, address, MEGABYTE, reading=False, at_once=1 << 20) for _ in range(DEAF)
+        ]
+        callers += [
+            Caller(source, address, MEGABYTE, reading=True, at_once=1 << 20) for _ in range(GREEDY)
+        ]
     if kind in ("many", "all"):
         callers += [Caller(source, address, b"", reading=True, at_once=0) for _ in range(SILENT)]
     if kind in ("slow", "all"):

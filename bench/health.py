@@ -1,8 +1,9 @@
-"""Health ports of many nodes, for a gateway that probes them: `python -m bench.health`, run where the nodes' addresses are.
+"""Health ports of many nodes, for a gateway that probes them: `python -m bench.health`, run where
+the nodes' addresses are.
 
-In: a file with the ports, as JSON. Out: another file once all are served; then every request on any of them is answered as
-kube-proxy does for a node with one ready pod (pkg/proxy/healthcheck), until the process is killed.
-"""
+In: a file with the ports, as JSON. Out: another file once all are served; then every request on any
+of them is answered as kube-proxy does for a node with one ready pod (pkg/proxy/healthcheck), until
+the process is killed."""
 
 import asyncio
 import json

@@ -1,10 +1,11 @@
-"""Health ports under a flood: `fairlead node` and the real kube-proxy, each on a node of one lab, side by side.
+"""Health ports under a flood: `fairlead node` and the real kube-proxy, each on a node of one lab,
+side by side.
 
-`python -m bench.health_flood`, as root. In: nothing. Out: a table with the worst and the median answer time of both, in
-milliseconds, for each kind of flood (see `bench/flooding.py`) from one source and from several, and how often two probes in
-sequence would have failed at a gateway, which waits 150 ms for each. A host that takes no part in the flood probes both ports
-of a node ten times a second, on a new connection each time. Floods alternate between the two nodes.
-"""
+`python -m bench.health_flood`, as root. In: nothing. Out: a table with the worst and the median
+answer time of both, in milliseconds, for each kind of flood (see `bench/flooding.py`) from one
+source and from several, and how often two probes in sequence would have failed at a gateway, which
+waits 150 ms for each. A host that takes no part in the flood probes both ports of a node ten times
+a second, on a new connection each time. Floods alternate between the two nodes."""
 
 import asyncio
 import os
@@ -33,7 +34,8 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
 
 
 class Row(NamedTuple):
-    """`lost`: the number of pairs of answers in sequence that both took longer than a gateway waits."""
+    """`lost`: the number of pairs of answers in sequence that both took longer than a gateway
+    waits."""
 
     kind: str
     sources: int
@@ -49,11 +51,15 @@ class Row(NamedTuple):
         )
 
 
-HEADER = f"{'FLOOD':10} {'SOURCES':>7} {'SUBJECT':11} {'ANSWERS':>7} {'MEDIAN ms':>10} {'WORST ms':>10} {'LOST':>5}"
+HEADER = (
+    f"{'FLOOD':10} {'SOURCES':>7} {'SUBJECT':11} {'ANSWERS':>7} {'MEDIAN ms':>10} "
+    f"{'WORST ms':>10} {'LOST':>5}"
+)
 
 
 async def answered_after_s(site: Site, address: str, port: int) -> float:
-    """How long a new connection with one request takes; PATIENCE_S if it has no answer within that."""
+    """How long a new connection with one request takes; PATIENCE_S if it has no answer within
+    that."""
     began_s = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -67,12 +73,18 @@ async def answered_after_s(site: Site, address: str, port: int) -> float:
 
 
 @asynccontextmanager
-async def flooded(site: Site, kind: str, sources: int, address: str, ports: Sequence[int]) -> AsyncIterator[None]:
+async def flooded(
+    site: Site, kind: str, sources: int, address: str, ports: Sequence[int]
+) -> AsyncIterator[None]:
     running = []
     try:
         for place in FLOODERS[:sources] if kind != "none" else ():
             argv = [sys.executable, "-P", str(FLOODING), kind, "any", address, *map(str, ports)]
-            running.append(site.spawn(place, argv, label=f"flood/{place}", log=site.directory.path / f"flood-{place}"))
+            running.append(
+                site.spawn(
+                    place, argv, label=f"flood/{place}", log=site.directory.path / f"flood-{place}"
+                )
+            )
         await asyncio.sleep(SETTLED_S)
         yield
     finally:
@@ -95,9 +107,14 @@ async def measure(site: Site, kind: str, sources: int, subject: str, health_port
 
 
 async def serve(site: Site) -> int:
-    """Make a Service with a pod on both nodes, and start both service proxies. Returns the Service's health port."""
+    """Make a Service with a pod on both nodes, and start both service proxies. Returns the
+    Service's health port."""
     pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"web-{node}", "labels": {"app": "web"}}}
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"web-{node}", "labels": {"app": "web"}},
+        }
         | {"spec": {"nodeName": node, "containers": [{"name": "echo", "image": "echo"}]}}
         for node in SUBJECTS.values()
     ]
@@ -107,7 +124,9 @@ async def serve(site: Site) -> int:
         "selector": {"app": "web"},
         "ports": [{"port": 80, "targetPort": 8080}],
     }
-    await site.apply([*pods, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}])
+    await site.apply(
+        [*pods, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}]
+    )
     await site.await_pods()
     await site.start_role(SUBJECTS["fairlead"])
     await kubeproxy.start(site, SUBJECTS["kube-proxy"])
@@ -116,10 +135,15 @@ async def serve(site: Site) -> int:
 
 
 async def main() -> None:
-    async with Site.create(f"floods{os.getpid()}", nodes=2, gateways=0, clients=4, roles=False) as site:
+    async with Site.create(
+        f"floods{os.getpid()}", nodes=2, gateways=0, clients=4, roles=False
+    ) as site:
         port = await serve(site)
         for node in SUBJECTS.values():
-            while await answered_after_s(site, site.topology.host(node).addresses[0], port) >= PATIENCE_S:
+            while (
+                await answered_after_s(site, site.topology.host(node).addresses[0], port)
+                >= PATIENCE_S
+            ):
                 await asyncio.sleep(EVERY_S)
         print(HEADER)
         for kind in sys.argv[1:] or KINDS:

@@ -1,10 +1,11 @@
-"""`python -m bench.lab`: requests, connections and bulk through a lab, by each way to a server (see `paths`).
+"""`python -m bench.lab`: requests, connections and bulk through a lab, by each way to a server (see
+`paths`).
 
-In: a number of rounds. Out: a table of ratios to the direct way, or JSON with every figure. Client, router, gateway, nodes and
-server share the cores of one machine, so what a balancer takes, the others lack. Every round measures all ways in turn, and a
-ratio is of figures of the same round; the median over the rounds counts. CPU is that of the whole machine (/proc/stat): of all
-that a request or a byte takes, in every process and in the kernel.
-"""
+In: a number of rounds. Out: a table of ratios to the direct way, or JSON with every figure. Client,
+router, gateway, nodes and server share the cores of one machine, so what a balancer takes, the
+others lack. Every round measures all ways in turn, and a ratio is of figures of the same round; the
+median over the rounds counts. CPU is that of the whole machine (/proc/stat): of all that a request
+or a byte takes, in every process and in the kernel."""
 
 import json
 import re
@@ -36,8 +37,9 @@ _RATE = re.compile(r"Requests/sec:\s+([\d.]+)")
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes. `p50_ms`, `p99_ms`: half of
-    the requests, and 99 of 100, were answered within so long; of new connections, from their being open on."""
+    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes.
+    `p50_ms`, `p99_ms`: half of the requests, and 99 of 100, were answered within so long; of new
+    connections, from their being open on."""
 
     per_s: float
     cpu_us: float
@@ -69,7 +71,9 @@ def busy_s() -> float:
 class Bench:
     """One run in a lab that is up."""
 
-    def __init__(self, built: Paths, ways: Collection[str], loads: Mapping[str, str], *, seconds: int) -> None:
+    def __init__(
+        self, built: Paths, ways: Collection[str], loads: Mapping[str, str], *, seconds: int
+    ) -> None:
         self._built = built
         self._ways = ways
         self._loads = loads
@@ -78,12 +82,16 @@ class Bench:
     async def seen(self, way: str) -> str:
         """The client's address, as the server tells it. Asked until the way is open."""
         end = await self._built.take(way)
-        command = f"curl -s --retry 10 --retry-all-errors --retry-delay 1 --max-time 2 http://{end.address}:{end.port}/"
+        command = (
+            "curl -s --retry 10 --retry-all-errors --retry-delay 1 --max-time 2 "
+            f"http://{end.address}:{end.port}/"
+        )
         return await must(self._built.site, "client1", command)
 
     async def round(self, number: int) -> Mapping[str, Mapping[str, Figure]]:
-        """Every kind, of every way in turn: what is compared is measured close together. Each second round begins at the other
-        end: a way finds a node's table of connections as the one before it has left it, and the cheapest leaves most."""
+        """Every kind, of every way in turn: what is compared is measured close together. Each
+        second round begins at the other end: a way finds a node's table of connections as the one
+        before it has left it, and the cheapest leaves most."""
         figures: dict[str, dict[str, Figure]] = {way: {} for way in self._ways}
         for kind, measured in self._kinds().items():
             for way in list(self._ways)[:: -1 if number % 2 else 1]:
@@ -91,7 +99,8 @@ class Bench:
         return figures
 
     async def _patiently(self, measured: Callable[[str], Awaitable[Figure]], way: str) -> Figure:
-        """One that fails is said, and measured once more: it would take all rounds before it along."""
+        """One that fails is said, and measured once more: it would take all rounds before it
+        along."""
         try:
             return await measured(way)
         except Unavailable as error:
@@ -107,26 +116,54 @@ class Bench:
 
     async def _wrk(self, way: str, load: str, more: Sequence[str] = ()) -> Figure:
         end = await self._built.take(way)
-        argv = ["wrk", *load.split(), f"-d{self._seconds}s", "--latency", *more, f"http://{end.address}:{end.port}/"]
+        argv = [
+            "wrk",
+            *load.split(),
+            f"-d{self._seconds}s",
+            "--latency",
+            *more,
+            f"http://{end.address}:{end.port}/",
+        ]
         begun_s = busy_s()
-        code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
+        code, output, errors = await self._built.site.exec(
+            "client1", argv, timeout_s=self._seconds + 30
+        )
         used_s = busy_s() - begun_s
         rate = _RATE.search(output)
         if code or rate is None or "Non-2xx" in output or not float(rate[1]):
             raise Unavailable(f"{way}: wrk ended with {code}: {errors or output}")
         per_s = float(rate[1])
-        return Figure(per_s, used_s / (per_s * self._seconds) * 1e6, _within_ms(output, 50), _within_ms(output, 99))
+        return Figure(
+            per_s,
+            used_s / (per_s * self._seconds) * 1e6,
+            _within_ms(output, 50),
+            _within_ms(output, 99),
+        )
 
     async def _iperf(self, way: str, more: Sequence[str] = ()) -> Figure:
         end = await self._built.take(way)
-        argv = ["iperf3", "--client", end.address, "--port", str(end.bulk), "--time", str(self._seconds), "--json", *more]
+        argv = [
+            "iperf3",
+            "--client",
+            end.address,
+            "--port",
+            str(end.bulk),
+            "--time",
+            str(self._seconds),
+            "--json",
+            *more,
+        ]
         begun_s = busy_s()
-        code, output, errors = await self._built.site.exec("client1", argv, timeout_s=self._seconds + 30)
+        code, output, errors = await self._built.site.exec(
+            "client1", argv, timeout_s=self._seconds + 30
+        )
         used_s = busy_s() - begun_s
         told = json.loads(output or "{}")
         received = told.get("end", {}).get("sum_received")
         if not received:  # also where it ends with 0
-            raise Unavailable(f"{way}: iperf3 ended with {code}: {told.get('error') or errors or output}")
+            raise Unavailable(
+                f"{way}: iperf3 ended with {code}: {told.get('error') or errors or output}"
+            )
         return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
 
 
@@ -139,7 +176,10 @@ def _within_ms(output: str, percent: int) -> float:
 
 
 async def measure(
-    rounds: int, seconds: int, ways: Collection[str] = WITHOUT_NODE_PORTS, loads: Mapping[str, str] = LOADS
+    rounds: int,
+    seconds: int,
+    ways: Collection[str] = WITHOUT_NODE_PORTS,
+    loads: Mapping[str, str] = LOADS,
 ) -> Report:
     """Build the lab, measure these ways, take it away."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
@@ -161,7 +201,11 @@ def headings(report: Report) -> tuple[str, ...]:
 def rate_rows(report: Report) -> list[tuple[str, ...]]:
     """How many a second, over the direct way's; the direct way's own number."""
     return [
-        (way, *(_rate(report, way, kind) for kind in figures), "kept" if report.seen[way] == report.client else "lost")
+        (
+            way,
+            *(_rate(report, way, kind) for kind in figures),
+            "kept" if report.seen[way] == report.client else "lost",
+        )
         for way, figures in report.rounds[0].items()
     ]
 
@@ -170,12 +214,19 @@ def _rate(report: Report, way: str, kind: str) -> str:
     if way != DIRECT:
         return spread(report.ratios(way, kind), ".2f")
     per_s = median(each[DIRECT][kind].per_s for each in report.rounds)
-    return f"1 ({per_s * 8 / 1e9:.1f} Gbit/s)" if kind in (UPLOAD, DOWNLOAD) else f"1 ({per_s / 1000:.1f} k/s)"
+    return (
+        f"1 ({per_s * 8 / 1e9:.1f} Gbit/s)"
+        if kind in (UPLOAD, DOWNLOAD)
+        else f"1 ({per_s / 1000:.1f} k/s)"
+    )
 
 
 def cpu_rows(report: Report) -> list[tuple[str, ...]]:
     """CPU for each, over the direct way's; the direct way's own."""
-    return [(way, *(_cpu(report, way, kind) for kind in figures), "") for way, figures in report.rounds[0].items()]
+    return [
+        (way, *(_cpu(report, way, kind) for kind in figures), "")
+        for way, figures in report.rounds[0].items()
+    ]
 
 
 def _cpu(report: Report, way: str, kind: str) -> str:
@@ -186,7 +237,8 @@ def _cpu(report: Report, way: str, kind: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Fairlead at tc over HAProxy, and over a mere router in the gateway's place: ratios that are not over the direct way."""
+    """Fairlead at tc over HAProxy, and over a mere router in the gateway's place: ratios that are
+    not over the direct way."""
     kinds = [kind for kind in report.rounds[0][DIRECT] if kind not in (UPLOAD, DOWNLOAD)]
     lines = []
     for base in (each for each in (HAPROXY, ROUTED) if {TC, each} <= report.rounds[0].keys()):
@@ -208,18 +260,30 @@ def plots(report: Report) -> dict[str, str]:
     """Rates and CPU of each way over the direct one's."""
     ways = [way for way in report.rounds[0] if way != DIRECT]
     kinds = list(report.rounds[0][DIRECT])
-    rates = {kind: [Bar(way, report.ratios(way, kind), at) for at, way in enumerate(ways)] for kind in kinds}
-    cpu = {kind: [Bar(way, report.cpu_ratios(way, kind), at) for at, way in enumerate(ways)] for kind in kinds}
+    rates = {
+        kind: [Bar(way, report.ratios(way, kind), at) for at, way in enumerate(ways)]
+        for kind in kinds
+    }
+    cpu = {
+        kind: [Bar(way, report.cpu_ratios(way, kind), at) for at, way in enumerate(ways)]
+        for kind in kinds
+    }
     return {
-        "rates": bars("A second, over the direct way (1: as many)", "", rates, form=".2f", mark=1.0),
-        "cpu": bars("CPU of the whole machine for each, over the direct way", "x", cpu, form=".2f", mark=1.0),
+        "rates": bars(
+            "A second, over the direct way (1: as many)", "", rates, form=".2f", mark=1.0
+        ),
+        "cpu": bars(
+            "CPU of the whole machine for each, over the direct way", "x", cpu, form=".2f", mark=1.0
+        ),
     }
 
 
 def main() -> None:
     parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
     ways = WITHOUT_NODE_PORTS[1:]
-    parser.add_argument("--ways", nargs="+", choices=ways, default=ways, help="which to compare with the direct one")
+    parser.add_argument(
+        "--ways", nargs="+", choices=ways, default=ways, help="which to compare with the direct one"
+    )
     asked = parser.parse_args()
     rounds, seconds = (1, 1) if asked.quick else (asked.rounds, SECONDS)
     give_out(asked, lambda: run(measure(rounds, seconds, (DIRECT, *asked.ways))), show, plots)

@@ -1,15 +1,17 @@
-"""`python -m bench.live`: how soon what the API server tells is what a gateway does, and what a start from nothing takes.
+"""`python -m bench.live`: how soon what the API server tells is what a gateway does, and what a
+start from nothing takes.
 
-In: a size, a number of rounds. Out: a `Report`, as a table or as JSON. The gateway is the process that ships, with its probes,
-its eBPF maps and its filter on an interface; before it stands a recording of a real API server with the cluster, in which pods
-are placed at random, so that no two Services share a table. Each round starts it with nothing in the kernel, tells it events
-one by one, which each change the table of one Service, and starts it again, to adopt what it left.
-A delay counts from the event's leaving this process to the listener's record in the kernel's map being another; it is looked
-for every 0.1 ms.
-No event may be lost: at the end of each round the gateway's plan has to be what it was told. An endpoint whose node the gateway
-takes for dead changes no table, whatever is told of it, until the gateway thinks better of the node. Where the machine has much
-else to do, what plays the nodes may be too slow for the prober: such events are counted apart, and are not taken for delays.
-"""
+In: a size, a number of rounds. Out: a `Report`, as a table or as JSON. The gateway is the process
+that ships, with its probes, its eBPF maps and its filter on an interface; before it stands a
+recording of a real API server with the cluster, in which pods are placed at random, so that no two
+Services share a table. Each round starts it with nothing in the kernel, tells it events one by one,
+which each change the table of one Service, and starts it again, to adopt what it left. A delay
+counts from the event's leaving this process to the listener's record in the kernel's map being
+another; it is looked for every 0.1 ms. No event may be lost: at the end of each round the gateway's
+plan has to be what it was told. An endpoint whose node the gateway takes for dead changes no table,
+whatever is told of it, until the gateway thinks better of the node. Where the machine has much else
+to do, what plays the nodes may be too slow for the prober: such events are counted apart, and are
+not taken for delays."""
 
 import asyncio
 import json
@@ -48,7 +50,8 @@ LOOK_S = 0.00005
 
 
 class Event(NamedTuple):
-    """A line of a watch, the listener whose record changes by it, and the health port of the node that is told of."""
+    """A line of a watch, the listener whose record changes by it, and the health port of the node
+    that is told of."""
 
     line: str
     key: bytes
@@ -66,7 +69,8 @@ class Delays(msgspec.Struct, frozen=True):
     cpu_share: float
     """Of one core, the gateway's."""
     hidden: int = 0
-    """Events of nodes that the gateway has ever taken for dead: these change tables when it thinks better of them, or never."""
+    """Events of nodes that the gateway has ever taken for dead: these change tables when it thinks
+    better of them, or never."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -91,20 +95,30 @@ def scattered(recorded: Recording, nodes: int) -> Recording:
     slices = []
     for raw in recorded.listed[path]:
         each = json.loads(bytes(raw))
-        for endpoint, number in zip(each["endpoints"], draw_node.sample(range(nodes), len(each["endpoints"])), strict=True):
+        for endpoint, number in zip(
+            each["endpoints"], draw_node.sample(range(nodes), len(each["endpoints"])), strict=True
+        ):
             endpoint["nodeName"] = node_name(number)
         slices.append(msgspec.Raw(msgspec.json.encode(each)))
     return Recording({**recorded.listed, path: slices}, [])
 
 
 class Events:
-    """Events without end: each turns one endpoint of a Service unready, or ready again, Services in random order."""
+    """Events without end: each turns one endpoint of a Service unready, or ready again, Services in
+    random order."""
 
     def __init__(self, built: Rig, recorded: Recording) -> None:
-        self._keys = {(each.key.namespace, each.key.name): built.key(each) for each in built.balanced}
-        self._ports = {(each.key.namespace, each.key.name): each.spec.health_check_node_port for each in built.balanced}
+        self._keys = {
+            (each.key.namespace, each.key.name): built.key(each) for each in built.balanced
+        }
+        self._ports = {
+            (each.key.namespace, each.key.name): each.spec.health_check_node_port
+            for each in built.balanced
+        }
         self._addresses = addresses_of(recorded)
-        self._slices: list[dict[str, Any]] = [json.loads(bytes(raw)) for raw in recorded.listed[ENDPOINT_SLICES.path()]]
+        self._slices: list[dict[str, Any]] = [
+            json.loads(bytes(raw)) for raw in recorded.listed[ENDPOINT_SLICES.path()]
+        ]
         random.Random(2).shuffle(self._slices)
 
     def __iter__(self) -> Iterator[Event]:
@@ -124,7 +138,9 @@ class Events:
         found = {}
         for each in self._slices:
             name = f"{each['metadata']['namespace']}/{each['metadata']['labels']['kubernetes.io/service-name']}"
-            found[name] = {one["nodeName"] for one in each["endpoints"] if one["conditions"]["ready"]}
+            found[name] = {
+                one["nodeName"] for one in each["endpoints"] if one["conditions"]["ready"]
+            }
         return found
 
 
@@ -135,9 +151,15 @@ def addresses_of(recorded: Recording) -> dict[str, str]:
 
 
 def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
-    """The Services whose members are not those that were told, whatever probes say of them: of these an event was lost."""
+    """The Services whose members are not those that were told, whatever probes say of them: of
+    these an event was lost."""
     planned = {
-        name: {member["node"] for each in service["plan"]["listeners"] for member in each["members"] if member["weight"]}
+        name: {
+            member["node"]
+            for each in service["plan"]["listeners"]
+            for member in each["members"]
+            if member["weight"]
+        }
         for name, service in state["services"].items()
     }
     return sorted(name for name, nodes in ready.items() if planned.get(name) != nodes)
@@ -146,17 +168,21 @@ def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
 async def delays_ms(
     built: Rig, listeners: Map, events: Iterator[Event], pace_per_s: float, lasts_s: float
 ) -> tuple[list[tuple[float, Event]], list[Event]]:
-    """Tell events at this pace; of each, how long it took. And the events that have changed nothing."""
+    """Tell events at this pace; of each, how long it took. And the events that have changed
+    nothing."""
     waiting: dict[bytes, tuple[float, bytes | None, Event]] = {}
     shown: list[tuple[float, Event]] = []
     hidden: list[Event] = []
     upcoming: Event | None = None
     begun_s = time.monotonic()
-    due = deque(begun_s + number / pace_per_s for number in range(max(1, round(lasts_s * pace_per_s))))
+    due = deque(
+        begun_s + number / pace_per_s for number in range(max(1, round(lasts_s * pace_per_s)))
+    )
     while due or waiting:
         if due and due[0] <= time.monotonic():
             upcoming = upcoming or next(events)
-            # The next of a Service comes when the one before has shown: the two together might change nothing.
+            # The next of a Service comes when the one before has shown: the two together might
+            # change nothing.
             if upcoming.key not in waiting:
                 due.popleft()
                 before = listeners.lookup(upcoming.key)
@@ -189,7 +215,9 @@ def share_since(pid: int, then: tuple[float, float]) -> float:
 class Bench:
     """One run; needs root."""
 
-    def __init__(self, folder: Path, size: Size, *, rounds: int, lasts_s: float, tell: Tell) -> None:
+    def __init__(
+        self, folder: Path, size: Size, *, rounds: int, lasts_s: float, tell: Tell
+    ) -> None:
         self.folder = folder
         self.size = size
         self.rounds = rounds
@@ -219,17 +247,25 @@ class Bench:
             idle_share = share_since(running.pid, begun)
             for pace_per_s in PACES_PER_S:
                 begun = used(running.pid)
-                shown, hidden = await delays_ms(built, listeners, upcoming, pace_per_s, self.lasts_s)
+                shown, hidden = await delays_ms(
+                    built, listeners, upcoming, pace_per_s, self.lasts_s
+                )
                 share, doubted = share_since(running.pid, begun), built.doubted()
                 found = sorted(ms for ms, event in shown if event.health not in doubted)
                 if not found or not {event.health for event in hidden} <= doubted:
                     raise Unavailable(
-                        f"{len(hidden)} events have changed nothing in {LOST_AFTER_S} s, nor are their nodes dead"
+                        f"{len(hidden)} events have changed nothing in {LOST_AFTER_S} s, nor are "
+                        "their nodes dead"
                     )
                 figures = median(found), quantile(found, 0.99), found[-1], share
-                delays.append(Delays(pace_per_s, len(found), *figures, len(shown) + len(hidden) - len(found)))
+                delays.append(
+                    Delays(pace_per_s, len(found), *figures, len(shown) + len(hidden) - len(found))
+                )
             if lost := not_as_told(await built.state(), events.ready()):
-                raise Unavailable(f"of {len(lost)} Services the gateway's plan is not what it was told, of {lost[0]} first")
+                raise Unavailable(
+                    f"of {len(lost)} Services the gateway's plan is not what it was told, of "
+                    f"{lost[0]} first"
+                )
         async with built.gateway() as (_, _, again):
             return Round(cold, again, idle_share, tuple(delays))
 
@@ -240,7 +276,10 @@ DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE", "HIDDEN
 
 def start_rows(report: Report) -> list[tuple[str, ...]]:
     """From nothing, and adopting what a predecessor left."""
-    starts = {"from nothing": [each.cold for each in report.rounds], "again": [each.again for each in report.rounds]}
+    starts = {
+        "from nothing": [each.cold for each in report.rounds],
+        "again": [each.again for each in report.rounds],
+    }
     return [
         (
             name,
@@ -272,7 +311,10 @@ def delay_rows(report: Report) -> list[tuple[str, ...]]:
         )
         for pace_per_s, found in paces.items()
     ]
-    return [("0", "-", "-", "-", spread([each.idle_share for each in report.rounds], ".0%"), "-"), *rows]
+    return [
+        ("0", "-", "-", "-", spread([each.idle_share for each in report.rounds], ".0%"), "-"),
+        *rows,
+    ]
 
 
 def plots(report: Report) -> dict[str, str]:
@@ -300,7 +342,8 @@ def main() -> None:
     add_cluster(parser)
     asked = parser.parse_args()
     size = Size(asked.services, asked.endpoints, asked.nodes)
-    # What is done here, and by the process that answers for the nodes, is done by other machines elsewhere.
+    # What is done here, and by the process that answers for the nodes, is done by other machines
+    # elsewhere.
     os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
     rounds, lasts_s = (1, 2.0) if asked.quick else (asked.rounds, LASTS_S)
 

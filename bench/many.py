@@ -1,10 +1,11 @@
-"""A gateway with a thousand Services of class fairlead.io/proxy: what one more costs, and a member, and source ranges.
+"""A gateway with a thousand Services of class fairlead.io/proxy: what one more costs, and a member,
+and source ranges.
 
-In: how many Services. Out: a `Many` for each round. The gateway is the process that ships, with its probes and its HAProxy; an
-API server is acted by `stream.Replay`, which lists objects that were made here and tells events. Every Service has an address,
-a node port and a health port of its own, and nodes that answer on all of them.
-A delay counts from the event's leaving this process to its effect: a client that is answered, or HAProxy's own word.
-"""
+In: how many Services. Out: a `Many` for each round. The gateway is the process that ships, with its
+probes and its HAProxy; an API server is acted by `stream.Replay`, which lists objects that were
+made here and tells events. Every Service has an address, a node port and a health port of its own,
+and nodes that answer on all of them. A delay counts from the event's leaving this process to its
+effect: a client that is answered, or HAProxy's own word."""
 
 import asyncio
 import time
@@ -37,7 +38,8 @@ CALM_S = 1.5
 
 
 class Many(msgspec.Struct, frozen=True):
-    """Of one round. Memory in MiB, of what is resident; HAProxy's is that of its master and its one worker."""
+    """Of one round. Memory in MiB, of what is resident; HAProxy's is that of its master and its one
+    worker."""
 
     ready_s: float
     """From the start of the gateway's process until everything was as planned."""
@@ -47,7 +49,8 @@ class Many(msgspec.Struct, frozen=True):
     member_s: tuple[float, ...]
     """An endpoint that turns unready: until HAProxy sends nothing new to its node."""
     first_ranges_s: tuple[float, ...]
-    """A thousand source ranges on a Service that had none: until a client that is in none of them gets no answer."""
+    """A thousand source ranges on a Service that had none: until a client that is in none of them
+    gets no answer."""
     ranges_s: tuple[float, ...]
     """The same number in place of others: until a client that had no answer gets one."""
     gateway_mib: float
@@ -73,7 +76,9 @@ class Told:
     def ports(self) -> set[int]:
         """All that nodes are to answer on, those of the Service that is still to come too."""
         numbers = range(self.size.services + 1)
-        return {first + number for first in (FIRST_NODE_PORT, FIRST_HEALTH_PORT) for number in numbers}
+        return {
+            first + number for first in (FIRST_NODE_PORT, FIRST_HEALTH_PORT) for number in numbers
+        }
 
     def service(self, number: int, ranges: Sequence[str] = ()) -> Body:
         body = service(number)
@@ -85,7 +90,9 @@ class Told:
             "loadBalancerSourceRanges": list(ranges),
         }
         body["spec"]["ports"][0]["nodePort"] = FIRST_NODE_PORT + number
-        body["status"] = {"loadBalancer": {"ingress": [{"ip": self.address(number), "ipMode": "Proxy"}]}}
+        body["status"] = {
+            "loadBalancer": {"ingress": [{"ip": self.address(number), "ipMode": "Proxy"}]}
+        }
         return body
 
     def slice(self, number: int, *, ready: bool = True) -> Body:
@@ -134,7 +141,8 @@ class Bench:
         return lasted_s
 
     async def ranges(self, number: int) -> tuple[float, float]:
-        """A thousand where there were none, which do not let us in; then others, which do. Seconds of each."""
+        """A thousand where there were none, which do not let us in; then others, which do. Seconds
+        of each."""
         own = str(GATEWAY_ADDRESS.network)
         others = [f"10.{at >> 8}.{at & 255}.0/24" for at in range(RANGES - 1)]
         await asyncio.sleep(CALM_S)
@@ -145,7 +153,9 @@ class Bench:
         await self._restrict(number, [], lambda: self.answers(number))
         return first_s, second_s
 
-    async def _restrict(self, number: int, ranges: Sequence[str], so: Callable[[], Awaitable[bool]]) -> float:
+    async def _restrict(
+        self, number: int, ranges: Sequence[str], so: Callable[[], Awaitable[bool]]
+    ) -> float:
         begun_s = time.monotonic()
         await self._tell(SERVICES, "MODIFIED", self._told.service(number, ranges))
         return await _since(begun_s, so)
@@ -173,11 +183,17 @@ class Bench:
         """Whether HAProxy says of this node that it gets new connections, or does not."""
         namespace_name, name = place_of(number)
         section = f"{namespace_name}.{name}.80.{self._told.address(number)}"
-        weights = {each.node: each.weight for each in await runtime.servers(self.haproxy.worker, section) if not each.out}
+        weights = {
+            each.node: each.weight
+            for each in await runtime.servers(self.haproxy.worker, section)
+            if not each.out
+        }
         return bool(weights.get(node_name)) == wanted
 
     async def _tell(self, resource: Resource[Any], kind: str, body: Body) -> None:
-        await self._built.replay.tell(msgspec.json.encode({"type": kind, "object": body}).decode(), resource)
+        await self._built.replay.tell(
+            msgspec.json.encode({"type": kind, "object": body}).decode(), resource
+        )
 
     async def haproxy_mib(self) -> float:
         """Of its processes, once old workers have ended."""
@@ -217,7 +233,11 @@ async def _ready(told: Told) -> AsyncIterator[tuple[Bench, float, int]]:
     async with rig(told.recording(), told.ports()) as built, built.running() as (running, begun_s):
         bench = Bench(built, told)
         await built.ready_s(running, begun_s)
-        yield bench, await _since(begun_s, lambda: bench.answers(told.size.services - 1)), running.pid
+        yield (
+            bench,
+            await _since(begun_s, lambda: bench.answers(told.size.services - 1)),
+            running.pid,
+        )
 
 
 async def _since(begun_s: float, so: Callable[[], Awaitable[bool]]) -> float:

@@ -1,7 +1,8 @@
-"""What the benchmark of service proxies feeds them: a recording in which some Services have one endpoint, and its events.
+"""What the benchmark of service proxies feeds them: a recording in which some Services have one
+endpoint, and its events.
 
-In: a recording. Out: the Services that were drawn, the others' events, and a replay that both proxies can read.
-"""
+In: a recording. Out: the Services that were drawn, the others' events, and a replay that both
+proxies can read."""
 
 import json
 import random
@@ -41,8 +42,9 @@ class Move(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Events of all Services but the sampled ones, without end. `moves`: of a third of them, an endpoint gets an address that
-    was never told before. `turns`: of the rest, an endpoint turns unready, then ready again."""
+    """Events of all Services but the sampled ones, without end. `moves`: of a third of them, an
+    endpoint gets an address that was never told before. `turns`: of the rest, an endpoint turns
+    unready, then ready again."""
 
     moves: Iterator[Move]
     turns: Iterator[str]
@@ -78,9 +80,13 @@ def sample(recorded: Recording, number: int) -> tuple[Recording, list[Sampled]]:
         services[service.metadata.namespace, service.metadata.name] = at, service
     slices = list(recorded.listed[ENDPOINT_SLICES.path()])
     sampled = []
-    for nth, at in enumerate(random.Random(3).sample(range(len(slices)), min(number, len(slices) // 2))):
+    for nth, at in enumerate(
+        random.Random(3).sample(range(len(slices)), min(number, len(slices) // 2))
+    ):
         one = json.loads(bytes(slices[at]))
-        place, service = services[one["metadata"]["namespace"], one["metadata"]["labels"]["kubernetes.io/service-name"]]
+        place, service = services[
+            one["metadata"]["namespace"], one["metadata"]["labels"]["kubernetes.io/service-name"]
+        ]
         addresses = MOVED_TO.format(1, nth + 1), MOVED_TO.format(2, nth + 1)
         one["endpoints"] = [{**one["endpoints"][0], "addresses": [addresses[0]]}]
         slices[at] = msgspec.Raw(msgspec.json.encode(one))
@@ -106,7 +112,8 @@ def modified(slice_: Mapping[str, Any]) -> str:
 
 
 class Reader(Replay):
-    """A replay that service proxies can read: they ask for their own Node, and kube-proxy for ServiceCIDRs."""
+    """A replay that service proxies can read: they ask for their own Node, and kube-proxy for
+    ServiceCIDRs."""
 
     def routes(self, application: web.Application) -> None:
         super().routes(application)
@@ -118,7 +125,12 @@ class Reader(Replay):
         if request.path != NODES.path() or not name or "watch" in request.query:
             return await super()._answer(request)
         found = [msgspec.Raw(each) for each in self.listed(NODES) if name_of(each) == name]
-        body = {"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": VERSION}, "items": found}
+        body = {
+            "kind": "NodeList",
+            "apiVersion": "v1",
+            "metadata": {"resourceVersion": VERSION},
+            "items": found,
+        }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _one(self, request: web.Request) -> web.StreamResponse:

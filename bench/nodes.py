@@ -1,18 +1,21 @@
-"""`python -m bench.nodes`: `fairlead node` and the real kube-proxy (nftables mode) on a node, before a recorded cluster.
+"""`python -m bench.nodes`: `fairlead node` and the real kube-proxy (nftables mode) on a node,
+before a recorded cluster.
 
-In: a size, a number of rounds. Out: a `Report`, as a table with ratios or as JSON. Each has a network namespace of its own;
-both are fed by a recording of a real API server. What each has brought about is seen by packets alone: a caller on the node
-connects to ClusterIPs, and the pod that answers says which it is.
+In: a size, a number of rounds. Out: a `Report`, as a table with ratios or as JSON. Each has a
+network namespace of its own; both are fed by a recording of a real API server. What each has
+brought about is seen by packets alone: a caller on the node connects to ClusterIPs, and the pod
+that answers says which it is.
 
-Some Services, drawn at random, have one endpoint; an event moves it to another address, and the delay counts from the event's
-leaving this process to the first connection that gets there. So many events are seen as go into half a minute, three at least.
-Of the other Services a third has an endpoint moved, fifty a second, to addresses that never were there; that delay counts
-until the kernel tells that the address is in a rule (`committed`). Then the same, a hundred a second, while of the rest nine
-hundred a second have an endpoint that turns unready, or ready.
-A start counts until each of these Services has answered, its CPU time until what it has started has ended, too. The two take
-turns in everything, and are both programmed while connections are counted (`calls`).
-kube-proxy is configured as it is by default (nftables.minSyncPeriod 1s), but for JSON in the place of protobuf.
-"""
+Some Services, drawn at random, have one endpoint; an event moves it to another address, and the
+delay counts from the event's leaving this process to the first connection that gets there. So many
+events are seen as go into half a minute, three at least. Of the other Services a third has an
+endpoint moved, fifty a second, to addresses that never were there; that delay counts until the
+kernel tells that the address is in a rule (`committed`). Then the same, a hundred a second, while
+of the rest nine hundred a second have an endpoint that turns unready, or ready. A start counts
+until each of these Services has answered, its CPU time until what it has started has ended, too.
+The two take turns in everything, and are both programmed while connections are counted (`calls`).
+kube-proxy is configured as it is by default (nftables.minSyncPeriod 1s), but for JSON in the place
+of protobuf."""
 
 import asyncio
 import os
@@ -59,7 +62,8 @@ CALM_PER_S, PACE_PER_S, SEEN = 50.0, 1000.0, 0.1
 TURNS = 12
 """Of connections."""
 ENOUGH_S, FEWEST = 30.0, 3
-"""After so long so many events are enough: kube-proxy takes fifteen seconds for one at 10,000 Services."""
+"""After so long so many events are enough: kube-proxy takes fifteen seconds for one at 10,000
+Services."""
 TRY_S, READY_WITHIN_S, SEEN_WITHIN_S = 0.02, 300.0, 120.0
 PODS = "10.0.0.0/8"
 POD_PORT = 8080
@@ -68,8 +72,8 @@ TICK_S = 0.01
 
 
 class Started(msgspec.Struct, frozen=True):
-    """From the start of the process to answers of all Services that are asked. CPU time until then is that of its children too,
-    for kube-proxy runs `nft`. Memory in MiB."""
+    """From the start of the process to answers of all Services that are asked. CPU time until then
+    is that of its children too, for kube-proxy runs `nft`. Memory in MiB."""
 
     answered_s: float
     cpu_s: float
@@ -77,8 +81,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """From event to the kernel's rule, or to the first right packet. `events`: so many were seen. `cpu_share`: of a core,
-    meanwhile."""
+    """From event to the kernel's rule, or to the first right packet. `events`: so many were seen.
+    `cpu_share`: of a core, meanwhile."""
 
     events: int
     median_ms: float
@@ -88,8 +92,9 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One proxy in one round. `packets`: one event after the other, to the first right packet. `rules`: some a second, to the
-    kernel's rule. `loaded`: the same while a thousand a second come. `resident_mib`: afterwards. `calls`: by what is called."""
+    """One proxy in one round. `packets`: one event after the other, to the first right packet.
+    `rules`: some a second, to the kernel's rule. `loaded`: the same while a thousand a second come.
+    `resident_mib`: afterwards. `calls`: by what is called."""
 
     started: Started
     packets: Delays
@@ -106,7 +111,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def delays_of(took_ms: Sequence[float], cpu_share: float) -> Delays:
-    return Delays(len(took_ms), median(took_ms), quantile(sorted(took_ms), 0.99), max(took_ms), cpu_share)
+    return Delays(
+        len(took_ms), median(took_ms), quantile(sorted(took_ms), 0.99), max(took_ms), cpu_share
+    )
 
 
 def cpu_s(pid: int) -> float:
@@ -119,10 +126,12 @@ def cpu_s(pid: int) -> float:
 
 
 def busy(pid: int) -> bool:
-    """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The process that answers health
-    checks for `fairlead node` is permanent and does not count."""
+    """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The
+    process that answers health checks for `fairlead node` is permanent and does not count."""
     answering = "\0".join(answering_command())
-    return any(answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline")))
+    return any(
+        answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline"))
+    )
 
 
 def proc(pid: int, file: str) -> str:
@@ -135,7 +144,15 @@ def proc(pid: int, file: str) -> str:
 class Node:
     """A node with one of the two proxies on it."""
 
-    def __init__(self, name: str, proxy: str, folder: Path, replay: Replay, sampled: Sequence[Sampled], others: Others) -> None:
+    def __init__(
+        self,
+        name: str,
+        proxy: str,
+        folder: Path,
+        replay: Replay,
+        sampled: Sequence[Sampled],
+        others: Others,
+    ) -> None:
         self.name, self.proxy = name, proxy
         self._others = others
         self._folder, self._replay, self._sampled = folder, replay, sampled
@@ -146,14 +163,19 @@ class Node:
         """Start the proxy; return once every sampled Service has answered."""
         begun_s = time.monotonic()
         self._running = running = process.spawn(
-            self.name, self.proxy.split()[0], self._argv(), log=self._folder / "log", inside=self.name
+            self.name,
+            self.proxy.split()[0],
+            self._argv(),
+            log=self._folder / "log",
+            inside=self.name,
         )
         process.give_way(running.pid, 0)
         left = list(self._sampled)
         while left:
             if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
                 raise Unavailable(
-                    f"{self.proxy} ended at its start, or {len(left)} Services did not answer; see {self._folder}"
+                    f"{self.proxy} ended at its start, or {len(left)} Services did not answer; "
+                    f"see {self._folder}"
                 )
             if self.met(left[-1].cluster_ip) == left[-1].addresses[0]:
                 left.pop()
@@ -176,7 +198,8 @@ class Node:
                 return ""
 
     async def moves(self, events: int, between: Callable[[], float]) -> list[float]:
-        """Move the endpoint of one Service after the other; of each move, how long it took to be seen, in milliseconds."""
+        """Move the endpoint of one Service after the other; of each move, how long it took to be
+        seen, in milliseconds."""
         found: list[float] = []
         first_s = time.monotonic()
         for nth in range(events):
@@ -191,7 +214,9 @@ class Node:
             await self._replay.tell(modified(one.slice))
             while self.met(one.cluster_ip) != there:
                 if time.monotonic() - begun_s > SEEN_WITHIN_S:
-                    raise Unavailable(f"{self.proxy} has not followed an event within {SEEN_WITHIN_S} s")
+                    raise Unavailable(
+                        f"{self.proxy} has not followed an event within {SEEN_WITHIN_S} s"
+                    )
                 await asyncio.sleep(0)
             found.append((time.monotonic() - begun_s) * 1000)
         self._turn += len(found)
@@ -205,12 +230,15 @@ class Node:
         return delays_of(took_ms, used[0])
 
     async def rules(self, events: int, pace_per_s: float, beside_per_s: float = 0.0) -> Delays:
-        """Of so many events at this pace, until the kernel's rule; `beside_per_s`: beside so many events of other Services."""
+        """Of so many events at this pace, until the kernel's rule; `beside_per_s`: beside so many
+        events of other Services."""
         with Committed(self.name) as committed, self._used() as used:
             begun_s, told, beside = time.monotonic(), 0, 0
             while told < events:
                 since_s = time.monotonic() - begun_s
-                for move in islice(self._others.moves, min(events, int(since_s * pace_per_s)) - told):
+                for move in islice(
+                    self._others.moves, min(events, int(since_s * pace_per_s)) - told
+                ):
                     committed.expect(move.service, move.address)
                     await self._replay.tell(move.line)
                     told += 1
@@ -243,7 +271,12 @@ class Node:
     def resident_mib(self) -> float:
         assert self._running is not None
         statuses = (proc(each, "status") for each in with_children(self._running.pid))
-        return sum(int(line.split()[1]) / 1024 for each in statuses for line in each.splitlines() if line.startswith("VmRSS"))
+        return sum(
+            int(line.split()[1]) / 1024
+            for each in statuses
+            for line in each.splitlines()
+            if line.startswith("VmRSS")
+        )
 
     def _argv(self) -> Sequence[str]:
         access, settings = self._folder / "kubeconfig", self._folder / "settings.yaml"
@@ -279,8 +312,11 @@ def cable(node: str, pods: str) -> None:
 
 
 @asynccontextmanager
-async def node(name: str, proxy: str, recorded: Recording, sampled: Sequence[Sampled]) -> AsyncIterator[Node]:
-    """A node, the pods that it can reach, and an API server for its proxy, which is not started yet. Nothing is left of it."""
+async def node(
+    name: str, proxy: str, recorded: Recording, sampled: Sequence[Sampled]
+) -> AsyncIterator[Node]:
+    """A node, the pods that it can reach, and an API server for its proxy, which is not started
+    yet. Nothing is left of it."""
     pods = f"{name}-pods"
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as text:
         folder = Path(text)
@@ -304,14 +340,26 @@ async def node(name: str, proxy: str, recorded: Recording, sampled: Sequence[Sam
 class Bench:
     """One run; needs root, and kube-proxy."""
 
-    def __init__(self, folder: Path, size: Size, *, rounds: int, events: int, changes: int, turns: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: Size,
+        *,
+        rounds: int,
+        events: int,
+        changes: int,
+        turns: int,
+        tell: Tell,
+    ) -> None:
         self.folder, self.size, self.rounds, self.tell = folder, size, rounds, tell
         self.events, self.changes, self.turns = events, changes, turns
 
     async def run(self) -> Report:
         """Measure everything. Nothing runs any more afterwards."""
         if os.geteuid() != 0:
-            raise Refused("this benchmark makes network namespaces and nftables rules", fix="run it as root")
+            raise Refused(
+                "this benchmark makes network namespaces and nftables rules", fix="run it as root"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         recorded = await recording(self.folder, self.size, self.tell)
         rounds = [await self._round(number, recorded) for number in range(self.rounds)]
@@ -334,13 +382,22 @@ class Bench:
                 await asyncio.sleep(2.0)
                 packets[proxy] = await nodes[proxy].packets(self.events)
                 rules[proxy] = await nodes[proxy].rules(self.changes, CALM_PER_S)
-                loaded[proxy] = await nodes[proxy].rules(self.changes, PACE_PER_S * SEEN, PACE_PER_S * (1 - SEEN))
+                loaded[proxy] = await nodes[proxy].rules(
+                    self.changes, PACE_PER_S * SEEN, PACE_PER_S * (1 - SEEN)
+                )
                 await asyncio.sleep(2.0)
             resident_mib = {proxy: nodes[proxy].resident_mib() for proxy in order}
-            called = calls({nodes[proxy].name: nodes[proxy].places() for proxy in order}, self.turns)
+            called = calls(
+                {nodes[proxy].name: nodes[proxy].places() for proxy in order}, self.turns
+            )
         return {
             proxy: Figures(
-                started[proxy], packets[proxy], rules[proxy], loaded[proxy], resident_mib[proxy], called[nodes[proxy].name]
+                started[proxy],
+                packets[proxy],
+                rules[proxy],
+                loaded[proxy],
+                resident_mib[proxy],
+                called[nodes[proxy].name],
             )
             for proxy in order
         }
@@ -384,7 +441,14 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     for what, of in wanted:
         pairs = [(of(each[OURS]), of(each[THEIRS])) for each in report.rounds]
         ratio = spread([theirs / ours if ours else 0.0 for ours, theirs in pairs], ".2f")
-        made.append((what, spread([ours for ours, _ in pairs], ".2f"), spread([theirs for _, theirs in pairs], ".2f"), ratio))
+        made.append(
+            (
+                what,
+                spread([ours for ours, _ in pairs], ".2f"),
+                spread([theirs for _, theirs in pairs], ".2f"),
+                ratio,
+            )
+        )
     return made
 
 
@@ -395,15 +459,29 @@ def show(report: Report) -> None:
 
 
 def main() -> None:
-    parser = options("bench.nodes", __doc__, rounds=3, quick="one round of a small cluster", plots=False)
+    parser = options(
+        "bench.nodes", __doc__, rounds=3, quick="one round of a small cluster", plots=False
+    )
     add_cluster(parser)
     asked = parser.parse_args()
     size = Size(200, 3, 20) if asked.quick else Size(asked.services, asked.endpoints, asked.nodes)
     os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
-    rounds, events, changes, turns = (1, 10, 100, 2) if asked.quick else (asked.rounds, EVENTS, CHANGES, TURNS)
+    rounds, events, changes, turns = (
+        (1, 10, 100, 2) if asked.quick else (asked.rounds, EVENTS, CHANGES, TURNS)
+    )
 
     def measure() -> Report:
-        return run(Bench(asked.folder, size, rounds=rounds, events=events, changes=changes, turns=turns, tell=tell).run())
+        return run(
+            Bench(
+                asked.folder,
+                size,
+                rounds=rounds,
+                events=events,
+                changes=changes,
+                turns=turns,
+                tell=tell,
+            ).run()
+        )
 
     give_out(asked, measure, show)
 

@@ -1,11 +1,12 @@
-"""OpenStack's own cloud controller, beside which `bench.octavia` measures: openstack-cloud-controller-manager (OCCM).
+"""OpenStack's own cloud controller, beside which `bench.octavia` measures:
+openstack-cloud-controller-manager (OCCM).
 
-In: a size, a Keystone with its Octavia and the Front before that. Out: the same four costs. OCCM is the program of
-cloud-provider-openstack (`sh tools/build.sh occm`) with the settings that it has by default, and runs its service controller
-alone; its Services and nodes are in a real kube-apiserver. They are internal, so that no floating IP is made, and Neutron,
-which OCCM asks for floating IPs and security groups all the same, says that there are none.
-A change counts as done with the last call that it took, once there was none for `QUIET_S`: OCCM does not tell of it.
-"""
+In: a size, a Keystone with its Octavia and the Front before that. Out: the same four costs. OCCM is
+the program of cloud-provider-openstack (`sh tools/build.sh occm`) with the settings that it has by
+default, and runs its service controller alone; its Services and nodes are in a real kube-apiserver.
+They are internal, so that no floating IP is made, and Neutron, which OCCM asks for floating IPs and
+security groups all the same, says that there are none. A change counts as done with the last call
+that it took, once there was none for `QUIET_S`: OCCM does not tell of it."""
 
 import asyncio
 import os
@@ -31,7 +32,8 @@ from fairlead.lab.process import Process
 
 PROGRAM = "openstack-cloud-controller-manager"
 QUIET_S = 15.0
-"""Longer than the pauses between two looks at a balancer that works, which grow from a second by a fifth each time."""
+"""Longer than the pauses between two looks at a balancer that works, which grow from a second by a
+fifth each time."""
 LOOK_S = 0.1
 WITHIN_S = 3600.0
 INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
@@ -58,15 +60,26 @@ def empty_neutron() -> Iterator[str]:
 class Occm:
     """`measure` once, in a folder of its own."""
 
-    def __init__(self, folder: Path, program: Path, size: Size, keystone: Keystone, front: Front) -> None:
-        self._folder, self._program, self._size, self._keystone, self._front = folder, program, size, keystone, front
+    def __init__(
+        self, folder: Path, program: Path, size: Size, keystone: Keystone, front: Front
+    ) -> None:
+        self._folder, self._program, self._size, self._keystone, self._front = (
+            folder,
+            program,
+            size,
+            keystone,
+            front,
+        )
         self._lab = f"occm{os.getpid()}"
 
     async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
         """All four, or without the last."""
         size = self._size
         changed = size.services * size.ports
-        async with KubeApiServer(self._folder / "kubernetes", lab=self._lab) as server, Client(server.access) as client:
+        async with (
+            KubeApiServer(self._folder / "kubernetes", lab=self._lab) as server,
+            Client(server.access) as client,
+        ):
             (self._folder / "kubeconfig").write_text(settings.kubeconfig("bench", server.access))
             self._write_settings()
             for number in range(size.nodes):
@@ -74,10 +87,14 @@ class Occm:
             async with self._running() as child:
                 for number in range(size.services):
                     await client.create(SERVICES, _service(number, size.ports), namespace="default")
-                created = await self._cost(child, "all are made", lambda: self._made() >= size.services)
+                created = await self._cost(
+                    child, "all are made", lambda: self._made() >= size.services
+                )
                 self._front.calls.clear()
                 await client.create(NODES, _node(size.nodes))
-                added = await self._cost(child, "a node is added", lambda: self._filled() >= changed)
+                added = await self._cost(
+                    child, "a node is added", lambda: self._filled() >= changed
+                )
             self._front.calls.clear()
             async with self._running() as child:
                 anew = await self._cost(child, "it starts anew", lambda: bool(self._front.calls))
@@ -86,7 +103,9 @@ class Occm:
                 self._front.calls.clear()
                 with octavia.slow("configure", slow_s):
                     await client.delete(NODES, ("", _name(size.nodes)))
-                    slowly = await self._cost(child, "a node is removed, slowly", lambda: self._filled() >= changed)
+                    slowly = await self._cost(
+                        child, "a node is removed, slowly", lambda: self._filled() >= changed
+                    )
         return Figures(created, added, anew, slowly)
 
     async def _cost(self, child: Process, what: str, reached: Callable[[], bool]) -> Cost:
@@ -99,7 +118,10 @@ class Occm:
             now_s = time.monotonic()
             if now_s - begun_s > WITHIN_S or not child.running:
                 words = self._log.read_text(errors="replace").splitlines()[-3:]
-                raise Unavailable(f"{PROGRAM} has ended, or was not done within {WITHIN_S:.0f} s; it said: {words}")
+                raise Unavailable(
+                    f"{PROGRAM} has ended, or was not done within {WITHIN_S:.0f} s; it said: "
+                    f"{words}"
+                )
             if len(calls) != seen:
                 seen, last_s = len(calls), now_s
             await asyncio.sleep(LOOK_S)
@@ -110,11 +132,16 @@ class Occm:
 
     def _made(self) -> int:
         """Load balancers."""
-        return sum(call.method == "POST" and call.path.endswith("/loadbalancers") for call in self._front.calls)
+        return sum(
+            call.method == "POST" and call.path.endswith("/loadbalancers")
+            for call in self._front.calls
+        )
 
     def _filled(self) -> int:
         """Pools that were given their members."""
-        return sum(call.method == "PUT" and call.path.endswith("/members") for call in self._front.calls)
+        return sum(
+            call.method == "PUT" and call.path.endswith("/members") for call in self._front.calls
+        )
 
     @property
     def _log(self) -> Path:
@@ -148,7 +175,9 @@ class Occm:
             "region": REGION,
         }
         lines = ["[Global]", *(f"{name}={value}" for name, value in own.items())]
-        (self._folder / "cloud.conf").write_text("\n".join([*lines, "[LoadBalancer]", f"subnet-id={SUBNET}", ""]))
+        (self._folder / "cloud.conf").write_text(
+            "\n".join([*lines, "[LoadBalancer]", f"subnet-id={SUBNET}", ""])
+        )
 
 
 def _name(number: int) -> str:
@@ -162,7 +191,11 @@ def _node(number: int) -> dict[str, object]:
         "conditions": [{"type": "Ready", "status": "True"}],
     }
     metadata = {"name": _name(number)}
-    return {"metadata": metadata, "spec": {"providerID": f"openstack:///{_name(number)}"}, "status": status}
+    return {
+        "metadata": metadata,
+        "spec": {"providerID": f"openstack:///{_name(number)}"},
+        "status": status,
+    }
 
 
 def _service(number: int, ports: int) -> dict[str, object]:

@@ -1,14 +1,16 @@
-"""`python -m bench.octavia`: what Services of class fairlead.io/octavia cost at a real Octavia, in calls and in time.
+"""`python -m bench.octavia`: what Services of class fairlead.io/octavia cost at a real Octavia, in
+calls and in time.
 
-In: how many Services, ports and nodes. Out: a `Report`, as a table or as JSON. The controller's own loop and driver, with the
-settings that they have by default, stand before Keystone and Octavia's API and worker (see `tests.openstack`), provider
-amphora; machines there are upstream's without effect, so the times are those of Octavia's own work, on this machine. Calls are
-counted by a proxy in between. The same is done with OpenStack's own cloud controller where it was built (`bench.occm`), each
-before servers of its own, in turn.
+In: how many Services, ports and nodes. Out: a `Report`, as a table or as JSON. The controller's own
+loop and driver, with the settings that they have by default, stand before Keystone and Octavia's
+API and worker (see `tests.openstack`), provider amphora; machines there are upstream's without
+effect, so the times are those of Octavia's own work, on this machine. Calls are counted by a proxy
+in between. The same is done with OpenStack's own cloud controller where it was built
+(`bench.occm`), each before servers of its own, in turn.
 
-Measured: all Services made; a node added to all; a controller started anew, which finds nothing to do; and a node taken from
-all while the provider takes `--slow` seconds for each change, as amphorae of a real cloud do.
-"""
+Measured: all Services made; a node added to all; a controller started anew, which finds nothing to
+do; and a node taken from all while the provider takes `--slow` seconds for each change, as amphorae
+of a real cloud do."""
 
 import asyncio
 import logging
@@ -87,13 +89,22 @@ class Services:
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
         return {key: self.wanted[key] for key in keys if key in self.wanted}
 
-    def report(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
-        self.done |= {key: intents[key] for key, each in outcomes.items() if each.state == "done" and key in intents}
+    def report(
+        self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
+        self.done |= {
+            key: intents[key]
+            for key, each in outcomes.items()
+            if each.state == "done" and key in intents
+        }
         self._changed.set()
 
     def want(self, nodes: int) -> None:
         """All Services, with members on so many nodes."""
-        members = [Member(f"node{each}", f"10.1.{each // 250}.{each % 250 + 1}", 1, "active") for each in range(nodes)]
+        members = [
+            Member(f"node{each}", f"10.1.{each // 250}.{each % 250 + 1}", 1, "active")
+            for each in range(nodes)
+        ]
         ports = [listener(80 + port, *members) for port in range(self.size.ports)]
         for number in range(self.size.services):
             key = ServiceKey("bench", f"web-{number}")
@@ -173,8 +184,16 @@ class Fairlead:
 class Bench:
     """`run` once. `occm`: the program to measure beside."""
 
-    def __init__(self, folder: Path, size: Size, *, rounds: int, slow_s: float, occm: Path | None = None) -> None:
-        self.folder, self.size, self.rounds, self.slow_s, self.occm = folder, size, rounds, slow_s, occm
+    def __init__(
+        self, folder: Path, size: Size, *, rounds: int, slow_s: float, occm: Path | None = None
+    ) -> None:
+        self.folder, self.size, self.rounds, self.slow_s, self.occm = (
+            folder,
+            size,
+            rounds,
+            slow_s,
+            occm,
+        )
 
     async def run(self) -> Report:
         places.whole()
@@ -185,7 +204,10 @@ class Bench:
                 subjects.reverse()  # whoever comes first may have the better of it
             figures = {}
             for subject in subjects:
-                tell(f"round {number + 1} of {self.rounds}: starting Keystone and Octavia for {subject}")
+                tell(
+                    f"round {number + 1} of {self.rounds}: starting Keystone and Octavia for "
+                    f"{subject}"
+                )
                 folder = self.folder / f"{subject}-{number}"
                 folder.mkdir()
                 figures[subject] = await self._measure(subject, folder)
@@ -200,8 +222,12 @@ class Bench:
             keystone.start()
             try:
                 if subject == OCCM and self.occm is not None:
-                    return await Occm(folder, self.occm, self.size, keystone, front).measure(keystone.octavia, self.slow_s)
-                return await Fairlead(self.size, keystone, front).measure(keystone.octavia, self.slow_s)
+                    return await Occm(folder, self.occm, self.size, keystone, front).measure(
+                        keystone.octavia, self.slow_s
+                    )
+                return await Fairlead(self.size, keystone, front).measure(
+                    keystone.octavia, self.slow_s
+                )
             finally:
                 keystone.end()
 
@@ -216,16 +242,22 @@ def rows(report: Report) -> list[tuple[str, ...]]:
         "created": f"{size.services} Services of {size.ports} ports made, {size.nodes} nodes",
         "node_added": "a node added",
         "started_anew": "a controller started anew",
-        "node_removed_slowly": f"a node removed, the provider taking {report.slow_s:g} s for each change",
+        "node_removed_slowly": (
+            f"a node removed, the provider taking {report.slow_s:g} s for each change"
+        ),
     }
     found: list[tuple[str, ...]] = []
     for name, what in names.items():
         for subject in sorted(report.rounds[0]):
-            costs: list[Cost] = [cost for each in report.rounds if (cost := getattr(each[subject], name)) is not None]
+            costs: list[Cost] = [
+                cost for each in report.rounds if (cost := getattr(each[subject], name)) is not None
+            ]
             if not costs:
                 continue
             seconds = median(each.seconds for each in costs)
-            writes, reads = (round(median(getattr(each, kind) for each in costs)) for kind in ("writes", "reads"))
+            writes, reads = (
+                round(median(getattr(each, kind) for each in costs)) for kind in ("writes", "reads")
+            )
             found.append((what, subject, f"{seconds:.1f} s", str(writes), str(reads)))
     return found
 
@@ -235,12 +267,21 @@ def show(report: Report) -> None:
     draw(HEADINGS, rows(report))
     one = report.size.ports * report.slow_s
     if one:
-        print(f"the provider's own time: {one:g} s for one Service, {one * report.size.services:g} s in all")
+        print(
+            f"the provider's own time: {one:g} s for one Service, {one * report.size.services:g} "
+            "s in all"
+        )
 
 
 def main() -> None:
     size = f"{QUICK.services} Services of {QUICK.ports} ports, {QUICK.nodes} nodes"
-    parser = options("bench.octavia", __doc__, rounds=1, quick=f"{size}, the provider taking a second", plots=False)
+    parser = options(
+        "bench.octavia",
+        __doc__,
+        rounds=1,
+        quick=f"{size}, the provider taking a second",
+        plots=False,
+    )
     parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--ports", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=50)
@@ -255,16 +296,27 @@ def main() -> None:
 
     occm = find()
     if occm is None:
-        tell("cloud-provider-openstack is not measured: its program is not there; sh tools/build.sh occm builds it")
+        tell(
+            "cloud-provider-openstack is not measured: its program is not there; sh "
+            "tools/build.sh occm builds it"
+        )
 
     def measure() -> Report:
         with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
-            bench = Bench(Path(folder), size_asked, rounds=asked.rounds, slow_s=1.0 if asked.quick else asked.slow, occm=occm)
+            bench = Bench(
+                Path(folder),
+                size_asked,
+                rounds=asked.rounds,
+                slow_s=1.0 if asked.quick else asked.slow,
+                occm=occm,
+            )
             return run(bench.run())
 
     # What loops say is not among the tables.
     warnings = structlog.make_filtering_bound_logger(logging.WARNING)
-    structlog.configure(wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(
+        wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
     give_out(asked, measure, show)
 
 

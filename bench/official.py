@@ -1,9 +1,10 @@
-"""The same work with the official Python client: its SharedInformer, one for each kind, and a plan of the members.
+"""The same work with the official Python client: its SharedInformer, one for each kind, and a plan
+of the members.
 
-In: as `reading`. Out: the same stages and figures. Runs in an environment of its own (`requirements.lock`), without Fairlead.
-The plan is less than Fairlead's: of each Service the nodes with ready pods, their addresses and weights, planned anew at
-each event and handed over at once. The objects are held as the client makes them, by its own cache.
-"""
+In: as `reading`. Out: the same stages and figures. Runs in an environment of its own
+(`requirements.lock`), without Fairlead. The plan is less than Fairlead's: of each Service the nodes
+with ready pods, their addresses and weights, planned anew at each event and handed over at once.
+The objects are held as the client makes them, by its own cache."""
 
 import json
 import sys
@@ -46,7 +47,9 @@ class Cluster:
             self._arrived("slices")
 
     def node(self, node: Any) -> None:
-        internal = [address.address for address in node.status.addresses if address.type == "InternalIP"]
+        internal = [
+            address.address for address in node.status.addresses if address.type == "InternalIP"
+        ]
         self.addresses[node.metadata.name] = internal[0]
         self._arrived("nodes")
 
@@ -54,8 +57,16 @@ class Cluster:
         """The members of one Service; tells when they are others."""
         weights: Counter[str] = Counter()
         for slice_ in self.slices.get(key, {}).values():
-            weights.update(each.node_name for each in slice_.endpoints or () if each.conditions.ready is not False)
-        members = {name: (self.addresses[name], weight) for name, weight in weights.items() if name in self.addresses}
+            weights.update(
+                each.node_name
+                for each in slice_.endpoints or ()
+                if each.conditions.ready is not False
+            )
+        members = {
+            name: (self.addresses[name], weight)
+            for name, weight in weights.items()
+            if name in self.addresses
+        }
         if members != self.members.get(key):
             self.members[key] = members
             self._figures.applied([key[1]])

@@ -15,16 +15,23 @@ from fairlead.errors import FairleadError
 Report = TypeVar("Report", bound=msgspec.Struct)
 
 
-def options(module: str, purpose: str | None, *, rounds: int, quick: str, plots: bool = True) -> argparse.ArgumentParser:
-    """Rounds, a quick run, the form of the output, and where plots are to be written if there are any."""
+def options(
+    module: str, purpose: str | None, *, rounds: int, quick: str, plots: bool = True
+) -> argparse.ArgumentParser:
+    """Rounds, a quick run, the form of the output, and where plots are to be written if there are
+    any."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {module}",
+        description=purpose,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     if plots:
-        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write SVG files there too")
+        parser.add_argument(
+            "--plots", type=Path, metavar="FOLDER", help="write SVG files there too"
+        )
     return parser
 
 
@@ -47,7 +54,8 @@ def give_out(
     show: Callable[[Report], None],
     plots: Callable[[Report], Mapping[str, str]] | None = None,
 ) -> None:
-    """Measure, and give out what was found in the form that was asked for. A FairleadError ends the command, with its text."""
+    """Measure, and give out what was found in the form that was asked for. A FairleadError ends the
+    command, with its text."""
     try:
         found = measure()
     except FairleadError as error:

@@ -1,12 +1,14 @@
-"""`python -m bench.packets`: what the forwarder takes for a packet, in nanoseconds, by BPF_PROG_TEST_RUN.
+"""`python -m bench.packets`: what the forwarder takes for a packet, in nanoseconds, by
+BPF_PROG_TEST_RUN.
 
-In: a number of rounds. Out: a table, or JSON. The kernel runs the program again and again on one packet, on one CPU, out of
-warm caches; what a network card's driver and the wire take comes on top. Each figure is of the program with the frame around
-it that makes it repeatable (bench.bpf.c): the frame's own cost is a line of the table, and so is the empty program. One that
-takes outer headers away again costs more than one that need not; how much a case takes above its frame is a column.
-Cases of "1 M flows" give the packet another source each time, of 1,048,576, so that tables of connections and of slots are
-read in no order; "new connections" are of sources that have not been seen before. All cases are measured in turn in each round.
-"""
+In: a number of rounds. Out: a table, or JSON. The kernel runs the program again and again on one
+packet, on one CPU, out of warm caches; what a network card's driver and the wire take comes on top.
+Each figure is of the program with the frame around it that makes it repeatable (bench.bpf.c): the
+frame's own cost is a line of the table, and so is the empty program. One that takes outer headers
+away again costs more than one that need not; how much a case takes above its frame is a column.
+Cases of "1 M flows" give the packet another source each time, of 1,048,576, so that tables of
+connections and of slots are read in no order; "new connections" are of sources that have not been
+seen before. All cases are measured in turn in each round."""
 
 import struct
 import tempfile
@@ -45,7 +47,8 @@ ETHERNET = OWN_MAC + bytes((2, 0, 0, 0, 0, 1))
 
 
 class Case(NamedTuple):
-    """One line of the table. `large`: which stand; `tunnelled`: the frame has outer headers to take away."""
+    """One line of the table. `large`: which stand; `tunnelled`: the frame has outer headers to take
+    away."""
 
     name: str
     program: str
@@ -92,16 +95,25 @@ def checksum(header: bytes) -> int:
 
 
 def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
-    """A frame of 64 bytes over IPv4, without its checksum, of 84 over IPv6; TCP with these flags, or UDP."""
+    """A frame of 64 bytes over IPv4, without its checksum, of 84 over IPv6; TCP with these flags,
+    or UDP."""
     ipv6 = ":" in destination
     ends = ip_address(CLIENT6 if ipv6 else CLIENT4).packed + ip_address(destination).packed
     transport = (
-        struct.pack(">4H", 40000, 80, 20, 0) if udp else struct.pack(">HHIIBBHHH", 40000, 80, 1, 1, 0x50, flags, 512, 0, 0)
+        struct.pack(">4H", 40000, 80, 20, 0)
+        if udp
+        else struct.pack(">HHIIBBHHH", 40000, 80, 1, 1, 0x50, flags, 512, 0, 0)
     )
     payload = bytes(6) if not udp else bytes(12)
     body, protocol = transport + payload, 17 if udp else 6
     if ipv6:
-        return ETHERNET + b"\x86\xdd" + struct.pack(">IHBB", 6 << 28, len(body), protocol, 64) + ends + body
+        return (
+            ETHERNET
+            + b"\x86\xdd"
+            + struct.pack(">IHBB", 6 << 28, len(body), protocol, 64)
+            + ends
+            + body
+        )
     head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(body), 1, 0x4000, 64, protocol, 0) + ends
     return ETHERNET + b"\x08\x00" + head[:10] + struct.pack(">H", checksum(head)) + head[12:] + body
 
@@ -117,7 +129,9 @@ def furnish(made: Stand) -> None:
             made.serve(vip(number, ipv6=ipv6), after, keepers=before)
         everybody = "2001:db8:c::/64" if ipv6 else "10.0.0.0/8"
         others = [
-            f"2001:db8:a:{n:x}::/64" if ipv6 else f"172.{16 + n // 4096}.{n // 16 % 256}.{n % 16 * 16}/28"
+            f"2001:db8:a:{n:x}::/64"
+            if ipv6
+            else f"172.{16 + n // 4096}.{n // 16 % 256}.{n % 16 * 16}/28"
             for n in range(RANGES - 1)
         ]
         made.serve(vip(FEW_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[everybody])
@@ -130,21 +144,32 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
         Case("the frame, taking outer headers away", "undoing", packet(vip(1)), forwarded=False),
-        Case("the frame, making room for an IPv4 header and taking it away", "room", packet(vip(1)), forwarded=False),
+        Case(
+            "the frame, making room for an IPv4 header and taking it away",
+            "room",
+            packet(vip(1)),
+            forwarded=False,
+        ),
     ]
     found.append(Case("not for a listener", "one", packet(vip(NOBODY)), forwarded=False))
     for ipv6 in (False, True):
         family = "IPv6" if ipv6 else "IPv4"
         for way, number in PLAIN.items():
             to = vip(number, ipv6=ipv6)
-            found.append(Case(f"established, {way}, {family}", "one", packet(to), tunnelled=way != "L2"))
+            found.append(
+                Case(f"established, {way}, {family}", "one", packet(to), tunnelled=way != "L2")
+            )
             if way == "L2":
                 found.append(Case(f"SYN, {way}, {family}", "one", packet(to, flags=SYN)))
                 found.append(Case(f"UDP, known flow, {way}, {family}", "one", packet(to, udp=True)))
         changed = vip(CHANGED, ipv6=ipv6)
         found.append(Case(f"changed slot, older connection, {family}", "one", packet(changed)))
         for count, number in ((1, FEW_RANGES), (RANGES, MANY_RANGES)):
-            found.append(Case(f"with {count:,} source ranges, {family}", "one", packet(vip(number, ipv6=ipv6))))
+            found.append(
+                Case(
+                    f"with {count:,} source ranges, {family}", "one", packet(vip(number, ipv6=ipv6))
+                )
+            )
     found += many_cases(large)
     return found
 
@@ -153,23 +178,55 @@ def many_cases(large: tuple[int, int]) -> list[Case]:
     """Those with a million flows."""
     link, changed, known = vip(1), vip(CHANGED), vip(KNOWN)
     found = [
-        Case("the frame alone, 1 M flows", "many_frame", packet(link), destination=link, forwarded=False),
         Case(
-            "the frame, taking outer headers away, 1 M flows", "many_undoing", packet(link), destination=link, forwarded=False
+            "the frame alone, 1 M flows",
+            "many_frame",
+            packet(link),
+            destination=link,
+            forwarded=False,
+        ),
+        Case(
+            "the frame, taking outer headers away, 1 M flows",
+            "many_undoing",
+            packet(link),
+            destination=link,
+            forwarded=False,
         ),
     ]
     for way, number in PLAIN.items():
         to, tunnelled = vip(number), way != "L2"
-        found.append(Case(f"established, {way}, 1 M flows", "many", packet(to), destination=to, tunnelled=tunnelled))
-    found.append(Case("changed slot, new connections", "many", packet(changed, flags=SYN), sources=FRESH, destination=changed))
+        found.append(
+            Case(
+                f"established, {way}, 1 M flows",
+                "many",
+                packet(to),
+                destination=to,
+                tunnelled=tunnelled,
+            )
+        )
+    found.append(
+        Case(
+            "changed slot, new connections",
+            "many",
+            packet(changed, flags=SYN),
+            sources=FRESH,
+            destination=changed,
+        )
+    )
     opening, going_on = packet(known, flags=SYN), packet(known)
-    found.append(Case("changed slot, 1 M known connections", "many", going_on, destination=known, warm=opening))
+    found.append(
+        Case(
+            "changed slot, 1 M known connections", "many", going_on, destination=known, warm=opening
+        )
+    )
     for is_large, (services, nodes) in ((False, SMALL), (True, large)):
         size = f"{services:,} Services, {nodes:,} nodes"
         found.append(Case(f"established, L2, {size}", "one", packet(link), is_large))
         first = str(FIRST_OTHER)
         name = f"established, L2, 1 M flows to {size}"
-        found.append(Case(name, "many", packet(first), is_large, destination=first, destinations=services))
+        found.append(
+            Case(name, "many", packet(first), is_large, destination=first, destinations=services)
+        )
     return found
 
 
@@ -177,17 +234,24 @@ def measure(made: Stand, case: Case, repeat: int) -> int:
     """Nanoseconds a packet, once."""
     if case.program.startswith("many"):
         made.vary(case.sources, case.destination, case.destinations)
-    return made.programs[case.program].test_run(case.packet, repeat=repeat, with_context=False).duration_ns
+    return (
+        made.programs[case.program]
+        .test_run(case.packet, repeat=repeat, with_context=False)
+        .duration_ns
+    )
 
 
 def prove(made: Stand, case: Case, repeat: int) -> None:
-    """That the program does for every packet what the case is called after. Raises Unavailable if it does not."""
+    """That the program does for every packet what the case is called after. Raises Unavailable if
+    it does not."""
     if case.warm:
         for packet_ in (case.warm, case.packet):
             made.vary(case.sources, case.destination, case.destinations)
             made.programs[case.program].test_run(packet_, repeat=case.sources, with_context=False)
         if (entries := made.entries()) < case.sources:
-            raise Unavailable(f"{made.kind}: {case.name}: {entries} of {case.sources} connections have an entry")
+            raise Unavailable(
+                f"{made.kind}: {case.name}: {entries} of {case.sources} connections have an entry"
+            )
     else:
         measure(made, case, 2)
     before, dropped = made.forwarded(), made.dropped()
@@ -196,14 +260,22 @@ def prove(made: Stand, case: Case, repeat: int) -> None:
     trial = made.programs[case.program].test_run(case.packet, repeat=repeat, with_context=False)
     forwarded = made.forwarded() - before
     if forwarded != repeat * case.forwarded:
-        raise Unavailable(f"{made.kind}: {case.name}: {forwarded} of {repeat} packets were forwarded, verdict {trial.verdict}")
+        raise Unavailable(
+            f"{made.kind}: {case.name}: {forwarded} of {repeat} packets were forwarded, verdict "
+            f"{trial.verdict}"
+        )
     # A packet is counted for its node before it is sent.
     if dropped := made.dropped() - dropped:
-        raise Unavailable(f"{made.kind}: {case.name}: {dropped} of {repeat} packets were dropped, verdict {trial.verdict}")
-    if trial.packet[:12] + trial.packet[14:26] != case.packet[:12] + case.packet[14:26] or len(trial.packet) != len(
-        case.packet
-    ):
-        raise Unavailable(f"{made.kind}: {case.name}: the frame did not give the packet back as it was")
+        raise Unavailable(
+            f"{made.kind}: {case.name}: {dropped} of {repeat} packets were dropped, verdict "
+            f"{trial.verdict}"
+        )
+    if trial.packet[:12] + trial.packet[14:26] != case.packet[:12] + case.packet[14:26] or len(
+        trial.packet
+    ) != len(case.packet):
+        raise Unavailable(
+            f"{made.kind}: {case.name}: the frame did not give the packet back as it was"
+        )
 
 
 def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[Measured, ...]:
@@ -219,27 +291,38 @@ def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[M
         todo = cases(kind, large)
         for case in todo:
             prove(stands[case.large], case, min(repeat, 1000))
-        columns = [[measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)]
+        columns = [
+            [measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)
+        ]
         return tuple(compared(todo, tuple(zip(*columns, strict=True))))
 
 
 def compared(todo: Sequence[Case], nanoseconds: Sequence[tuple[int, ...]]) -> Iterator[Measured]:
-    """Each case with what it took above its frame, which was measured in the same rounds; frames themselves above nothing."""
+    """Each case with what it took above its frame, which was measured in the same rounds; frames
+    themselves above nothing."""
     frames = {case.program: each for case, each in zip(todo, nanoseconds, strict=True)}
     for case, each in zip(todo, nanoseconds, strict=True):
-        above = tuple(a - b for a, b in zip(each, frames[case.frame], strict=True)) if case.program in ("one", "many") else ()
+        above = (
+            tuple(a - b for a, b in zip(each, frames[case.frame], strict=True))
+            if case.program in ("one", "many")
+            else ()
+        )
         yield Measured(case.name, each, above)
 
 
 def rows(measured: Sequence[Measured]) -> list[tuple[str, str, str]]:
-    return [(each.name, spread(each.nanoseconds), spread(each.above) if each.above else "") for each in measured]
+    return [
+        (each.name, spread(each.nanoseconds), spread(each.above) if each.above else "")
+        for each in measured
+    ]
 
 
 def plots(report: Report) -> dict[str, str]:
     """The cases of both programs, side by side."""
     kinds = {"XDP": report.xdp, "tc": report.tc}
     groups = {
-        name: [Bar(each.name, each.nanoseconds, colour) for each in cases] for colour, (name, cases) in enumerate(kinds.items())
+        name: [Bar(each.name, each.nanoseconds, colour) for each in cases]
+        for colour, (name, cases) in enumerate(kinds.items())
     }
     return {"packets": bars("Nanoseconds a packet, BPF_PROG_TEST_RUN", "ns", groups)}
 
@@ -247,13 +330,20 @@ def plots(report: Report) -> dict[str, str]:
 def show(report: Report) -> None:
     """As tables."""
     for kind in KINDS:
-        draw((f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"), rows(getattr(report, kind)))
+        draw(
+            (f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"),
+            rows(getattr(report, kind)),
+        )
 
 
 def main() -> None:
-    asked = options("bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case").parse_args()
+    asked = options(
+        "bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case"
+    ).parse_args()
     rounds, repeat = (1, REPEAT // 10) if asked.quick else (asked.rounds, REPEAT)
-    give_out(asked, lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)), show, plots)
+    give_out(
+        asked, lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)), show, plots
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A lab with one server in a pod, and the ways by which a client may reach it: directly, through Fairlead, through others.
+"""A lab with one server in a pod, and the ways by which a client may reach it: directly, through
+Fairlead, through others.
 
-In: a name. Out: `Paths`: at which address and port the server is found by each way. The lab is Fairlead's own, with its roles
-as separate processes; the server is nginx, of which each worker may use one core.
+In: a name. Out: `Paths`: at which address and port the server is found by each way. The lab is
+Fairlead's own, with its roles as separate processes; the server is nginx, of which each worker may
+use one core.
 
     direct          client - router - node1 - pod                         no balancer at all, the pod's own address
     tc, xdp ...     client - router - gw - node1 - pod, back from node1   a Service of class fairlead.io/direct, policy Local
@@ -99,8 +101,12 @@ CLUSTER = """table ip bench {{
   }}
 }}
 """
-WITHOUT_LIMITS = {"net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1, "net/netfilter/nf_conntrack_tcp_timeout_close": 1}
-"""A closed connection's entry stays for two minutes otherwise: 20,000 a second are more than the table holds."""
+WITHOUT_LIMITS = {
+    "net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1,
+    "net/netfilter/nf_conntrack_tcp_timeout_close": 1,
+}
+"""A closed connection's entry stays for two minutes otherwise: 20,000 a second are more than the
+table holds."""
 
 
 class End(NamedTuple):
@@ -119,7 +125,8 @@ class Paths:
         self.ends = ends
 
     async def take(self, name: str) -> End:
-        """Have the router send what goes to the Service through the gateway of this path; where the client is to call."""
+        """Have the router send what goes to the Service through the gateway of this path; where the
+        client is to call."""
         if name in ROUTES:
             await self.site.route_vips([ROUTES[name]])
         return self.ends[name]
@@ -138,15 +145,25 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
     check()
     async with Site.create(name, nodes=2, gateways=len(GATEWAYS), clients=1) as site:
         await _set_attachments(site, folder)
-        await site.apply([_pod(), _service("web", DIRECT, {}), _service("proxied", PROXY, NODE_PORTS)])
+        await site.apply(
+            [_pod(), _service("web", DIRECT, {}), _service("proxied", PROXY, NODE_PORTS)]
+        )
         await site.await_pods()
         address = site.topology.host("node1").pod_cidrs[0].replace(".0/24", ".2")
         await _serve(site, folder, address)
         vip = await _vip(site, "web")
-        await must(site, ROUTES[ROUTED], f"ip route add {vip} via {site.topology.host('node1').addresses[0]}")
+        await must(
+            site,
+            ROUTES[ROUTED],
+            f"ip route add {vip} via {site.topology.host('node1').addresses[0]}",
+        )
         namespace.set_sysctls(site.namespace(ROUTES[ROUTED]), {"net/ipv4/ip_forward": 1})
-        ends = {name: End(vip, VIP_PORT) for name in ROUTES} | {"proxy": End(await _vip(site, "proxied"), VIP_PORT)}
-        control, gateway = (site.topology.host(host).addresses[0] for host in ("control", ROUTES["proxy"]))
+        ends = {name: End(vip, VIP_PORT) for name in ROUTES} | {
+            "proxy": End(await _vip(site, "proxied"), VIP_PORT)
+        }
+        control, gateway = (
+            site.topology.host(host).addresses[0] for host in ("control", ROUTES["proxy"])
+        )
         others = {
             "cluster": End(CLUSTER_VIP, VIP_PORT),
             "haproxy": End(control, PLAIN),
@@ -157,9 +174,14 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
 
 
 async def _set_attachments(site: Site, folder: Path) -> None:
-    """Each gateway gets a configuration of its own. In a veth, XDP needs its far end prepared: see drivers/direct/attach.py."""
+    """Each gateway gets a configuration of its own. In a veth, XDP needs its far end prepared: see
+    drivers/direct/attach.py."""
     far_end, target = GATEWAYS["xdp"], folder / "pass.o"
-    await must(site, ROUTER, " ".join([*bpf_compiler(), "-c", str(ROOT / "bench" / "pass.bpf.c"), "-o", str(target)]))
+    await must(
+        site,
+        ROUTER,
+        " ".join([*bpf_compiler(), "-c", str(ROOT / "bench" / "pass.bpf.c"), "-o", str(target)]),
+    )
     await must(site, ROUTER, f"ip link set dev {far_end} xdpdrv obj {target} sec xdp")
     await must(site, ROUTER, f"ethtool -K {far_end} gro on tx off")
     common = site.directory.config.read_text()
@@ -173,12 +195,14 @@ async def _set_attachments(site: Site, folder: Path) -> None:
 
 
 async def _serve(site: Site, folder: Path, pod: str) -> None:
-    """nginx and iperf3 in the pod, HAProxy on the control host, the rules of policy Cluster on node2."""
+    """nginx and iperf3 in the pod, HAProxy on the control host, the rules of policy Cluster on
+    node2."""
     for host in ("node1", "node2"):
         namespace.set_sysctls(site.namespace(host), WITHOUT_LIMITS)
     for host in ("client1", POD, "control", ROUTES["proxy"]):
         values = {
-            # Closed connections hold their ports for a minute else: who has opened many spends its time looking for a free one.
+            # Closed connections hold their ports for a minute else: who has opened many spends its
+            # time looking for a free one.
             "net/ipv4/tcp_max_tw_buckets": 1024,
             "net/core/somaxconn": 8192,
             "net/ipv4/tcp_max_syn_backlog": 8192,
@@ -204,7 +228,9 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
     for host in ("control", ROUTES["proxy"]):
         site.spawn(host, ["haproxy", "-db", "-f", str(by_hand)], label=f"bench/by-hand-{host}")
     await must(site, "node2", f"nft -f {folder / 'cluster.nft'}")
-    await must(site, ROUTER, f"ip route add {CLUSTER_VIP} via {site.topology.host('node2').addresses[0]}")
+    await must(
+        site, ROUTER, f"ip route add {CLUSTER_VIP} via {site.topology.host('node2').addresses[0]}"
+    )
 
 
 async def must(site: Site, host: str, command: str) -> str:
@@ -226,7 +252,8 @@ async def _vip(site: Site, name: str) -> str:
 
 
 def _pod() -> Mapping[str, Any]:
-    """The lab makes its namespace and says that it is ready; the servers that are measured run beside its own."""
+    """The lab makes its namespace and says that it is ready; the servers that are measured run
+    beside its own."""
     container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
     return {
         "apiVersion": "v1",
@@ -243,6 +270,16 @@ def _service(name: str, class_name: str, node_ports: Mapping[int, int]) -> Mappi
     ]
     for port in ports:
         port |= {"nodePort": node_ports[port["port"]]} if node_ports else {}
-    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": "web"}, "ports": ports}
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "web"},
+        "ports": ports,
+    }
     meta = {"name": name, "namespace": "default"}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {**spec, "loadBalancerClass": class_name}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {**spec, "loadBalancerClass": class_name},
+    }

@@ -1,4 +1,5 @@
-"""Horizontal bars as SVG, for the documents. Pure: values in, text out; no font, no script, nothing to load."""
+"""Horizontal bars as SVG, for the documents. Pure: values in, text out; no font, no script, nothing
+to load."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,15 +20,29 @@ class Bar(NamedTuple):
     colour: int = 0
 
 
-def bars(title: str, unit: str, groups: Mapping[str, Sequence[Bar]], *, form: str = ".0f", mark: float = 0.0) -> str:
-    """A picture of these groups of bars, each under its name. `mark`: where to draw a line through all, if not at 0."""
+def bars(
+    title: str,
+    unit: str,
+    groups: Mapping[str, Sequence[Bar]],
+    *,
+    form: str = ".0f",
+    mark: float = 0.0,
+) -> str:
+    """A picture of these groups of bars, each under its name. `mark`: where to draw a line through
+    all, if not at 0."""
     most = max([mark, *(max(bar.values) for group in groups.values() for bar in group)])
     scale = (WIDTH - LABELS - VALUES) / most
-    parts = [f'<text x="12" y="24" style="{STYLE}; font-size: 15px; font-weight: bold">{escape(title)}</text>']
+    parts = [
+        f'<text x="12" y="24" style="{STYLE}; font-size: 15px; font-weight: '
+        f'bold">{escape(title)}</text>'
+    ]
     y = TOP
     for name, group in groups.items():
         if name:
-            parts.append(f'<text x="12" y="{y + BAR}" style="{STYLE}; font-weight: bold">{escape(name)}</text>')
+            parts.append(
+                f'<text x="12" y="{y + BAR}" style="{STYLE}; font-weight: '
+                f'bold">{escape(name)}</text>'
+            )
             y += LINE
         for bar in group:
             parts.append(_bar(bar, y, scale, unit, form))
@@ -35,21 +50,37 @@ def bars(title: str, unit: str, groups: Mapping[str, Sequence[Bar]], *, form: st
         y += LINE // 2
     if mark:
         x = LABELS + mark * scale
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{y}" stroke="#cc0000" stroke-dasharray="4 3"/>')
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{y}" stroke="#cc0000" '
+            'stroke-dasharray="4 3"/>'
+        )
     size = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}"'
     page = f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{page}\n' + "\n".join(parts) + "\n</svg>\n"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{page}\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
 def _bar(bar: Bar, y: int, scale: float, unit: str, form: str) -> str:
     middle, low, high = median(bar.values), min(bar.values), max(bar.values)
-    end, centre, first, last = (LABELS + middle * scale, y + BAR / 2, LABELS + low * scale, LABELS + high * scale)
+    end, centre, first, last = (
+        LABELS + middle * scale,
+        y + BAR / 2,
+        LABELS + low * scale,
+        LABELS + high * scale,
+    )
     colour = COLOURS[bar.colour % len(COLOURS)]
     return "\n".join(
         (
-            f'<text x="{LABELS - 8}" y="{y + 11}" text-anchor="end" style="{STYLE}">{escape(bar.label)}</text>',
-            f'<rect x="{LABELS}" y="{y}" width="{end - LABELS:.1f}" height="{BAR}" fill="{colour}"/>',
-            f'<line x1="{first:.1f}" y1="{centre}" x2="{last:.1f}" y2="{centre}" stroke="#2e3436"/>',
-            f'<text x="{last + 6:.1f}" y="{y + 11}" style="{STYLE}">{middle:{form}} {escape(unit)}</text>',
+            f'<text x="{LABELS - 8}" y="{y + 11}" text-anchor="end" '
+            f'style="{STYLE}">{escape(bar.label)}</text>',
+            f'<rect x="{LABELS}" y="{y}" width="{end - LABELS:.1f}" height="{BAR}" '
+            f'fill="{colour}"/>',
+            f'<line x1="{first:.1f}" y1="{centre}" x2="{last:.1f}" y2="{centre}" '
+            'stroke="#2e3436"/>',
+            f'<text x="{last + 6:.1f}" y="{y + 11}" style="{STYLE}">{middle:{form}} '
+            f"{escape(unit)}</text>",
         )
     )

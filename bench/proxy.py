@@ -1,10 +1,11 @@
-"""`python -m bench.proxy`: what class fairlead.io/proxy costs, beside class direct and beside a HAProxy configured by hand.
+"""`python -m bench.proxy`: what class fairlead.io/proxy costs, beside class direct and beside a
+HAProxy configured by hand.
 
-In: a number of rounds. Out: tables of ratios, or JSON with every figure. In a lab (see `paths`) a client calls the same pod by
-a Service of class direct, by one of class proxy, and through a HAProxy that knows nothing of Fairlead: on the same gateway, and
-on a host that has nothing else to do. The node port behind is the same. Each round measures all ways in turn (see `lab`). Then
-a gateway gets a thousand Services (see `many`).
-"""
+In: a number of rounds. Out: tables of ratios, or JSON with every figure. In a lab (see `paths`) a
+client calls the same pod by a Service of class direct, by one of class proxy, and through a HAProxy
+that knows nothing of Fairlead: on the same gateway, and on a host that has nothing else to do. The
+node port behind is the same. Each round measures all ways in turn (see `lab`). Then a gateway gets
+a thousand Services (see `many`)."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -56,7 +57,9 @@ class Report(msgspec.Struct, frozen=True):
         return [each[way][kind] for each in self.ways.rounds]
 
 
-async def measure(rounds: int, seconds: int, size: Size, repeats: int, *, alone: bool = False) -> Report:
+async def measure(
+    rounds: int, seconds: int, size: Size, repeats: int, *, alone: bool = False
+) -> Report:
     """Both parts. `alone`: the one HAProxy beside the other, and nothing else."""
     ways = await lab.measure(rounds, seconds, (PROXY, BESIDE) if alone else THROUGH_HAPROXY)
     found = []
@@ -67,7 +70,8 @@ async def measure(rounds: int, seconds: int, size: Size, repeats: int, *, alone:
 
 
 def ratio_rows(report: Report) -> list[tuple[str, ...]]:
-    """Class proxy over the others, round by round: rates, and what 50 and 99 of 100 answers took."""
+    """Class proxy over the others, round by round: rates, and what 50 and 99 of 100 answers
+    took."""
     rows = []
     for base in (each for each in (BESIDE, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
         over = f"class proxy over {NAMES[base]}"
@@ -75,13 +79,27 @@ def ratio_rows(report: Report) -> list[tuple[str, ...]]:
         rows.append((f"{over}, a second", *rates))
         for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
             latencies = (
-                spread([ours / theirs for ours, theirs in zip(*_both(report, kind, base, name), strict=True)], ".2f")
+                spread(
+                    [
+                        ours / theirs
+                        for ours, theirs in zip(*_both(report, kind, base, name), strict=True)
+                    ],
+                    ".2f",
+                )
                 if kind in report.asked
                 else "-"
                 for kind in report.kinds
             )
             rows.append((f"{over}, p{percent}", *latencies))
-        rows.append((f"{over}, CPU", *(spread(report.ways.cpu_ratios(PROXY, kind, base), ".2f") for kind in report.kinds)))
+        rows.append(
+            (
+                f"{over}, CPU",
+                *(
+                    spread(report.ways.cpu_ratios(PROXY, kind, base), ".2f")
+                    for kind in report.kinds
+                ),
+            )
+        )
     return rows
 
 
@@ -93,14 +111,19 @@ def _both(report: Report, kind: str, base: str, name: str) -> tuple[list[float],
 def figure_rows(report: Report) -> list[tuple[str, ...]]:
     """Medians of each way: how many a second, and p50 / p99."""
     ways = [way for way in THROUGH_HAPROXY if way in report.ways.rounds[0]]
-    return [(NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds)) for way in ways]
+    return [
+        (NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds))
+        for way in ways
+    ]
 
 
 def _figure(figures: Sequence[Figure], kind: str) -> str:
     per_s = median(each.per_s for each in figures)
     if kind in (UPLOAD, DOWNLOAD):
         return f"{per_s * 8 / 1e9:.1f} Gbit/s"
-    p50_ms, p99_ms = (median(getattr(each, name) for each in figures) for name in ("p50_ms", "p99_ms"))
+    p50_ms, p99_ms = (
+        median(getattr(each, name) for each in figures) for name in ("p50_ms", "p99_ms")
+    )
     return f"{per_s / 1000:.1f} k/s, {p50_ms:.1f} / {p99_ms:.1f} ms"
 
 
@@ -131,7 +154,12 @@ def memory(report: Report) -> str:
     """And the start."""
     ready, gateway, haproxy, alone = (
         spread([getattr(each, name) for each in report.many], form)
-        for name, form in (("ready_s", ".1f"), ("gateway_mib", ".0f"), ("haproxy_mib", ".0f"), ("haproxy_alone_mib", ".0f"))
+        for name, form in (
+            ("ready_s", ".1f"),
+            ("gateway_mib", ".0f"),
+            ("haproxy_mib", ".0f"),
+            ("haproxy_alone_mib", ".0f"),
+        )
     )
     sizes = f"the gateway {gateway} MiB, HAProxy {haproxy} MiB (with one Service {alone} MiB)"
     return f"a start from nothing {ready} s; memory: {sizes}"
@@ -152,24 +180,43 @@ def show(report: Report) -> None:
 def plots(report: Report) -> dict[str, str]:
     """Class proxy over HAProxy by hand on the same host."""
     groups = {
-        "a second": [Bar(kind, report.ways.ratios(PROXY, kind, BESIDE), 0) for kind in report.kinds],
+        "a second": [
+            Bar(kind, report.ways.ratios(PROXY, kind, BESIDE), 0) for kind in report.kinds
+        ],
         "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BESIDE), 1) for kind in report.kinds],
     }
     for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
         groups[f"p{percent}"] = [
-            Bar(kind, [ours / theirs for ours, theirs in zip(*_both(report, kind, BESIDE, name), strict=True)], 2)
+            Bar(
+                kind,
+                [
+                    ours / theirs
+                    for ours, theirs in zip(*_both(report, kind, BESIDE, name), strict=True)
+                ],
+                2,
+            )
             for kind in report.asked
         ]
     return {
         "proxy": bars(
-            "Class proxy over HAProxy configured by hand on the same gateway (1: the same)", "", groups, form=".2f", mark=1.0
+            "Class proxy over HAProxy configured by hand on the same gateway (1: the same)",
+            "",
+            groups,
+            form=".2f",
+            mark=1.0,
         )
     }
 
 
 def main() -> None:
-    parser = options("bench.proxy", __doc__, rounds=6, quick="one round of a second each, a hundred Services")
-    parser.add_argument("--alone", action="store_true", help="class proxy beside HAProxy by hand on the same gateway, no more")
+    parser = options(
+        "bench.proxy", __doc__, rounds=6, quick="one round of a second each, a hundred Services"
+    )
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="class proxy beside HAProxy by hand on the same gateway, no more",
+    )
     asked = parser.parse_args()
     quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
     sizes = quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS)

@@ -1,9 +1,10 @@
-"""One role as a process, up to its drivers: reflectors, state, plan, loop, report, and a driver that notes its calls.
+"""One role as a process, up to its drivers: reflectors, state, plan, loop, report, and a driver
+that notes its calls.
 
-In: a role; on standard input's first line, as JSON, the API server's `Access`. Out: the stages and figures of `figures`:
-`started`, `whole` (all objects are here), `planned` (the driver was called for every Service), then what is asked for.
-What it leaves out is the data plane, whose cost the kernel's interfaces set; what it runs is what the role runs.
-"""
+In: a role; on standard input's first line, as JSON, the API server's `Access`. Out: the stages and
+figures of `figures`: `started`, `whole` (all objects are here), `planned` (the driver was called
+for every Service), then what is asked for. What it leaves out is the data plane, whose cost the
+kernel's interfaces set; what it runs is what the role runs."""
 
 import argparse
 import asyncio
@@ -48,7 +49,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     intent: Intent | None
 
     def __str__(self) -> str:
-        return f"serve {self.service}" if self.intent is not None else f"serve {self.service} no more"
+        return (
+            f"serve {self.service}" if self.intent is not None else f"serve {self.service} no more"
+        )
 
 
 class NotingDriver:
@@ -63,12 +66,20 @@ class NotingDriver:
     def render(self, intents: Mapping[ServiceKey, Intent]) -> Mapping[ServiceKey, Intent]:
         return intents
 
-    def diff(self, desired: Mapping[ServiceKey, Intent], actual: Mapping[ServiceKey, Intent]) -> Sequence[Call]:
-        changed = [Call(key, intent) for key, intent in desired.items() if actual.get(key) != intent]
+    def diff(
+        self, desired: Mapping[ServiceKey, Intent], actual: Mapping[ServiceKey, Intent]
+    ) -> Sequence[Call]:
+        changed = [
+            Call(key, intent) for key, intent in desired.items() if actual.get(key) != intent
+        ]
         return [*changed, *(Call(key, None) for key in actual if key not in desired)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Intent]:
-        return dict(self._known) if keys is None else {key: self._known[key] for key in keys if key in self._known}
+        return (
+            dict(self._known)
+            if keys is None
+            else {key: self._known[key] for key in keys if key in self._known}
+        )
 
     async def apply(self, changes: Sequence[Call]) -> Mapping[ServiceKey, Outcome]:
         self._figures.applied([change.service.name for change in changes])
@@ -104,7 +115,9 @@ async def measure(role: str, access: Access) -> None:
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
     report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
-    loop: Loop[Intent] = Loop(role, state, plan_of(role, state, config), [NotingDriver(figures)], report)
+    loop: Loop[Intent] = Loop(
+        role, state, plan_of(role, state, config), [NotingDriver(figures)], report
+    )
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)

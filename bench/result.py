@@ -13,8 +13,8 @@ COMPARATOR = "official client"
 
 
 class First(msgspec.Struct, frozen=True):
-    """From the start of the process to its first full plan. Sizes in MiB; those `over_start` leave out what the interpreter
-    and its modules take before anything is read."""
+    """From the start of the process to its first full plan. Sizes in MiB; those `over_start` leave
+    out what the interpreter and its modules take before anything is read."""
 
     whole_s: float
     planned_s: float
@@ -75,7 +75,9 @@ def first_of(stages: Mapping[str, Usage], begun_s: float) -> First:
 
 def paced_of(pace_per_s: float, delays: Sequence[float], cpu_s: float, lasted_s: float) -> Paced:
     """`delays`: in ms, sorted."""
-    return Paced(pace_per_s, delays[len(delays) // 2], quantile(delays, 0.99), delays[-1], cpu_s / lasted_s)
+    return Paced(
+        pace_per_s, delays[len(delays) // 2], quantile(delays, 0.99), delays[-1], cpu_s / lasted_s
+    )
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -140,8 +142,10 @@ def ratios(report: Report) -> list[str]:
     """How many times as much the comparator takes as each of the others."""
     base = report.subjects[COMPARATOR]
     return [
-        f"{COMPARATOR} over {name}: CPU to the first plan {base.first.cpu_s / of.first.cpu_s:.1f} x, RSS "
-        f"{base.first.resident_mib / of.first.resident_mib:.1f} x ({_over_start(base, of)} over the start), "
+        f"{COMPARATOR} over {name}: CPU to the first plan "
+        f"{base.first.cpu_s / of.first.cpu_s:.1f} x, RSS "
+        f"{base.first.resident_mib / of.first.resident_mib:.1f} x ({_over_start(base, of)} over "
+        "the start), "
         f"CPU an event {base.burst.cpu_ms_an_event / of.burst.cpu_ms_an_event:.1f} x, "
         f"events/s {of.burst.events_per_s / base.burst.events_per_s:.1f} x"
         for name, of in report.subjects.items()

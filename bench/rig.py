@@ -1,9 +1,10 @@
-"""A gateway as it ships, before a recorded cluster: the process, what it reads, and the nodes that it probes.
+"""A gateway as it ships, before a recorded cluster: the process, what it reads, and the nodes that
+it probes.
 
-In: a `Recording`. Out: a network namespace with `fairlead gateway` in it, beside one that has all the nodes' addresses and
-answers on all health ports; the API is a `Replay`. What the gateway has brought about is read from its pinned maps.
-Invariant: nothing is left when the rig is closed: no process, namespace, pin or file.
-"""
+In: a `Recording`. Out: a network namespace with `fairlead gateway` in it, beside one that has all
+the nodes' addresses and answers on all health ports; the API is a `Replay`. What the gateway has
+brought about is read from its pinned maps. Invariant: nothing is left when the rig is closed: no
+process, namespace, pin or file."""
 
 import asyncio
 import json
@@ -44,8 +45,8 @@ DOUBTED = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "
 
 
 class Started(msgspec.Struct, frozen=True):
-    """From the start of the process on, modules and all. CPU time and sizes (in MiB) are those of the process and its prober;
-    `kernel_mib` is what its maps and programs hold."""
+    """From the start of the process on, modules and all. CPU time and sizes (in MiB) are those of
+    the process and its prober; `kernel_mib` is what its maps and programs hold."""
 
     listeners_s: float
     """Until the record of every listener was in the kernel."""
@@ -58,9 +59,12 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Rig:
-    """Made by `rig`. `replay` tells the gateway events; `listeners` is the map in which their effect is seen."""
+    """Made by `rig`. `replay` tells the gateway events; `listeners` is the map in which their
+    effect is seen."""
 
-    def __init__(self, name: str, folder: Path, recorded: Recording, replay: Replay, ports: Collection[int]) -> None:
+    def __init__(
+        self, name: str, folder: Path, recorded: Recording, replay: Replay, ports: Collection[int]
+    ) -> None:
         self.name = name
         self.replay = replay
         self.haproxy = folder / "haproxy"
@@ -68,18 +72,25 @@ class Rig:
         self._ports = ports
         self._folder = folder
         self._pins = bpffs.ROOT / name
-        services = [msgspec.json.decode(each, type=Service) for each in recorded.listed[SERVICES.path()]]
+        services = [
+            msgspec.json.decode(each, type=Service) for each in recorded.listed[SERVICES.path()]
+        ]
         self.balanced = [each for each in services if each.status.load_balancer.ingress]
 
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[tuple[Process, Map, Started]]:
-        """Run a gateway; inside, it is ready. Ended as it would be by an operator: the kernel goes on as programmed."""
+        """Run a gateway; inside, it is ready. Ended as it would be by an operator: the kernel goes
+        on as programmed."""
         async with self.running() as (running, begun_s):
             listeners = await self._pinned("listeners", running, begun_s)
             while listeners.count() < len(self.balanced):
                 await self._look(running, begun_s)
             listeners_s = time.monotonic() - begun_s
-            yield running, listeners, started(running.pid, listeners_s, await self.ready_s(running, begun_s))
+            yield (
+                running,
+                listeners,
+                started(running.pid, listeners_s, await self.ready_s(running, begun_s)),
+            )
             listeners.close()
 
     @asynccontextmanager
@@ -100,7 +111,9 @@ class Rig:
 
     def forget(self) -> None:
         """Have the next start find nothing, as on a host that has just booted."""
-        subprocess.run(["ip", "-n", self.name, "link", "delete", "eth0"], check=True, capture_output=True)
+        subprocess.run(
+            ["ip", "-n", self.name, "link", "delete", "eth0"], check=True, capture_output=True
+        )
         bpffs.remove(self._pins)
         connect(self.name, self.nodes)
 
@@ -109,9 +122,16 @@ class Rig:
         return f"{self.name}-nodes"
 
     def serve_health(self) -> Path:
-        """Have every health port of every Service answered, and what else there is; the file that will say that it is so."""
+        """Have every health port of every Service answered, and what else there is; the file that
+        will say that it is so."""
         ports, serving = self._folder / "ports.json", self._folder / "serving"
-        ports.write_text(json.dumps(sorted({each.spec.health_check_node_port for each in self.balanced} | {*self._ports})))
+        ports.write_text(
+            json.dumps(
+                sorted(
+                    {each.spec.health_check_node_port for each in self.balanced} | {*self._ports}
+                )
+            )
+        )
         argv = process.python("bench.health", str(ports), str(serving))
         process.spawn(self.name, "health", argv, log=self._folder / "health.log", inside=self.nodes)
         return serving
@@ -122,11 +142,19 @@ class Rig:
 
     def _spawn(self) -> Process:
         settings, access = self._folder / "fairlead.yaml", self._folder / "kubeconfig"
-        section = {"interfaces": ["eth0"], "pinPath": str(self._pins), "proxyPath": str(self.haproxy)}
+        section = {
+            "interfaces": ["eth0"],
+            "pinPath": str(self._pins),
+            "proxyPath": str(self.haproxy),
+        }
         settings.write_text(yaml.safe_dump({"gateway": section}))
         access.write_text(kubeconfig("bench", self.replay.access))
-        argv = process.python("fairlead", "gateway", "--config", str(settings), "--kubeconfig", str(access))
-        running = process.spawn(self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name)
+        argv = process.python(
+            "fairlead", "gateway", "--config", str(settings), "--kubeconfig", str(access)
+        )
+        running = process.spawn(
+            self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name
+        )
         process.give_way(running.pid, 0)  # not as this process does, which plays other machines
         return running
 
@@ -139,7 +167,10 @@ class Rig:
     async def _look(self, running: Process, begun_s: float) -> None:
         if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
             log = "\n".join((self._folder / "gateway.log").read_text().splitlines()[-LINES_SHOWN:])
-            raise Unavailable(f"the gateway ended at its start, or was not ready in {READY_WITHIN_S} s; its log says:\n{log}")
+            raise Unavailable(
+                f"the gateway ended at its start, or was not ready in {READY_WITHIN_S} s; its "
+                f"log says:\n{log}"
+            )
         await asyncio.sleep(LOOK_S)
 
     async def state(self) -> dict[str, Any]:
@@ -149,7 +180,8 @@ class Rig:
         return found
 
     def doubted(self) -> set[tuple[str, int]]:
-        """Addresses and ports of the health ports that the gateway has ever held for anything but up, by its log."""
+        """Addresses and ports of the health ports that the gateway has ever held for anything but
+        up, by its log."""
         found = DOUBTED.findall((self._folder / "gateway.log").read_text())
         return {(address, int(port)) for address, port in found}
 
@@ -178,9 +210,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator[Rig]:
-    """Build it; raises Refused without root. `ports`: of nodes, to be answered beside health ports."""
+    """Build it; raises Refused without root. `ports`: of nodes, to be answered beside health
+    ports."""
     if os.geteuid() != 0:
-        raise Refused("this benchmark makes network namespaces and loads eBPF programs", fix="run it as root")
+        raise Refused(
+            "this benchmark makes network namespaces and loads eBPF programs", fix="run it as root"
+        )
     name = f"fl-bench-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
         made = (name, f"{name}-nodes")
@@ -226,12 +261,21 @@ def started(pid: int, listeners_s: float, ready_s: float) -> Started:
             name, _, value = line.partition(":")
             if name in sizes:
                 sizes[name] += int(value.split()[0]) / 1024
-    return Started(listeners_s, ready_s, cpu_s(pid), sizes["VmRSS"], sizes["VmHWM"], kernel_mib(pid))
+    return Started(
+        listeners_s, ready_s, cpu_s(pid), sizes["VmRSS"], sizes["VmHWM"], kernel_mib(pid)
+    )
 
 
 def with_children(pid: int) -> list[int]:
     """The process and those that it has started and that still run: its prober."""
-    return [pid, *(int(each) for found in Path(f"/proc/{pid}/task").glob("*/children") for each in found.read_text().split())]
+    return [
+        pid,
+        *(
+            int(each)
+            for found in Path(f"/proc/{pid}/task").glob("*/children")
+            for each in found.read_text().split()
+        ),
+    ]
 
 
 def cpu_s(pid: int) -> float:
@@ -244,7 +288,8 @@ def cpu_s(pid: int) -> float:
 
 
 def kernel_mib(pid: int) -> float:
-    """Memory of the maps and programs that the process has open, as the kernel accounts it (`memlock` in proc(5), fdinfo)."""
+    """Memory of the maps and programs that the process has open, as the kernel accounts it
+    (`memlock` in proc(5), fdinfo)."""
     held: dict[str, int] = {}
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
         text = ""
@@ -252,5 +297,7 @@ def kernel_mib(pid: int) -> float:
             text = entry.read_text()
         fields = dict(line.partition(":")[::2] for line in text.splitlines())
         if "memlock" in fields:
-            held["map" + fields.get("map_id", "") + fields.get("prog_id", "")] = int(fields["memlock"])
+            held["map" + fields.get("map_id", "") + fields.get("prog_id", "")] = int(
+                fields["memlock"]
+            )
     return sum(held.values()) / (1 << 20)

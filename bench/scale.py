@@ -1,10 +1,11 @@
-"""`python -m bench.scale`: how Fairlead's roles bear a large cluster, beside the same work with the official Python client.
+"""`python -m bench.scale`: how Fairlead's roles bear a large cluster, beside the same work with the
+official Python client.
 
-In: sizes, a number of rounds, a folder for what is kept between runs. Out: a `Report`, as a table with ratios or as JSON.
-Each round measures every subject, one after the other, so that what else the machine does meets all alike: first the way to
-the first full plan, against a real API server; then events of a recorded stream, paced, and as fast as they are taken.
-Times are those of this machine; what can be carried elsewhere are the ratios.
-"""
+In: sizes, a number of rounds, a folder for what is kept between runs. Out: a `Report`, as a table
+with ratios or as JSON. Each round measures every subject, one after the other, so that what else
+the machine does meets all alike: first the way to the first full plan, against a real API server;
+then events of a recorded stream, paced, and as fast as they are taken. Times are those of this
+machine; what can be carried elsewhere are the ratios."""
 
 import asyncio
 import os
@@ -17,7 +18,20 @@ from pathlib import Path
 from bench.cluster import cluster
 from bench.fixture import Size
 from bench.options import add_cluster, give_out, options, tell
-from bench.result import COMPARATOR, HEADINGS, Burst, Figures, First, Paced, Report, first_of, medians, paced_of, ratios, rows
+from bench.result import (
+    COMPARATOR,
+    HEADINGS,
+    Burst,
+    Figures,
+    First,
+    Paced,
+    Report,
+    first_of,
+    medians,
+    paced_of,
+    ratios,
+    rows,
+)
 from bench.stream import Recording, Replay, delays_ms, recording
 from bench.subject import ROOT, Subject, running
 
@@ -33,9 +47,19 @@ Tell = Callable[[str], None]
 
 
 class Bench:
-    """One run. `folder` keeps the cluster and the recording; `official` is the Python that has the official client."""
+    """One run. `folder` keeps the cluster and the recording; `official` is the Python that has the
+    official client."""
 
-    def __init__(self, folder: Path, official: Path, size: Size, *, rounds: int, pace_per_s: float, tell: Tell) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        official: Path,
+        size: Size,
+        *,
+        rounds: int,
+        pace_per_s: float,
+        tell: Tell,
+    ) -> None:
         self.folder = folder
         self.official = official
         self.size = size
@@ -68,8 +92,13 @@ class Bench:
         async with running(name, argv, access, self.size, self._log) as subject:
             return first_of(subject.stages, begun_s)
 
-    async def _streamed(self, name: str, argv: Sequence[str], recorded: Recording) -> tuple[Paced, Burst]:
-        async with Replay(recorded).listen() as replay, running(name, argv, replay.access, self.size, self._log) as subject:
+    async def _streamed(
+        self, name: str, argv: Sequence[str], recorded: Recording
+    ) -> tuple[Paced, Burst]:
+        async with (
+            Replay(recorded).listen() as replay,
+            running(name, argv, replay.access, self.size, self._log) as subject,
+        ):
             await asyncio.sleep(CALM_S)
             return await self._paced(subject, replay), await self._burst(subject, replay)
 
@@ -90,21 +119,36 @@ class Bench:
         lasted_s = max(told.applied.values()) - min(sent.values())
         return Burst(len(sent) / lasted_s, (told.cpu_s - before.cpu_s) * 1000 / len(sent))
 
-    def _report(self, firsts: Mapping[str, Sequence[First]], streamed: Mapping[str, Sequence[tuple[Paced, Burst]]]) -> Report:
+    def _report(
+        self,
+        firsts: Mapping[str, Sequence[First]],
+        streamed: Mapping[str, Sequence[tuple[Paced, Burst]]],
+    ) -> Report:
         subjects = {
-            name: medians([Figures(first, *rest) for first, rest in zip(firsts[name], streamed[name], strict=True)])
+            name: medians(
+                [
+                    Figures(first, *rest)
+                    for first, rest in zip(firsts[name], streamed[name], strict=True)
+                ]
+            )
             for name in firsts
         }
-        return Report(self.size.services, self.size.endpoints, self.size.nodes, self.rounds, subjects)
+        return Report(
+            self.size.services, self.size.endpoints, self.size.nodes, self.rounds, subjects
+        )
 
 
 def official_client(environment: Mapping[str, str] = os.environ) -> Path:
-    """The Python that has the official client, as locked. Raises Refused if set-up has not made it."""
+    """The Python that has the official client, as locked. Raises Refused if set-up has not made
+    it."""
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place, lock = cache / "fairlead" / "official-client", ROOT / "bench" / "requirements.lock"
     stamp = place / ".requirements"
     if not stamp.is_file() or stamp.read_bytes() != lock.read_bytes():
-        raise Refused(f"the official Python client is not in {place} at the versions of {lock.name}", fix="run `make tools`")
+        raise Refused(
+            f"the official Python client is not in {place} at the versions of {lock.name}",
+            fix="run `make tools`",
+        )
     return place / "bin" / "python"
 
 
@@ -116,15 +160,25 @@ def show(report: Report) -> None:
 
 def main() -> None:
     parser = options(
-        "bench.scale", __doc__, rounds=3, quick=f"one round, {QUICK.services} Services, {QUICK.nodes} Nodes", plots=False
+        "bench.scale",
+        __doc__,
+        rounds=3,
+        quick=f"one round, {QUICK.services} Services, {QUICK.nodes} Nodes",
+        plots=False,
     )
     add_cluster(parser)
     parser.add_argument("--pace", type=float, default=1_000.0, help="events a second")
     asked = parser.parse_args()
-    rounds, size = (1, QUICK) if asked.quick else (asked.rounds, Size(asked.services, asked.endpoints, asked.nodes))
+    rounds, size = (
+        (1, QUICK)
+        if asked.quick
+        else (asked.rounds, Size(asked.services, asked.endpoints, asked.nodes))
+    )
 
     def measure() -> Report:
-        bench = Bench(asked.folder, official_client(), size, rounds=rounds, pace_per_s=asked.pace, tell=tell)
+        bench = Bench(
+            asked.folder, official_client(), size, rounds=rounds, pace_per_s=asked.pace, tell=tell
+        )
         return run(bench.run())
 
     give_out(asked, measure, show)

@@ -1,8 +1,8 @@
-"""Pods of many addresses, for service proxies that lead to them: `python -m bench.server`, run where the addresses are.
+"""Pods of many addresses, for service proxies that lead to them: `python -m bench.server`, run
+where the addresses are.
 
-In: a port; a file that is there once it is served. Out: whoever connects is told at which address, and that is all; until the
-process is killed.
-"""
+In: a port; a file that is there once it is served. Out: whoever connects is told at which address,
+and that is all; until the process is killed."""
 
 import socket
 import struct

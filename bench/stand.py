@@ -1,8 +1,9 @@
-"""The forwarder in the kernel, attached nowhere, on maps of a gateway with so many Services and nodes.
+"""The forwarder in the kernel, attached nowhere, on maps of a gateway with so many Services and
+nodes.
 
-In: which program (tc or XDP), how many Services and nodes. Out: a `Stand`, whose programs BPF_PROG_TEST_RUN can repeat (see
-bench.bpf.c). Maps are filled by the driver's own tables, as in a gateway; hardware addresses are made up.
-"""
+In: which program (tc or XDP), how many Services and nodes. Out: a `Stand`, whose programs
+BPF_PROG_TEST_RUN can repeat (see bench.bpf.c). Maps are filled by the driver's own tables, as in a
+gateway; hardware addresses are made up."""
 
 import random
 import subprocess
@@ -16,7 +17,18 @@ from typing import Literal
 from bench.subject import ROOT
 from hatch_build import bpf_compiler
 
-from fairlead.drivers.direct.layout import DROPS, INDEX, IPIP, LINK, MAC, NODE_TRAFFIC, SETTINGS, TAG_KEY, VXLAN, Way
+from fairlead.drivers.direct.layout import (
+    DROPS,
+    INDEX,
+    IPIP,
+    LINK,
+    MAC,
+    NODE_TRAFFIC,
+    SETTINGS,
+    TAG_KEY,
+    VXLAN,
+    Way,
+)
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.drivers.direct.tables import Tables
 from fairlead.model import ServiceKey
@@ -35,14 +47,21 @@ WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
 FIRST_OTHER = IPv4Address("198.18.0.0")
 PORT = 80
 ENDPOINTS = 10
-SIZES = {"arena": 1 << 20, "connections": 1 << 21, "datagrams": 1 << 21, "new_connections": 1 << 21, "new_datagrams": 1 << 21}
+SIZES = {
+    "arena": 1 << 20,
+    "connections": 1 << 21,
+    "datagrams": 1 << 21,
+    "new_connections": 1 << 21,
+    "new_datagrams": 1 << 21,
+}
 """Room for a million flows of each kind, and for 10,000 tables."""
 ANY_NUMBER = 1 << 31
 VARIATION = Struct("=5I")
 
 
 class Stand:
-    """Made by `stand`. Nodes are called `L2-0`, `IPIP-3` and so on; there are four for each way, and those of the Services."""
+    """Made by `stand`. Nodes are called `L2-0`, `IPIP-3` and so on; there are four for each way,
+    and those of the Services."""
 
     def __init__(self, kind: Kind, maps: dict[str, Map], programs: Mapping[str, Program]) -> None:
         self.kind = kind
@@ -50,7 +69,10 @@ class Stand:
         self._maps = maps
         self._tables = Tables(maps)
         self._draw = random.Random(2)
-        maps["settings"].update(INDEX.pack(0), SETTINGS.pack(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, 0, (4789).to_bytes(2, "big")))
+        maps["settings"].update(
+            INDEX.pack(0),
+            SETTINGS.pack(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, 0, (4789).to_bytes(2, "big")),
+        )
         # XDP takes frames that are addressed to this interface; so is what the cases send.
         maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
         for name in WAYS:
@@ -65,7 +87,9 @@ class Stand:
             each.close()
 
     def _add_node(self, node: str, way: str, number: int) -> None:
-        for ipv6, (network, outer) in enumerate((("192.0.2.0", "192.0.2.250"), ("2001:db8::", "2001:db8::fa"))):
+        for ipv6, (network, outer) in enumerate(
+            (("192.0.2.0", "192.0.2.250"), ("2001:db8::", "2001:db8::fa"))
+        ):
             first = IPv6Address(network) if ipv6 else IPv4Address(network)
             address = str(first + number % 200 + 1)
             tunnelled = way != "L2"
@@ -99,8 +123,12 @@ class Stand:
             key = ListenerKey(address, PORT, protocol)
             before = self._tables.installed(key)
             shares = tuple((node, 1) for node in sorted(nodes))
-            slots = transition(before.slots if before else Slots(), table(shares), {*nodes, *keepers})
-            spec = ListenerSpec(key, False, shares, tuple(sorted({*nodes, *keepers})), restricted=bool(ranges))
+            slots = transition(
+                before.slots if before else Slots(), table(shares), {*nodes, *keepers}
+            )
+            spec = ListenerSpec(
+                key, False, shares, tuple(sorted({*nodes, *keepers})), restricted=bool(ranges)
+            )
             self._tables.set_listener(SetListener(service, "uid", spec, slots))
 
     def serve_others(self, services: int, nodes: int) -> None:
@@ -110,14 +138,25 @@ class Stand:
             self._add_node(name, "L2", number)
         draw = random.Random(1)
         for number in range(services):
-            self.serve(str(FIRST_OTHER + number), draw.sample(names, min(nodes, ENDPOINTS)), protocols=("TCP",))
+            self.serve(
+                str(FIRST_OTHER + number),
+                draw.sample(names, min(nodes, ENDPOINTS)),
+                protocols=("TCP",),
+            )
 
     def vary(self, sources: int, first_destination: str, destinations: int) -> None:
-        """What `many` and `many_frame` go through, from somewhere on. `sources` is a power of two."""
-        last = int.from_bytes((IPv6Address if ":" in first_destination else IPv4Address)(first_destination).packed[-4:], "big")
+        """What `many` and `many_frame` go through, from somewhere on. `sources` is a power of
+        two."""
+        last = int.from_bytes(
+            (IPv6Address if ":" in first_destination else IPv4Address)(first_destination).packed[
+                -4:
+            ],
+            "big",
+        )
         first_source = int(IPv4Address("10.0.0.0"))
         self._maps["variations"].update(
-            INDEX.pack(0), VARIATION.pack(sources, destinations, first_source, last, self._draw.getrandbits(32))
+            INDEX.pack(0),
+            VARIATION.pack(sources, destinations, first_source, last, self._draw.getrandbits(32)),
         )
 
     def forwarded(self) -> int:
@@ -140,15 +179,25 @@ class Stand:
 
 @contextmanager
 def stand(kind: Kind, folder: Path, *, services: int, nodes: int) -> Iterator[Stand]:
-    """Build the programs in `folder`, and everything else in the kernel; nothing is left of it afterwards."""
+    """Build the programs in `folder`, and everything else in the kernel; nothing is left of it
+    afterwards."""
     target = folder / f"bench_{kind}.o"
     define = ["-DXDP"] if kind == "xdp" else []
-    subprocess.run([*bpf_compiler(), *define, "-c", str(ROOT / "bench" / "bench.bpf.c"), "-o", str(target)], check=True)
+    subprocess.run(
+        [*bpf_compiler(), *define, "-c", str(ROOT / "bench" / "bench.bpf.c"), "-o", str(target)],
+        check=True,
+    )
     object_file = read_object(target)
     maps = create_maps(
-        [spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries)) for spec in object_file.maps.values()]
+        [
+            spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries))
+            for spec in object_file.maps.values()
+        ]
     )
-    programs = {name: Program.load(object_file.programs[name], maps, program_type=PROGRAM_TYPES[kind]) for name in PROGRAMS}
+    programs = {
+        name: Program.load(object_file.programs[name], maps, program_type=PROGRAM_TYPES[kind])
+        for name in PROGRAMS
+    }
     made = Stand(kind, maps, programs)
     try:
         made.serve_others(services, nodes)

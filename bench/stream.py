@@ -1,11 +1,11 @@
 """A stream of events at any pace: recorded from the real API server, replayed by a small one.
 
-In: a size of a cluster, which is filled if need be. Out: `Recording`: its objects as they are listed, and what a watch told
-while one endpoint of every slice turned unready, and then ready again. `Replay` serves a recording: lists, whole and in pages,
-and watches that tell its events when they are told to. So a pace can be set that the real server, on the same machine, could
-not keep up.
-Invariant: what is served is what the real server sent, byte by byte; only resourceVersions of lists are those of the recording.
-"""
+In: a size of a cluster, which is filled if need be. Out: `Recording`: its objects as they are
+listed, and what a watch told while one endpoint of every slice turned unready, and then ready
+again. `Replay` serves a recording: lists, whole and in pages, and watches that tell its events when
+they are told to. So a pace can be set that the real server, on the same machine, could not keep up.
+Invariant: what is served is what the real server sent, byte by byte; only resourceVersions of lists
+are those of the recording."""
 
 import asyncio
 import socket
@@ -27,15 +27,22 @@ from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, 
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import namespace
 
-RESOURCES: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
+RESOURCES: tuple[Resource[Any], ...] = (
+    SERVICES,
+    ENDPOINT_SLICES,
+    NODES,
+    NAMESPACES,
+    ADDRESS_POOLS,
+    ADDRESS_GRANTS,
+)
 TICK_S = 0.005
 WRITERS = 16
 VERSION = "1"
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """`listed`: by path, objects as JSON. `turns`: of each turn, the lines of a watch of EndpointSlices, one for each Service,
-    in order of writing."""
+    """`listed`: by path, objects as JSON. `turns`: of each turn, the lines of a watch of
+    EndpointSlices, one for each Service, in order of writing."""
 
     listed: dict[str, list[msgspec.Raw]]
     turns: list[list[str]]
@@ -45,10 +52,16 @@ async def recording(folder: Path, size: Size, tell: Tell) -> Recording:
     """The recording in `folder`, made of a real API server's cluster if it is not there."""
     place = folder / f"recording-{size}.json"
     if not place.exists():
-        async with cluster(folder, size, tell) as server, Client(server.access, timeout_s=120.0) as client:
+        async with (
+            cluster(folder, size, tell) as server,
+            Client(server.access, timeout_s=120.0) as client,
+        ):
             tell("recording what the API server tells")
             listed = {resource.path(): await _listed(client, resource) for resource in RESOURCES}
-            turns = [[line.decode() for line in await _turn(client, size, ready)] for ready in (False, True)]
+            turns = [
+                [line.decode() for line in await _turn(client, size, ready)]
+                for ready in (False, True)
+            ]
         place.write_bytes(msgspec.json.encode(Recording(listed, turns)))
     return msgspec.json.decode(place.read_bytes(), type=Recording)
 
@@ -63,7 +76,9 @@ async def _turn(client: Client, size: Size, ready: bool) -> list[bytes]:
     lines: list[bytes] = []
     async with asyncio.timeout(600), asyncio.TaskGroup() as group:
         group.create_task(_write(client, size, ready))
-        stream = client.stream(ENDPOINT_SLICES, parameters={"resourceVersion": answer.metadata.resource_version})
+        stream = client.stream(
+            ENDPOINT_SLICES, parameters={"resourceVersion": answer.metadata.resource_version}
+        )
         async with aclosing(stream) as batches:
             async for batch in batches:
                 lines += batch
@@ -79,8 +94,16 @@ async def _write(client: Client, size: Size, ready: bool) -> None:
         for number in numbers:
             namespace, name = fixture.place_of(number)
             key = ObjectKey(namespace, fixture.slice_name(name))
-            patch: list[object] = [{"op": "replace", "path": "/endpoints/0/conditions/ready", "value": ready}]
-            await client.patch(ENDPOINT_SLICES, key, patch, content_type=JSON_PATCH, field_manager="kube-controller-manager")
+            patch: list[object] = [
+                {"op": "replace", "path": "/endpoints/0/conditions/ready", "value": ready}
+            ]
+            await client.patch(
+                ENDPOINT_SLICES,
+                key,
+                patch,
+                content_type=JSON_PATCH,
+                field_manager="kube-controller-manager",
+            )
 
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):
@@ -111,7 +134,8 @@ class Replay:
 
     @asynccontextmanager
     async def listen(self, inside: str = "") -> AsyncIterator["Replay"]:
-        """Serve while inside: on loopback, of the network namespace of this name if one is given."""
+        """Serve while inside: on loopback, of the network namespace of this name if one is
+        given."""
         with namespace.inside(inside) if inside else nullcontext():
             listening = socket.create_server(("127.0.0.1", 0))
         application = web.Application()
@@ -136,8 +160,8 @@ class Replay:
         return [bytes(each) for each in self._recording.listed[resource.path()]]
 
     async def send(self, turn: int, pace_per_s: float) -> dict[str, float]:
-        """Tell all events of a turn, so many a second (0: as fast as they are taken). Answers when each was written: by
-        Service, in seconds of CLOCK_MONOTONIC."""
+        """Tell all events of a turn, so many a second (0: as fast as they are taken). Answers when
+        each was written: by Service, in seconds of CLOCK_MONOTONIC."""
         lines, services = self._recording.turns[turn], self._services[turn]
         batch = max(1, round(pace_per_s * TICK_S)) if pace_per_s else 100
         sent: dict[str, float] = {}
@@ -158,18 +182,24 @@ class Replay:
         if "watch" in request.query:
             return await self._watch(request)
         items = self._recording.listed[request.path]
-        first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 0)) or len(items)
+        first, limit = (
+            int(request.query.get("continue", 0)),
+            int(request.query.get("limit", 0)) or len(items),
+        )
         more = str(first + limit) if first + limit < len(items) else ""
         kind = next(resource.kind for resource in RESOURCES if resource.path() == request.path)
         body = {"kind": f"{kind}List", "metadata": {"resourceVersion": VERSION, "continue": more}}
         return web.Response(
-            body=msgspec.json.encode({**body, "items": items[first : first + limit]}), content_type="application/json"
+            body=msgspec.json.encode({**body, "items": items[first : first + limit]}),
+            content_type="application/json",
         )
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if "sendInitialEvents" in request.query:
             # As the recorded server did: Debian's etcd is too old for streamed lists.
-            return web.json_response({"kind": "Status", "code": 500, "message": "no streamed lists"}, status=500)
+            return web.json_response(
+                {"kind": "Status", "code": 500, "message": "no streamed lists"}, status=500
+            )
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         self._watches[request.path] = response

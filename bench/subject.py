@@ -1,7 +1,8 @@
-"""A process that is measured, seen from outside: start it, follow its stages, ask it what it has done, end it.
+"""A process that is measured, seen from outside: start it, follow its stages, ask it what it has
+done, end it.
 
-In: a command line, the API server's `Access`. Out: its `Usage` at each stage, its driver calls. Every wait has a deadline.
-"""
+In: a command line, the API server's `Access`. Out: its `Usage` at each stage, its driver calls.
+Every wait has a deadline."""
 
 import asyncio
 from asyncio.subprocess import PIPE, Process
@@ -70,16 +71,27 @@ class Subject:
         async with asyncio.timeout(PATIENCE_S):
             line = await self._process.stdout.readline()
         if not line:
-            raise Unavailable(f"{self.name} ended early, with {await self._process.wait()}; see its log")
+            raise Unavailable(
+                f"{self.name} ended early, with {await self._process.wait()}; see its log"
+            )
         return msgspec.json.decode(line, type=Told)
 
 
 @asynccontextmanager
-async def running(name: str, argv: Sequence[str], access: Access, size: Size, log: Path) -> AsyncIterator[Subject]:
-    """Run a subject until it has planned everything, and on while inside. What it logs goes to `log`."""
-    expected: Mapping[str, int] = {"services": size.services, "slices": size.services, "nodes": size.nodes}
+async def running(
+    name: str, argv: Sequence[str], access: Access, size: Size, log: Path
+) -> AsyncIterator[Subject]:
+    """Run a subject until it has planned everything, and on while inside. What it logs goes to
+    `log`."""
+    expected: Mapping[str, int] = {
+        "services": size.services,
+        "slices": size.services,
+        "nodes": size.nodes,
+    }
     with log.open("ab") as errors:
-        process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=errors, cwd=ROOT, limit=1 << 26)
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=PIPE, stdout=PIPE, stderr=errors, cwd=ROOT, limit=1 << 26
+        )
     try:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode({"access": access, "expected": expected}) + b"\n")

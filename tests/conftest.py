@@ -1,17 +1,20 @@
-"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the real API server.
+"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the
+real API server.
 
-The run is shared out over processes side by side (pytest-xdist), file by file. What the run shares, the real API server, each
-process has for itself; what tests make outside is named by the process.
+The run is shared out over processes side by side (pytest-xdist), file by file. What the run shares,
+the real API server, each process has for itself; what tests make outside is named by the process.
 
-Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests that need them are skipped,
-named in red at the end, and counted in the last line. In CI nothing is skipped: they fail.
+Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests
+that need them are skipped, named in red at the end, and counted in the last line. In CI nothing is
+skipped: they fail.
 
 A lab in which a test has failed is not used again: the next test gets a new one.
 
-Some tests have a second attempt: the tests in AGAIN, each with the cause that was found for its failures, and the tests in the
-folders of TWICE, where a machine that stood still for a second must not fail the run. The first failure is printed, and the
-name of the test is printed in red at the end. In tests/drivers, tests/e2e and tests/faults only tests in AGAIN have one: a
-packet, a connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
+Some tests have a second attempt: the tests in AGAIN, each with the cause that was found for its
+failures, and the tests in the folders of TWICE, where a machine that stood still for a second must
+not fail the run. The first failure is printed, and the name of the test is printed in red at the
+end. In tests/drivers, tests/e2e and tests/faults only tests in AGAIN have one: a packet, a
+connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
 """
 
 import asyncio
@@ -48,8 +51,8 @@ CLOUD = (
     "tests/openstack/test_cloud",
 )
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Their servers are many, and a process that needs them starts them once: one process has all tests that need Neutron, another
-those that need Octavia alone."""
+"""Their servers are many, and a process that needs them starts them once: one process has all tests
+that need Neutron, another those that need Octavia alone."""
 LAST = (
     *OPENSTACK,
     "tests/e2e/test_ten_thousand.py",
@@ -60,18 +63,19 @@ LAST = (
     "tests/e2e/",
     "tests/faults/",
 )
-"""Tests that bring up whole labs and take minutes; those that take the most of them first, that no process runs one of them
-while the others have nothing left to do."""
+"""Tests that bring up whole labs and take minutes; those that take the most of them first, that no
+process runs one of them while the others have nothing left to do."""
 TWICE = (
     *(f"tests/{each}/" for each in ("bench", "cli", "deploy", "kube", "lab", "net", "openstack")),
     *(f"tests/{each}" for each in ("probe/", "roles/", "web/", "test_interrupted", "test_turns")),
 )
 """Folders and files whose tests have a second attempt. Tests of pure functions have none."""
 ONCE = ("tests/drivers/", "tests/e2e/", "tests/faults/")
-"""Folders of real processes and packets whose tests have no second attempt, unless they are in AGAIN."""
+"""Folders of real processes and packets whose tests have no second attempt, unless they are in
+AGAIN."""
 AGAIN: dict[str, str] = {}
-"""Tests of ONCE that have a second attempt: the start of the test's id, and the cause of its failures, which lies outside
-of Fairlead."""
+"""Tests of ONCE that have a second attempt: the start of the test's id, and the cause of its
+failures, which lies outside of Fairlead."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
@@ -92,17 +96,24 @@ settings.load_profile("unhurried")  # a busy machine proves nothing about an exa
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--histories", type=int, default=HISTORIES, help="so many random histories of class octavia")
+    parser.addoption(
+        "--histories", type=int, default=HISTORIES, help="so many random histories of class octavia"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
-        pytest.exit("the tests send real packets through namespaces that they make: run them as root", returncode=1)
-    # What a shell starts in the background ignores Ctrl-C, and so would all that is started here; tests press it.
+        pytest.exit(
+            "the tests send real packets through namespaces that they make: run them as root",
+            returncode=1,
+        )
+    # What a shell starts in the background ignores Ctrl-C, and so would all that is started here;
+    # tests press it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
-        # Ctrl-C in a terminal goes to all of the foreground; these are to hear of it once, from the one that waits for them.
+        # Ctrl-C in a terminal goes to all of the foreground; these are to hear of it once, from the
+        # one that waits for them.
         os.setpgrp()
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -111,7 +122,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
-    """They take down their labs and end, and so does the run. pytest-xdist would leave them ten seconds to do so."""
+    """They take down their labs and end, and so does the run. pytest-xdist would leave them ten
+    seconds to do so."""
     if not _processes:
         raise KeyboardInterrupt
     for process in _processes.values():
@@ -122,8 +134,9 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """What shares a lab stays together, in its order."""
 
     def mark_test_pending(self, item: str) -> None:
-        """A test in which its process has died has its second attempt like others. There is nothing to do: what a process that
-        is gone had not finished, this test with it, waits for the next already."""
+        """A test in which its process has died has its second attempt like others. There is nothing
+        to do: what a process that is gone had not finished, this test with it, waits for the next
+        already."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
@@ -139,7 +152,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means."""
-    # One for each processor. A lab is many processes; three on two processors kept each other's from answering in time.
+    # One for each processor. A lab is many processes; three on two processors kept each other's
+    # from answering in time.
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
@@ -166,26 +180,37 @@ def pytest_testnodedown(node: WorkerController) -> None:
 
 
 def _prefer_new_kubectl() -> None:
-    """Debian 12's kubectl is of 2020; where there is no newer one, the tests use the one that `make tools` built."""
+    """Debian 12's kubectl is of 2020; where there is no newer one, the tests use the one that `make
+    tools` built."""
     with suppress(OSError, ValueError, KeyError):
         command = ["kubectl", "version", "--client", "-o", "json"]
-        told = json.loads(subprocess.run(command, capture_output=True, check=False, timeout=30).stdout)
+        told = json.loads(
+            subprocess.run(command, capture_output=True, check=False, timeout=30).stdout
+        )
         if int(told["clientVersion"]["minor"].rstrip("+")) >= KUBECTL_MINOR:
             return
     with suppress(Refused):
         built = find_program("kubectl", {**os.environ, "PATH": ""})
-        os.environ["PATH"] = os.pathsep.join((str(built.parent), os.environ.get("PATH", os.defpath)))
+        os.environ["PATH"] = os.pathsep.join(
+            (str(built.parent), os.environ.get("PATH", os.defpath))
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1))
+    items.sort(
+        key=lambda item: next(
+            (place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1
+        )
+    )
     for item in items:
         if item.nodeid.startswith((*TWICE, *AGAIN)):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         item.stash[_failed] = True
@@ -194,7 +219,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A lab in which a test has failed is not used again, by a second attempt or by the next test: its state is not known."""
+    """A lab in which a test has failed is not used again, by a second attempt or by the next test:
+    its state is not known."""
     if item.stash.get(_failed, False) and item.nodeid.startswith((*TWICE, *ONCE)):
         item.stash[_failed] = False
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
@@ -209,7 +235,8 @@ def real_programs() -> None:
 
 @pytest.fixture(scope="session")
 def older_etcd() -> Path:
-    """Debian's etcd, over which kube-apiserver has no streamed lists. A test with this fixture needs that etcd."""
+    """Debian's etcd, over which kube-apiserver has no streamed lists. A test with this fixture
+    needs that etcd."""
     return needed(find_older_etcd)
 
 
@@ -248,9 +275,11 @@ def needed(find: Callable[[], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiServer]:
-    """One real API server for all tests of this process. They keep out of each other's way by namespaces and names, and clear
-    away what belongs to no namespace."""
+def real_apiserver(
+    real_programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubeApiServer]:
+    """One real API server for all tests of this process. They keep out of each other's way by
+    namespaces and names, and clear away what belongs to no namespace."""
     server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
     asyncio.run(server.up())
     yield server
@@ -261,8 +290,11 @@ def real_apiserver(real_programs: None, tmp_path_factory: pytest.TempPathFactory
 def older_real_apiserver(
     real_programs: None, older_etcd: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubeApiServer]:
-    """A real API server over an etcd that is too old for streamed lists, as many clusters still have it."""
-    server = KubeApiServer(tmp_path_factory.mktemp("older-etcd"), lab=f"tests{os.getpid()}", etcd=older_etcd)
+    """A real API server over an etcd that is too old for streamed lists, as many clusters still
+    have it."""
+    server = KubeApiServer(
+        tmp_path_factory.mktemp("older-etcd"), lab=f"tests{os.getpid()}", etcd=older_etcd
+    )
     asyncio.run(server.up())
     yield server
     asyncio.run(server.down())
@@ -273,7 +305,9 @@ def find_older_etcd() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found = cache / "fairlead" / "debian-etcd" / "etcd"
     if not os.access(found, os.X_OK):
-        raise Refused(f"{found} is not there", fix="run `make tools`: it takes this etcd from Debian")
+        raise Refused(
+            f"{found} is not there", fix="run `make tools`: it takes this etcd from Debian"
+        )
     return found
 
 
@@ -289,22 +323,37 @@ def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
         return
     for each in sorted(folder.iterdir()):
         if text := each.read_text(errors="replace"):
-            terminalreporter.write_line(f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True)
+            terminalreporter.write_line(
+                f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True
+            )
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = [report for report in terminalreporter.getreports("skipped") if NEEDED in str(report.longrepr)]
-    for why in sorted({str(report.longrepr).split(NEEDED, 1)[1].rstrip("')") for report in left_out}):
+    left_out = [
+        report
+        for report in terminalreporter.getreports("skipped")
+        if NEEDED in str(report.longrepr)
+    ]
+    for why in sorted(
+        {str(report.longrepr).split(NEEDED, 1)[1].rstrip("')") for report in left_out}
+    ):
         tests = [report.nodeid for report in left_out if why in str(report.longrepr)]
-        terminalreporter.write_line(f"{len(tests)} tests did not run, for they need a program that is not there{why}", red=True)
+        terminalreporter.write_line(
+            f"{len(tests)} tests did not run, for they need a program that is not there{why}",
+            red=True,
+        )
         for test in tests:
             terminalreporter.write_line(f"  {test}", red=True)
 
 
 def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
     """Those that passed then: what the first said, and last their names."""
-    lost = {report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)}
+    lost = {
+        report.nodeid
+        for kind in ("failed", "error")
+        for report in terminalreporter.getreports(kind)
+    }
     first = [report for report in terminalreporter.getreports("rerun") if report.nodeid not in lost]
     for report in first:
         terminalreporter.write_sep("_", f"first attempt of {report.nodeid}, {report.when}")
@@ -313,8 +362,19 @@ def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_sep("-", title)
             terminalreporter.write_line(text)
     if first:
-        terminalreporter.write_line(f"{len(first)} tests passed only at their second attempt; the first ended so:", red=True)
+        terminalreporter.write_line(
+            f"{len(first)} tests passed only at their second attempt; the first ended so:", red=True
+        )
     for report in first:
-        reason = [line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")] or ["?"]
-        known = next((f" (known cause: {cause})" for test, cause in AGAIN.items() if report.nodeid.startswith(test)), "")
+        reason = [
+            line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")
+        ] or ["?"]
+        known = next(
+            (
+                f" (known cause: {cause})"
+                for test, cause in AGAIN.items()
+                if report.nodeid.startswith(test)
+            ),
+            "",
+        )
         terminalreporter.write_line(f"  {report.nodeid}: {reason[0]}{known}", red=True)

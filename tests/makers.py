@@ -15,8 +15,9 @@ from fairlead.kube.objects import (
 )
 
 EndpointRow = tuple[str, str, str]
-"""(address, node, state) with state one of ready, unready, serving (neither ready nor terminating), draining (serving,
-terminating), dying (terminating only), leaving (terminating; of serving nothing is said), unknown (nothing is said)."""
+"""(address, node, state) with state one of ready, unready, serving (neither ready nor terminating),
+draining (serving, terminating), dying (terminating only), leaving (terminating; of serving nothing
+is said), unknown (nothing is said)."""
 
 CONDITIONS = {
     "ready": EndpointConditions(ready=True, serving=True, terminating=False),
@@ -29,7 +30,9 @@ CONDITIONS = {
 }
 
 
-def make_service(name: str = "web", *, annotations: dict[str, str] | None = None, **spec: object) -> Service:
+def make_service(
+    name: str = "web", *, annotations: dict[str, str] | None = None, **spec: object
+) -> Service:
     """With policy Local and a port 80, unless fields of its spec say otherwise."""
     fields: dict[str, object] = {
         "type": "LoadBalancer",
@@ -38,7 +41,9 @@ def make_service(name: str = "web", *, annotations: dict[str, str] | None = None
         "cluster_ips": ("10.96.0.10",),
         "ports": (ServicePort(80, node_port=30080),),
     } | spec
-    meta = ServiceMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {})
+    meta = ServiceMeta(
+        name=name, namespace="default", uid=f"uid-{name}", annotations=annotations or {}
+    )
     return Service(meta, ServiceSpec(**fields))  # type: ignore[arg-type]
 
 
@@ -50,6 +55,8 @@ def make_slice(
     family: str = "IPv4",
 ) -> EndpointSlice:
     """Of Service web."""
-    endpoints = tuple(Endpoint((address,), CONDITIONS[state], node or None) for address, node, state in rows)
+    endpoints = tuple(
+        Endpoint((address,), CONDITIONS[state], node or None) for address, node, state in rows
+    )
     meta = ObjectMeta(name=name, namespace="default", labels={"kubernetes.io/service-name": "web"})
     return EndpointSlice(meta, family, endpoints, tuple(EndpointPort(n, p) for n, p in ports))

@@ -11,16 +11,35 @@ ROOT = Path(__file__).parent.parent
 
 
 def start(
-    folder: Path, tests: dict[str, str], *, processes: int, again: Mapping[str, str] | None = None, **options: Any
+    folder: Path,
+    tests: dict[str, str],
+    *,
+    processes: int,
+    again: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> "subprocess.Popen[str]":
-    """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means in the run's own process.
-    `again` takes the place of AGAIN in our conftest. `options` are those of Popen."""
-    ours = (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")  # the fixtures of our own tests
+    """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
+    in the run's own process. `again` takes the place of AGAIN in our conftest. `options` are those
+    of Popen."""
+    ours = (
+        (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")
+    )  # the fixtures of our own tests
     ours += f"\nAGAIN.clear()\nAGAIN.update({dict(again or {})!r})\n"
     for path, text in {"conftest.py": ours, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-p", "no:cacheprovider", "-n", str(processes))
+    settings = (
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        str(processes),
+    )
     command = [sys.executable, "-m", "pytest", *settings, str(folder / "tests")]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, text=True, **options)
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, text=True, **options
+    )

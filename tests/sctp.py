@@ -1,9 +1,10 @@
-"""SCTP without the kernel's help, which has no sockets of it here: the first two packets of an association, on raw sockets.
+"""SCTP without the kernel's help, which has no sockets of it here: the first two packets of an
+association, on raw sockets.
 
-In: sockets of kind SOCK_RAW and protocol 132. Out: `Answering`, which answers every INIT with an INIT ACK, the cookie of which
-says who answered and whom it saw; `ask`, which sends an INIT and reads who answered. Follows RFC 9260, 3.3.2 and 3.3.3, and
-appendix A for the checksum. Conntrack and NAT see what they would see of any association; it is never completed.
-"""
+In: sockets of kind SOCK_RAW and protocol 132. Out: `Answering`, which answers every INIT with an
+INIT ACK, the cookie of which says who answered and whom it saw; `ask`, which sends an INIT and
+reads who answered. Follows RFC 9260, 3.3.2 and 3.3.3, and appendix A for the checksum. Conntrack
+and NAT see what they would see of any association; it is never completed."""
 
 import errno
 import json
@@ -30,7 +31,8 @@ class Told(NamedTuple):
 
 
 class Answering:
-    """Answers at these sockets, by name, as whoever listens there would. A context manager; a thread does it."""
+    """Answers at these sockets, by name, as whoever listens there would. A context manager; a
+    thread does it."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
         self._sockets = sockets
@@ -59,14 +61,19 @@ class Answering:
                 for key, _ in selector.select():
                     if not isinstance(key.fileobj, socket.socket):
                         return
-                    with suppress(OSError):  # what one caller cannot be told is no reason to leave the others without
+                    with suppress(
+                        OSError
+                    ):  # what one caller cannot be told is no reason to leave the others without
                         _answer(key.fileobj, str(key.data))
 
 
-def ask(sock: socket.socket, address: str, port: int, *, source_port: int, timeout_s: float) -> Told | None:
-    """Send one INIT from this raw socket and wait for its INIT ACK; None: silence. Raises ConnectionRefusedError for an ICMP
-    error that says nobody listens, PermissionError for what this host's own rules keep from leaving. An error is told to all
-    raw sockets of a host that are connected to the address, whichever port it is about."""
+def ask(
+    sock: socket.socket, address: str, port: int, *, source_port: int, timeout_s: float
+) -> Told | None:
+    """Send one INIT from this raw socket and wait for its INIT ACK; None: silence. Raises
+    ConnectionRefusedError for an ICMP error that says nobody listens, PermissionError for what this
+    host's own rules keep from leaving. An error is told to all raw sockets of a host that are
+    connected to the address, whichever port it is about."""
     with nobody_listens():
         start(sock, address, port, source_port=source_port)
         return _awaited(sock, source_port, timeout_s)
@@ -101,7 +108,8 @@ def start(sock: socket.socket, address: str, port: int, *, source_port: int) -> 
 
 
 def read(received: bytes, family: int, source_port: int) -> Told | None:
-    """What an INIT ACK to this port says; None: it is something else. A raw socket gets what is for all ports."""
+    """What an INIT ACK to this port says; None: it is something else. A raw socket gets what is for
+    all ports."""
     found = _parsed(received, family)
     if found is None or found[1] != source_port or found[2] != _INIT_ACK:
         return None
@@ -146,7 +154,8 @@ _TABLE = _table()
 
 
 def _parsed(received: bytes, family: int) -> tuple[int, int, int, bytes] | None:
-    """Source and destination port, kind of the first chunk and what is in it; None: it is too short."""
+    """Source and destination port, kind of the first chunk and what is in it; None: it is too
+    short."""
     sent = received[4 * (received[0] & 15) :] if family == socket.AF_INET and received else received
     if len(sent) < 32:
         return None

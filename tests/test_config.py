@@ -41,40 +41,70 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     [
         ("pools: [{name: a, addresses: [203.0.113.300]}]", "$.pools[0].addresses[0]"),
         ("pools: [{name: a, addresses: [127.0.0.1-127.0.0.9]}]", "nobody outside can call"),
-        ("pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]", "does not go from a lower to a higher"),
+        (
+            "pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]",
+            "does not go from a lower to a higher",
+        ),
         ("pools: [{name: a, addresses: [203.0.113.9-2001:db8::1]}]", "of one family"),
         (
             "pools: [{name: a, addresses: [203.0.113.0/24]}, {name: b, addresses: [203.0.113.9]}]",
             "203.0.113.9 overlaps 203.0.113.0/24",
         ),
-        ("pools: [{name: a, addresses: [203.0.113.1]}, {name: a, addresses: [203.0.113.2]}]", "$.pools[1].name"),
+        (
+            "pools: [{name: a, addresses: [203.0.113.1]}, {name: a, addresses: [203.0.113.2]}]",
+            "$.pools[1].name",
+        ),
         ("pools: [{name: a, addresses: []}]", "$.pools[0].addresses"),
         ("defaultClass: fairlead.io/dirct", "known: fairlead.io/direct"),
         ("web: {listen: nonsense}", "$.web.listen"),
         ("web: {metricsFrom: [everybody]}", "$.web.metricsFrom[0]"),
         ("gateway: {peerTLS: {certificate: a.crt, key: a.key}}", "ca"),
-        ("gateway: {peers: [gateway1:9445]}", "'gateway1:9445' has no numeric address - at $.gateway.peers[0]"),
-        ('gateway: {peers: ["2001:db8::1:9445"]}', '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"'),
+        (
+            "gateway: {peers: [gateway1:9445]}",
+            "'gateway1:9445' has no numeric address - at $.gateway.peers[0]",
+        ),
+        (
+            'gateway: {peers: ["2001:db8::1:9445"]}',
+            '$.gateway.peers[0]; write 192.0.2.1:9445 or "[2001:db8::1]:9445"',
+        ),
         ('gateway: {peers: ["192.0.2.1:9445", "[192.0.2.1]:9445"]}', "$.gateway.peers[1]"),
-        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: []}}", "$.gateway.apiServer.servers"),
-        ("gateway: {apiServer: {addresses: [cp], servers: [192.0.2.1:6443]}}", "$.gateway.apiServer.addresses[0]"),
-        ("gateway: {apiServer: {addresses: [127.0.0.1], servers: [192.0.2.1:6443]}}", "nobody outside can call"),
+        (
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: []}}",
+            "$.gateway.apiServer.servers",
+        ),
+        (
+            "gateway: {apiServer: {addresses: [cp], servers: [192.0.2.1:6443]}}",
+            "$.gateway.apiServer.addresses[0]",
+        ),
+        (
+            "gateway: {apiServer: {addresses: [127.0.0.1], servers: [192.0.2.1:6443]}}",
+            "nobody outside can call",
+        ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [cp1:6443]}}",
             "$.gateway.apiServer.servers[0]; write 192.0.2.1",
         ),
         (
-            "gateway: {apiServer: {addresses: [203.0.113.5, 203.0.113.5], servers: [192.0.2.1:6443]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5, 203.0.113.5], servers: "
+            "[192.0.2.1:6443]}}",
             "is there twice - at $.gateway.apiServer.addresses[1]",
         ),
-        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:0]}}", "$.gateway.apiServer.servers[0]"),
-        ("gateway: {apiServer: {addresses: [203.0.113.5], servers: [203.0.113.5:6443]}}", "is the balancer itself"),
         (
-            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443, 192.0.2.1:6443]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:0]}}",
+            "$.gateway.apiServer.servers[0]",
+        ),
+        (
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [203.0.113.5:6443]}}",
+            "is the balancer itself",
+        ),
+        (
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443, "
+            "192.0.2.1:6443]}}",
             "is there twice - at $.gateway.apiServer.servers[1]",
         ),
         (
-            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443], sourceRanges: [10.0.0.1/8]}}",
+            "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443], "
+            "sourceRanges: [10.0.0.1/8]}}",
             "$.gateway.apiServer.sourceRanges[0]",
         ),
         (
@@ -83,11 +113,20 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
             "is in the pool's 203.0.113.0/24",
         ),
         ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),
-        ("gateway: {interfaces: [eth0, 192.0.2.1]}", "write it as a CIDR - at $.gateway.interfaces[1]; give the name of"),
-        ("gateway: {interfacesByNode: {edge-*: [192.0.2.1/24]}}", "host bits set - at $.gateway.interfacesByNode.edge-*[0]"),
+        (
+            "gateway: {interfaces: [eth0, 192.0.2.1]}",
+            "write it as a CIDR - at $.gateway.interfaces[1]; give the name of",
+        ),
+        (
+            "gateway: {interfacesByNode: {edge-*: [192.0.2.1/24]}}",
+            "host bits set - at $.gateway.interfacesByNode.edge-*[0]",
+        ),
         ("gateway: {interfacesByNode: {edge-1: []}}", "$.gateway.interfacesByNode"),
         ("node: {interfaces: [a name]}", "$.node.interfaces[0]"),
-        ("gateway: {way: ipip}", "packets go through ipip, but tunnel.kind is none - at $.gateway.way"),
+        (
+            "gateway: {way: ipip}",
+            "packets go through ipip, but tunnel.kind is none - at $.gateway.way",
+        ),
         (
             "{gateway: {way: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",
             "packets go through vxlan, but tunnel.kind is ipip - at $.gateway.way",

@@ -1,5 +1,5 @@
-"""The documents name what there is: every reason of an Event has its line in docs/status.md, every field of the configuration
-in docs/configuration.md, and links lead somewhere."""
+"""The documents name what there is: every reason of an Event has its line in docs/status.md, every
+field of the configuration in docs/configuration.md, and links lead somewhere."""
 
 import ast
 import importlib
@@ -25,7 +25,11 @@ def reasons(call: str) -> Iterator[str]:
     """The first argument of every such call in the plan: a text, or a name of its module."""
     for path in PLAN.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == call):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == call
+            ):
                 continue
             first = node.args[0]
             if isinstance(first, ast.Name):
@@ -42,7 +46,9 @@ def test_every_reason_is_in_the_table_of_events(reason: str) -> None:
 
 
 def test_the_reasons_are_found() -> None:
-    assert {"AddressStranded", "NodeAddressMissing", "UnAvailableLoadBalancer"} <= set(reasons("Note"))
+    assert {"AddressStranded", "NodeAddressMissing", "UnAvailableLoadBalancer"} <= set(
+        reasons("Note")
+    )
     assert set(reasons("Problem")) == {pools.INVALID, pools.OVERLAPS, pools.DELETED}
     assert '"AddressesHeld"' in Path(pool_status.__file__).read_text()
 
@@ -55,13 +61,22 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_every_field_of_the_configuration_has_its_row() -> None:
     """Fields of the same name in several sections as often as there are."""
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE
+    )
     sections = Section.__subclasses__()
-    assert Counter(rows) == Counter(each.encode_name for section in sections for each in msgspec.structs.fields(section))
+    assert Counter(rows) == Counter(
+        each.encode_name for section in sections for each in msgspec.structs.fields(section)
+    )
 
 
 def test_what_was_in_cloud_conf_has_its_place() -> None:
-    table = (ROOT / "docs" / "octavia.md").read_text().partition("| cloud.conf |")[2].partition("\n\n")[0]
+    table = (
+        (ROOT / "docs" / "octavia.md")
+        .read_text()
+        .partition("| cloud.conf |")[2]
+        .partition("\n\n")[0]
+    )
     places = re.findall(r"^\| `[^`]+` \| (?:`([\w.]+)`|-) \|", table, re.MULTILINE)
     assert len(places) == table.count("\n") - 1
     for place in filter(None, places):
@@ -71,9 +86,14 @@ def test_what_was_in_cloud_conf_has_its_place() -> None:
             fields = {each.encode_name: each.type for each in msgspec.structs.fields(section)}
             assert name in fields, place
             kinds = get_args(fields[name]) or (fields[name],)
-            section = next((each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None)
+            section = next(
+                (each for each in kinds if isinstance(each, type) and issubclass(each, Section)),
+                None,
+            )
 
 
 def test_the_example_of_a_configuration_can_be_used() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL
+    )
     assert config.parse(example, "docs/configuration.md").tunnel.kind == "ipip"

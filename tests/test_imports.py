@@ -25,7 +25,16 @@ RANKS = [
     {"cli"},
 ]
 RANK_OF = {part: rank for rank, parts in enumerate(RANKS) for part in parts}
-FORBIDDEN_IN_PURE_CODE = {"asyncio", "aiohttp", "structlog", "logging", "time", "random", "pyroute2", "subprocess"}
+FORBIDDEN_IN_PURE_CODE = {
+    "asyncio",
+    "aiohttp",
+    "structlog",
+    "logging",
+    "time",
+    "random",
+    "pyroute2",
+    "subprocess",
+}
 PURE = ["model.py", "errors.py", "plan/", "kube/objects.py"]
 """Pure by their place; beside them every module whose docstring says "Pure."."""
 
@@ -52,14 +61,18 @@ def test_imports_go_one_way() -> None:
         for name in imports(path):
             if name.startswith("fairlead."):
                 other = name.split(".")[1]
-                if RANK_OF[other] > RANK_OF[part] or (part == "net" and other not in {"net", "errors"}):
+                if RANK_OF[other] > RANK_OF[part] or (
+                    part == "net" and other not in {"net", "errors"}
+                ):
                     wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 
 
 def is_pure(path: Path) -> bool:
     name = str(path.relative_to(ROOT))
-    return name.startswith(tuple(PURE)) or "Pure" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    return name.startswith(tuple(PURE)) or "Pure" in (
+        ast.get_docstring(ast.parse(path.read_text())) or ""
+    )
 
 
 def test_pure_code_has_no_clock_and_no_io() -> None:
@@ -67,7 +80,11 @@ def test_pure_code_has_no_clock_and_no_io() -> None:
     assert len(pure) > 20
     wrong = []
     for path in pure:
-        wrong += [f"{path.relative_to(ROOT)} imports {m}" for m in imports(path) if m.split(".")[0] in FORBIDDEN_IN_PURE_CODE]
+        wrong += [
+            f"{path.relative_to(ROOT)} imports {m}"
+            for m in imports(path)
+            if m.split(".")[0] in FORBIDDEN_IN_PURE_CODE
+        ]
     assert not wrong
 
 

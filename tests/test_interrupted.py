@@ -28,7 +28,9 @@ def test_it(lab):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_every_process_ends_in_good_order(tmp_path: Path, signum: signal.Signals) -> None:
     modules = [tmp_path / "tests/lab" / f"test_{name}.py" for name in ("one", "two")]
-    running = nested.start(tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules))
+    running = nested.start(
+        tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules)
+    )
     while not all(module.with_suffix(".up").exists() for module in modules):
         assert running.poll() is None
         time.sleep(0.05)

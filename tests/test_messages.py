@@ -1,4 +1,5 @@
-"""Messages for users contain no Python representations of values; the mypy plugin `tools/readable.py` checks this."""
+"""Messages for users contain no Python representations of values; the mypy plugin
+`tools/readable.py` checks this."""
 
 import subprocess
 import sys
@@ -49,12 +50,22 @@ def test_mypy_finds_texts_that_show_python(tmp_path: Path) -> None:
     package = tmp_path / "src" / "fairlead"
     package.mkdir(parents=True)
     (package / "sample.py").write_text(SAMPLE)
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nplugins = {ROOT / 'tools' / 'readable.py'}\ncache_dir = {tmp_path}\n")
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nplugins = {ROOT / 'tools' / 'readable.py'}\ncache_dir = {tmp_path}\n"
+    )
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "src/fairlead/sample.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    found = [line for line in done.stdout.splitlines() if "error" in line and line.endswith("[unreadable]")]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    found = [
+        line
+        for line in done.stdout.splitlines()
+        if "error" in line and line.endswith("[unreadable]")
+    ]
     last = len(SAMPLE.splitlines()) - len(SEEN)
-    assert [int(line.split(":")[1]) for line in found] == list(range(last + 1, last + 1 + len(SEEN)))
+    assert [int(line.split(":")[1]) for line in found] == list(
+        range(last + 1, last + 1 + len(SEEN))
+    )
     assert all(what in line for what, line in zip(SEEN, found, strict=True))
 
 
@@ -72,6 +83,8 @@ def test_the_project_is_checked_so() -> None:
         (LoadBalancerIngress(hostname="a.example.com"), "a.example.com"),
     ],
 )
-def test_an_address_without_a_mode_is_shown_without_one(entry: LoadBalancerIngress, text: str) -> None:
+def test_an_address_without_a_mode_is_shown_without_one(
+    entry: LoadBalancerIngress, text: str
+) -> None:
     assert text in str(Publish(ServiceKey("default", "web"), "uid", (entry,)))
     assert "None" not in str(Publish(ServiceKey("default", "web"), "uid", (entry,)))

@@ -1,4 +1,5 @@
-"""Every metric that telemetry.py declares has its row in docs/metrics.md, and alerts are about metrics that exist."""
+"""Every metric that telemetry.py declares has its row in docs/metrics.md, and alerts are about
+metrics that exist."""
 
 import ast
 import re

@@ -25,14 +25,16 @@ class Put(msgspec.Struct, frozen=True):
 class Store:
     """A load balancer that keeps one text per Service.
 
-    It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever else is in the call.
-    `away`: how many calls fail; `changed`: how many meet a Conflict. `diary`: what it shares with others it writes there.
-    `meanwhile`: what happens once while all is being read.
-    """
+    It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever
+    else is in the call. `away`: how many calls fail; `changed`: how many meet a Conflict. `diary`:
+    what it shares with others it writes there. `meanwhile`: what happens once while all is being
+    read."""
 
     name = "store"
 
-    def __init__(self, takes_s: float = 0.0, diary: list[str] | None = None, title: str = "") -> None:
+    def __init__(
+        self, takes_s: float = 0.0, diary: list[str] | None = None, title: str = ""
+    ) -> None:
         self.title = title
         self.diary = diary if diary is not None else []
         self.unreadable = 0
@@ -48,7 +50,9 @@ class Store:
     def render(self, intents: Mapping[ServiceKey, str]) -> Mapping[ServiceKey, str]:
         return intents
 
-    def diff(self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]) -> Sequence[Put]:
+    def diff(
+        self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
+    ) -> Sequence[Put]:
         keys = sorted(desired.keys() | actual.keys())
         return [Put(key, desired.get(key)) for key in keys if desired.get(key) != actual.get(key)]
 
@@ -76,7 +80,9 @@ class Store:
             if self.changed:
                 self.changed -= 1
                 raise Conflict("somebody else was quicker")
-            if any(change.value is not None and change.value.startswith("far") for change in changes):
+            if any(
+                change.value is not None and change.value.startswith("far") for change in changes
+            ):
                 raise Unavailable("too far")
             for change in changes:
                 if change.value is not None and change.value.startswith("bad"):
@@ -94,9 +100,12 @@ class Store:
 
 
 class Bench:
-    """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its `intent` annotation."""
+    """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its
+    `intent` annotation."""
 
-    def __init__(self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = "") -> None:
+    def __init__(
+        self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
+    ) -> None:
         self.parallel = parallel
         self.large = ServiceKey("default", large)
         self.plan_slice = plan_slice
@@ -123,7 +132,9 @@ class Bench:
         changed: dict[ObjectKey, Service | None] = {}
         for name, text in intents.items():
             meta = ServiceMeta(name=name, namespace="default", annotations={"intent": text or ""})
-            changed[ObjectKey("default", name)] = Service(meta, ServiceSpec()) if text is not None else None
+            changed[ObjectKey("default", name)] = (
+                Service(meta, ServiceSpec()) if text is not None else None
+            )
         self.state.update_services(changed)
 
     @asynccontextmanager
@@ -172,7 +183,9 @@ async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_m
         assert bench.planned == 10_001
 
 
-async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_and_brought_as_one() -> None:
+async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_and_brought_as_one() -> (
+    None
+):
     bench = Bench(store := Store(), plan_slice=10)
     bench.put(**{f"s{i}": "a" for i in range(1000)})
     async with bench.running():
@@ -261,8 +274,9 @@ async def test_a_later_audit_in_slices_finds_and_reports_what_a_whole_one_would(
 
 @pytest.mark.parametrize("parallel", [0, 4])
 async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -> None:
-    """What was planned before the change must not be brought after it. And the first pass is of all that differs: a driver may
-    take it for the whole, which it puts in the place of what a predecessor left."""
+    """What was planned before the change must not be brought after it. And the first pass is of all
+    that differs: a driver may take it for the whole, which it puts in the place of what a
+    predecessor left."""
     bench = Bench(store := Store(), parallel=parallel)
     bench.put(same="a", other="a", going="a")
     store.held[ServiceKey("default", "stray")] = "x"
@@ -353,7 +367,9 @@ async def test_a_mistake_in_an_object_leaves_what_is_served() -> None:
     async with bench.running():
         bench.put(web="nonsense", other="b")
         await bench.until(store, web="a", other="b")
-        assert bench.outcomes[ServiceKey("default", "web")] == Outcome("refused", "the annotation is nonsense")
+        assert bench.outcomes[ServiceKey("default", "web")] == Outcome(
+            "refused", "the annotation is nonsense"
+        )
 
 
 async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
@@ -372,7 +388,10 @@ class Rationed(Store):
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
-        return {change.service: Outcome("unavailable", "there is no more", in_part=True) for change in changes}
+        return {
+            change.service: Outcome("unavailable", "there is no more", in_part=True)
+            for change in changes
+        }
 
 
 async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
@@ -416,7 +435,9 @@ async def test_deleted_services_go() -> None:
 
 async def test_what_goes_is_taken_away_in_the_opposite_order() -> None:
     diary: list[str] = []
-    bench = Bench(Store(diary=diary, title="rules"), last := Store(diary=diary, title="announcement"))
+    bench = Bench(
+        Store(diary=diary, title="rules"), last := Store(diary=diary, title="announcement")
+    )
     async with bench.running():
         bench.put(web="a")
         await bench.until(last, web="a")
@@ -427,7 +448,9 @@ async def test_what_goes_is_taken_away_in_the_opposite_order() -> None:
 
 async def test_what_could_not_be_taken_away_keeps_what_it_rests_on() -> None:
     diary: list[str] = []
-    bench = Bench(first := Store(diary=diary, title="claim"), last := Store(diary=diary, title="cloud"))
+    bench = Bench(
+        first := Store(diary=diary, title="claim"), last := Store(diary=diary, title="cloud")
+    )
     async with bench.running():
         bench.put(web="a")
         await bench.until(last, web="a")
@@ -456,7 +479,9 @@ async def test_services_that_the_plan_finds_touched_get_a_pass_of_their_own() ->
             bench.put(web=text)
             await asyncio.sleep(0.005)
         await bench.until(store, web="g", other="b")
-    assert {len(call) for call in store.calls} == {1}, "the store itself sees to it that no Service has two writers"
+    assert {len(call) for call in store.calls} == {1}, (
+        "the store itself sees to it that no Service has two writers"
+    )
 
 
 async def test_an_audit_that_fails_is_no_end() -> None:

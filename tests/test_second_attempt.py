@@ -31,16 +31,23 @@ def test_never():
 """
 
 
-def run(folder: Path, tests: str, *, processes: int, file: str = "lab/test_it.py", **known: str) -> tuple[int, str]:
-    """Run `tests` as a file of tests/, with `known` (test: cause) as AGAIN. Return the exit code and the output."""
+def run(
+    folder: Path, tests: str, *, processes: int, file: str = "lab/test_it.py", **known: str
+) -> tuple[int, str]:
+    """Run `tests` as a file of tests/, with `known` (test: cause) as AGAIN. Return the exit code
+    and the output."""
     again = {f"tests/{file}::{test}": cause for test, cause in known.items()}
-    with nested.start(folder, {file: tests}, processes=processes, again=again, stdout=subprocess.PIPE) as running:
+    with nested.start(
+        folder, {file: tests}, processes=processes, again=again, stdout=subprocess.PIPE
+    ) as running:
         printed, _ = running.communicate(timeout=120)
     return running.returncode, printed
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_what_passes_only_then_is_named_with_the_first_failure(tmp_path: Path, processes: int) -> None:
+def test_what_passes_only_then_is_named_with_the_first_failure(
+    tmp_path: Path, processes: int
+) -> None:
     code, printed = run(tmp_path, TESTS, processes=processes)
     assert code == 0, printed
     assert "first attempt of tests/lab/test_it.py::test_rarely" in printed
@@ -60,12 +67,20 @@ def test_packets_have_no_second_attempt(tmp_path: Path, folder: str) -> None:
     """The tests after the failure still get a new lab."""
     code, printed = run(tmp_path, TESTS, processes=0, file=f"{folder}/test_it.py")
     assert code == 1
-    assert f"FAILED tests/{folder}/test_it.py::test_rarely - AssertionError: a packet was lost" in printed
+    assert (
+        f"FAILED tests/{folder}/test_it.py::test_rarely - AssertionError: a packet was lost"
+        in printed
+    )
     assert "1 failed, 2 passed" in printed
     assert "second attempt" not in printed
 
 
 def test_a_test_with_a_known_cause_has_one_there_too(tmp_path: Path) -> None:
-    code, printed = run(tmp_path, TESTS, processes=0, file="e2e/test_it.py", test_rarely="the router forgets")
+    code, printed = run(
+        tmp_path, TESTS, processes=0, file="e2e/test_it.py", test_rarely="the router forgets"
+    )
     assert code == 0, printed
-    assert "test_rarely: AssertionError: a packet was lost (known cause: the router forgets)" in printed
+    assert (
+        "test_rarely: AssertionError: a packet was lost (known cause: the router forgets)"
+        in printed
+    )

@@ -1,4 +1,5 @@
-"""Work in parts leaves turns to others: as many as there are parts, and longer ones where it is nobody's concern."""
+"""Work in parts leaves turns to others: as many as there are parts, and longer ones where it is
+nobody's concern."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -14,7 +15,9 @@ def test_parts_are_all_there_is_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("turns", [in_turns, gently])
-def test_others_have_their_turn_between_parts(turns: Callable[[Iterable[int]], AsyncIterator[int]]) -> None:
+def test_others_have_their_turn_between_parts(
+    turns: Callable[[Iterable[int]], AsyncIterator[int]],
+) -> None:
     async def scenario() -> None:
         seen: list[str] = []
 

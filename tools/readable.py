@@ -1,17 +1,26 @@
 """A mypy plugin: messages must not contain Python's representation of a value.
 
-In: each value in an f-string of the package, with its type. Out: an error where `str` of it would be a representation for
-programmers, such as "('a', 'b')", "None", "b'x'" or "Service(name='web')". Strings, numbers, and classes that define `__str__`,
-such as errors and addresses, are allowed; `!r` is allowed for strings, which it quotes. Values of type Any are
-not checked.
-"""
+In: each value in an f-string of the package, with its type. Out: an error where `str` of it would
+be a representation for programmers, such as "('a', 'b')", "None", "b'x'" or "Service(name='web')".
+Strings, numbers, and classes that define `__str__`, such as errors and addresses, are allowed; `!r`
+is allowed for strings, which it quotes. Values of type Any are not checked."""
 
 from collections.abc import Callable, Iterator
 
 from mypy.errorcodes import ErrorCode
 from mypy.nodes import CallExpr, MemberExpr, StrExpr
 from mypy.plugin import MethodContext, Plugin
-from mypy.types import Instance, LiteralType, NoneType, ProperType, TupleType, Type, TypeVarType, UnionType, get_proper_type
+from mypy.types import (
+    Instance,
+    LiteralType,
+    NoneType,
+    ProperType,
+    TupleType,
+    Type,
+    TypeVarType,
+    UnionType,
+    get_proper_type,
+)
 
 UNREADABLE = ErrorCode("unreadable", "A text shows how Python writes a value down", "General")
 PACKAGE = "src/fairlead/"
@@ -21,8 +30,8 @@ READABLE = {
 }
 """Their `str` is text, though typeshed does not always say so."""
 ALWAYS_SET = {"strerror"}
-"""Attributes that are never None here. `OSError.strerror` is None only if no system call failed, and no such OSError is caught
-here."""
+"""Attributes that are never None here. `OSError.strerror` is None only if no system call failed,
+and no such OSError is caught here."""
 
 
 class ReadablePlugin(Plugin):
@@ -35,13 +44,22 @@ class ReadablePlugin(Plugin):
 def check(context: MethodContext) -> Type:
     call = context.context
     inside = PACKAGE in getattr(context.api, "path", "").replace("\\", "/")
-    if inside and isinstance(call, CallExpr) and isinstance(call.callee, MemberExpr) and isinstance(call.callee.expr, StrExpr):
+    if (
+        inside
+        and isinstance(call, CallExpr)
+        and isinstance(call.callee, MemberExpr)
+        and isinstance(call.callee.expr, StrExpr)
+    ):
         quoted = "!r" in call.callee.expr.value
         value = call.args[0] if call.args else None
         known = isinstance(value, MemberExpr) and value.name in ALWAYS_SET
         for shown in context.arg_types[0][:1] if context.arg_types and not known else ():
             if wrong := sorted(set(_unreadable(get_proper_type(shown), quoted=quoted))):
-                context.api.fail(f"a text shows {' or '.join(wrong)} as Python writes it down", call, code=UNREADABLE)
+                context.api.fail(
+                    f"a text shows {' or '.join(wrong)} as Python writes it down",
+                    call,
+                    code=UNREADABLE,
+                )
     return context.default_return_type
 
 
@@ -67,7 +85,9 @@ def _unreadable(shown: ProperType, *, quoted: bool) -> Iterator[str]:
 
 def _has_text(shown: Instance) -> bool:
     """Whether the class, or a base class other than `object`, defines `__str__`."""
-    return any("__str__" in base.names for base in shown.type.mro if base.fullname != "builtins.object")
+    return any(
+        "__str__" in base.names for base in shown.type.mro if base.fullname != "builtins.object"
+    )
 
 
 def plugin(version: str) -> type[Plugin]:

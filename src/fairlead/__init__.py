@@ -1,3 +1,4 @@
-"""Fairlead: Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully work."""
+"""Fairlead: Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully
+work."""
 
 __version__ = "0.1.0"

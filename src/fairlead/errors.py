@@ -5,9 +5,9 @@
     ├── Unavailable   the other side did not answer or could not: try again with back-off
     └── Conflict      the world moved on: read again now
 
-Anything else that is raised is a bug: it propagates and ends the process, whose successor reads the world afresh.
-A message says what was tried, on what, what was answered; `fix` says what to do about it.
-"""
+Anything else that is raised is a bug: it propagates and ends the process, whose successor reads the
+world afresh. A message says what was tried, on what, what was answered; `fix` says what to do about
+it."""
 
 
 class FairleadError(Exception):
@@ -27,8 +27,8 @@ class Refused(FairleadError):
 
 
 class Unavailable(FairleadError):
-    """The other side is away, slow or full. Nothing is wrong with the request: repeat it later, and not before
-    `retry_after_s` where the other side said so."""
+    """The other side is away, slow or full. Nothing is wrong with the request: repeat it later, and
+    not before `retry_after_s` where the other side said so."""
 
     def __init__(self, message: str, *, fix: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, fix=fix)

@@ -1,11 +1,12 @@
 """The words of Fairlead, as frozen values.
 
-Two views of one Service are planned from the same objects: a `LoadBalancer` is all that a balancer in front of the nodes
-must do for it, a `NodeService` all that one node must do. Drivers realise these values and report `Outcome`s.
+Two views of one Service are planned from the same objects: a `LoadBalancer` is all that a balancer
+in front of the nodes must do for it, a `NodeService` all that one node must do. Drivers realise
+these values and report `Outcome`s.
 
-Invariant: values are sorted by their makers, so equal clusters give equal values and comparing two plans is `==`.
-Terms are those of the Kubernetes API (Service, EndpointSlice) and of Octavia (Listener, Member, HealthMonitor).
-"""
+Invariant: values are sorted by their makers, so equal clusters give equal values and comparing two
+plans is `==`. Terms are those of the Kubernetes API (Service, EndpointSlice) and of Octavia
+(Listener, Member, HealthMonitor)."""
 
 from typing import Literal, NamedTuple, Self
 
@@ -17,15 +18,17 @@ TrafficPolicy = Literal["Cluster", "Local"]
 IPMode = Literal["VIP", "Proxy"]
 
 MemberState = Literal["active", "draining", "pending", "down"]
-"""What a member may get. `active`: new connections, by weight. `draining`: only connections that it already has.
-`pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing new, the node has stopped answering."""
+"""What a member may get. `active`: new connections, by weight. `draining`: only connections that it
+already has. `pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing
+new, the node has stopped answering."""
 
 
 Verdict = Literal["up", "unready", "down", "flapping", "unasked", "believed"]
-"""What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the service does not.
-`down`: the machine does not answer. `flapping`: it serves, but ceased to more than once of late. `unasked`: the fault is ours,
-the question could not be sent. `believed`: nothing, but a gateway that starts cannot wait until it has asked everybody.
-None stands for nothing yet: it is about to be asked, or not asked any more."""
+"""What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the
+service does not. `down`: the machine does not answer. `flapping`: it serves, but ceased to more
+than once of late. `unasked`: the fault is ours, the question could not be sent. `believed`:
+nothing, but a gateway that starts cannot wait until it has asked everybody. None stands for nothing
+yet: it is about to be asked, or not asked any more."""
 
 
 class ServiceKey(NamedTuple):
@@ -49,7 +52,8 @@ class Value(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Member(Value, frozen=True):
-    """A node as target of a listener. `weight` is the number of the Service's usable pods behind it."""
+    """A node as target of a listener. `weight` is the number of the Service's usable pods behind
+    it."""
 
     node: str
     address: str
@@ -58,8 +62,8 @@ class Member(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """One port and protocol on which a load balancer takes traffic, on each of its addresses of one family.
-    Members are sorted by node; their addresses are of that family."""
+    """One port and protocol on which a load balancer takes traffic, on each of its addresses of one
+    family. Members are sorted by node; their addresses are of that family."""
 
     family: Family
     port: int
@@ -68,15 +72,15 @@ class Listener(Value, frozen=True):
     node_port: int
     members: tuple[Member, ...]
     has_endpoints: bool = True
-    """Whether any endpoint, on any node, may get traffic. If not, the balancer refuses new connections, as the service proxy
-    of a node does."""
+    """Whether any endpoint, on any node, may get traffic. If not, the balancer refuses new
+    connections, as the service proxy of a node does."""
 
 
 class HealthMonitor(Value, frozen=True):
     """How to ask a node whether it can serve: HTTP GET on `port`; 200 is yes.
 
-    With policy Local it is the Service's healthCheckNodePort, whose answer carries the number of ready local endpoints;
-    with policy Cluster it is the service proxy's own health port (KEP-3836).
+    With policy Local it is the Service's healthCheckNodePort, whose answer carries the number of
+    ready local endpoints; with policy Cluster it is the service proxy's own health port (KEP-3836).
     """
 
     port: int
@@ -88,19 +92,20 @@ Hindered = Literal["", "Programmed", "Ready"]
 
 
 class Note(Value, frozen=True):
-    """Something the user should know about a Service that is served all the same, or in part. Becomes an Event, and part of
-    the Service's conditions."""
+    """Something the user should know about a Service that is served all the same, or in part.
+    Becomes an Event, and part of the Service's conditions."""
 
     reason: str
     message: str
     hinders: Hindered = ""
     at_start: bool = False
-    """The note is normal while the pods of a new Service start, so it is not written as an Event in that time."""
+    """The note is normal while the pods of a new Service start, so it is not written as an Event in
+    that time."""
 
 
 class UnservedPort(Value, frozen=True):
-    """A port of a Service that its load balancer does not take traffic on. `error` says why in the form of PortStatus.error,
-    a CamelCase word with our domain before it."""
+    """A port of a Service that its load balancer does not take traffic on. `error` says why in the
+    form of PortStatus.error, a CamelCase word with our domain before it."""
 
     port: int
     protocol: Protocol
@@ -110,8 +115,9 @@ class UnservedPort(Value, frozen=True):
 class Grant(Value, frozen=True):
     """An address given to a Service, with the ports (`TCP/80`, sorted) that are its own there.
 
-    `pool`: where it is from; empty: from none. `sharing_key`: Services of the same namespace with the same key may have other
-    ports of it; empty: nobody else. `keep`: it is not given to anybody else when the Service is gone."""
+    `pool`: where it is from; empty: from none. `sharing_key`: Services of the same namespace with
+    the same key may have other ports of it; empty: nobody else. `keep`: it is not given to anybody
+    else when the Service is gone."""
 
     address: str
     ports: tuple[str, ...]
@@ -121,14 +127,15 @@ class Grant(Value, frozen=True):
 
 
 ProxyHeader = Literal["", "v1", "v2"]
-"""The version of the PROXY protocol by which members are told the client's address; empty: they get no header."""
+"""The version of the PROXY protocol by which members are told the client's address; empty: they get
+no header."""
 ProxyMethod = Literal["roundrobin", "leastconn", "source"]
 """How a terminating balancer chooses a member, in HAProxy's words."""
 
 
 class MemberChecks(Value, frozen=True):
-    """How often a terminating balancer asks members itself, beside Fairlead's own probes. `rise` and `fall`: so many answers,
-    or failures, in a row make a difference."""
+    """How often a terminating balancer asks members itself, beside Fairlead's own probes. `rise`
+    and `fall`: so many answers, or failures, in a row make a difference."""
 
     interval_ms: int = 5000
     timeout_ms: int = 3000
@@ -137,8 +144,8 @@ class MemberChecks(Value, frozen=True):
 
 
 class ProxySettings(Value, frozen=True):
-    """What a Service may say of the way its connections are passed on, where they end at the balancer. Times of 0: no limit,
-    but for `inspect_ms`, where it is none to wait."""
+    """What a Service may say of the way its connections are passed on, where they end at the
+    balancer. Times of 0: no limit, but for `inspect_ms`, where it is none to wait."""
 
     header: ProxyHeader = ""
     forwarded_for: bool = False
@@ -163,7 +170,8 @@ OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
 
 
 class OctaviaChecks(Value, frozen=True):
-    """How Octavia asks members. `rise` and `fall`: so many answers, or failures, in a row make a difference."""
+    """How Octavia asks members. `rise` and `fall`: so many answers, or failures, in a row make a
+    difference."""
 
     delay_s: int = 5
     timeout_s: int = 3
@@ -172,7 +180,8 @@ class OctaviaChecks(Value, frozen=True):
 
 
 class OctaviaPlace(Value, frozen=True):
-    """Where a load balancer is made; of one that is there none of this changes. `address`: the one that it asks for."""
+    """Where a load balancer is made; of one that is there none of this changes. `address`: the one
+    that it asks for."""
 
     subnet_id: str = ""
     network_id: str = ""
@@ -194,21 +203,21 @@ class OctaviaStanding(Value, frozen=True):
 
 
 class OctaviaElsewhere(Value, frozen=True):
-    """A load balancer that was not made for the Service by us. `id`: the one that the Service names, to be on it beside others.
-    `names`: how cloud-provider-openstack may have called the one that it made for the Service, to be taken over; none: nothing
-    is taken over."""
+    """A load balancer that was not made for the Service by us. `id`: the one that the Service
+    names, to be on it beside others. `names`: how cloud-provider-openstack may have called the one
+    that it made for the Service, to be taken over; none: nothing is taken over."""
 
     id: str = ""
     names: tuple[str, ...] = ()
 
 
 class FloatingWish(Value, frozen=True):
-    """A floating IP, by which a load balancer is reached from outside. `network_id`: where it is had. `address`: the one that
-    is asked for by name. `again`: one that is taken if it is free. `keep`: it stays in the project when the Service goes.
+    """A floating IP, by which a load balancer is reached from outside. `network_id`: where it is
+    had. `address`: the one that is asked for by name. `again`: one that is taken if it is free.
+    `keep`: it stays in the project when the Service goes.
 
-    Of which subnet of the network a new one is: that of `subnet_id`; or one whose name `subnet` describes, or whose tags
-    `subnet_tags` do, as OCCM's annotations of these names; or any.
-    """
+    Of which subnet of the network a new one is: that of `subnet_id`; or one whose name `subnet`
+    describes, or whose tags `subnet_tags` do, as OCCM's annotations of these names; or any."""
 
     network_id: str
     address: str = ""
@@ -220,13 +229,15 @@ class FloatingWish(Value, frozen=True):
 
 
 class OctaviaSettings(Value, frozen=True):
-    """What Octavia is to do for a Service, and by which provider. Times of None: as the cloud has it."""
+    """What Octavia is to do for a Service, and by which provider. Times of None: as the cloud has
+    it."""
 
     provider: Provider
     why: str = ""
     """Why this provider; for whoever asks."""
     standing: Provider | None = None
-    """The provider of the load balancer that was there when this was planned; none was, or it was not known: None."""
+    """The provider of the load balancer that was there when this was planned; none was, or it was
+    not known: None."""
     place: OctaviaPlace = OctaviaPlace()
     header: ProxyHeader = ""
     forwarded_for: bool = False
@@ -252,7 +263,8 @@ class OctaviaSettings(Value, frozen=True):
 
 
 class LoadBalancer(Value, frozen=True):
-    """All that one Service should get from a load balancer. Listeners are sorted by (family, port, protocol)."""
+    """All that one Service should get from a load balancer. Listeners are sorted by (family, port,
+    protocol)."""
 
     service: ServiceKey
     uid: str
@@ -262,21 +274,25 @@ class LoadBalancer(Value, frozen=True):
     listeners: tuple[Listener, ...]
     health_monitor: HealthMonitor | None = None
     affinity_timeout_s: int = 0
-    """0: no affinity. Otherwise connections of one client address go to one member (sessionAffinity: ClientIP)."""
+    """0: no affinity. Otherwise connections of one client address go to one member
+    (sessionAffinity: ClientIP)."""
     source_ranges: tuple[str, ...] = ()
     """CIDRs that may connect; empty: everybody."""
     drain_timeout_s: float | None = None
-    """So long a node keeps connections after it has ceased to get new ones; 0: as long as it can. None: as the gateway says."""
+    """So long a node keeps connections after it has ceased to get new ones; 0: as long as it can.
+    None: as the gateway says."""
     ip_mode: IPMode = "VIP"
-    """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with Proxy traffic from inside
-    the cluster must go out through the balancer."""
+    """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with
+    Proxy traffic from inside the cluster must go out through the balancer."""
     proxy: ProxySettings | None = None
     """Of a class whose balancer terminates connections."""
     octavia: OctaviaSettings | None = None
-    """Of class octavia. `addresses` are then those that the Service shows: which it gets, the cloud says."""
+    """Of class octavia. `addresses` are then those that the Service shows: which it gets, the cloud
+    says."""
     hostname_suffix: str = ""
-    """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody answers for inside the
-    cluster, also where ip_mode is not understood. Empty: publish addresses."""
+    """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody
+    answers for inside the cluster, also where ip_mode is not understood. Empty: publish
+    addresses."""
     hostname: str = ""
     """Publish this name, and no address. Empty: as said before."""
     notes: tuple[Note, ...] = ()
@@ -286,11 +302,14 @@ class LoadBalancer(Value, frozen=True):
 
     def listening(self, listener: Listener) -> tuple[str, ...]:
         """The addresses that a listener of its takes traffic on: those of its family."""
-        return tuple(address for address in self.addresses if (":" in address) == (listener.family == "IPv6"))
+        return tuple(
+            address for address in self.addresses if (":" in address) == (listener.family == "IPv6")
+        )
 
 
 class Backend(Value, frozen=True):
-    """A pod address and port that answers for a Service port. `local`: it is on this node, or may be: nobody says where."""
+    """A pod address and port that answers for a Service port. `local`: it is on this node, or may
+    be: nobody says where."""
 
     address: str
     port: int
@@ -306,21 +325,25 @@ class NodeServicePort(Value, frozen=True):
     name: str
     cluster_ips: tuple[str, ...]
     load_balancer_ips: tuple[str, ...]
-    """Ingress addresses with ipMode VIP: the node itself answers for them. Those with ipMode Proxy are not here."""
+    """Ingress addresses with ipMode VIP: the node itself answers for them. Those with ipMode Proxy
+    are not here."""
     external_ips: tuple[str, ...]
     node_port: int
     """0: none."""
     cluster_backends: tuple[Backend, ...]
-    """Who gets traffic that may go anywhere: the ready ones, or else those serving and terminating (KEP-1669)."""
+    """Who gets traffic that may go anywhere: the ready ones, or else those serving and terminating
+    (KEP-1669)."""
     local_backends: tuple[Backend, ...]
-    """Who gets traffic that must stay on this node: the same choice, made among this node's endpoints alone."""
+    """Who gets traffic that must stay on this node: the same choice, made among this node's
+    endpoints alone."""
     serving_backends: tuple[Backend, ...] = ()
-    """All that serve, whether they get new traffic or not: flows to any other are stale. Of UDP and SCTP; what TCP has open
-    ends by itself."""
+    """All that serve, whether they get new traffic or not: flows to any other are stale. Of UDP and
+    SCTP; what TCP has open ends by itself."""
 
 
 class HealthCheck(Value, frozen=True):
-    """The healthCheckNodePort of a Service with policy Local, and how many *ready* endpoints this node has for it."""
+    """The healthCheckNodePort of a Service with policy Local, and how many *ready* endpoints this
+    node has for it."""
 
     port: int
     local_endpoints: int
@@ -341,15 +364,18 @@ class NodeService(Value, frozen=True):
 
 
 OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
-"""`waiting`: on its way, nobody has to do anything. `refused`: somebody must change something. `unavailable`: tried again."""
+"""`waiting`: on its way, nobody has to do anything. `refused`: somebody must change something.
+`unavailable`: tried again."""
 
 
 class Outcome(Value, frozen=True):
-    """What became of one Service in one driver. `message` is for the user; empty when all is well. `reason`: that of the
-    Event, where the driver knows a better one than its role. `again_s`: when to look again at the earliest; of one that is
-    done, when there will be something to do. `in_part`: of one that is unavailable; what it lacks is nothing that the drivers
-    after this one need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not. `coarse`:
-    of one that is unavailable; everything is served, but not as exactly as the Service asks for."""
+    """What became of one Service in one driver. `message` is for the user; empty when all is well.
+    `reason`: that of the Event, where the driver knows a better one than its role. `again_s`: when
+    to look again at the earliest; of one that is done, when there will be something to do.
+    `in_part`: of one that is unavailable; what it lacks is nothing that the drivers after this one
+    need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does
+    not. `coarse`: of one that is unavailable; everything is served, but not as exactly as the
+    Service asks for."""
 
     state: OutcomeState
     message: str = ""

@@ -1,15 +1,16 @@
 """The loop that every role runs: dirty keys -> plan -> drivers -> outcomes.
 
-In: a State that marks Services dirty, a plan (pure), a chain of drivers. Out: reports of what became of each Service.
-What is wanted goes through the chain in its order (rules before the health port that announces them); what is wanted no
-more goes through it backwards, each driver seeing only what the one before it has finished with.
-The loop is level-triggered: a key says only where to look; every step may run twice. Failures are kept apart: a batch that
-a driver refuses is halved until the Service at fault stands alone, what is unavailable is tried again with back-off.
-At its start and every `audit_interval_s` the loop plans and reads everything anew and brings what differs, so that what others
-changed behind our back is put right, and what nobody wants any more is found. The first pass carries all that differs at the
-start: a driver may put what it is first given as one whole in the place of what a predecessor left.
-Any exception but FairleadError is a bug and ends the process.
-"""
+In: a State that marks Services dirty, a plan (pure), a chain of drivers. Out: reports of what
+became of each Service. What is wanted goes through the chain in its order (rules before the health
+port that announces them); what is wanted no more goes through it backwards, each driver seeing only
+what the one before it has finished with. The loop is level-triggered: a key says only where to
+look; every step may run twice. Failures are kept apart: a batch that a driver refuses is halved
+until the Service at fault stands alone, what is unavailable is tried again with back-off. At its
+start and every `audit_interval_s` the loop plans and reads everything anew and brings what differs,
+so that what others changed behind our back is put right, and what nobody wants any more is found.
+The first pass carries all that differs at the start: a driver may put what it is first given as one
+whole in the place of what a predecessor left. Any exception but FairleadError is a bug and ends the
+process."""
 
 import asyncio
 import random
@@ -31,10 +32,12 @@ log = structlog.get_logger()
 IntentT = TypeVar("IntentT")
 
 Plan = Callable[[Collection[ServiceKey]], Mapping[ServiceKey, IntentT | Refused]]
-"""Intents of these Services; a Service that needs nothing is left out. Others that the plan finds touched may come too."""
+"""Intents of these Services; a Service that needs nothing is left out. Others that the plan finds
+touched may come too."""
 
 Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], None]
-"""Told the intent and the outcome of every Service that was looked at; one that is done without an intent is gone."""
+"""Told the intent and the outcome of every Service that was looked at; one that is done without an
+intent is gone."""
 
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 """How slices of work follow one another; see `turns`."""
@@ -42,13 +45,16 @@ Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[Servic
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
 MOST_AT_ONCE = 100
-"""The steps for more Services than that are found in a thread: so long, ten milliseconds or so, others wait."""
+"""The steps for more Services than that are found in a thread: so long, ten milliseconds or so,
+others wait."""
 MOST_SPLITS = 32
-"""How often a batch is halved because the other side is unavailable: for some Services, or altogether."""
+"""How often a batch is halved because the other side is unavailable: for some Services, or
+altogether."""
 
 
 class Source(Protocol):
-    """Where Services come from, mostly a State: which there are, whether all are known, and which are dirty."""
+    """Where Services come from, mostly a State: which there are, whether all are known, and which
+    are dirty."""
 
     @property
     def whole(self) -> asyncio.Event: ...
@@ -63,16 +69,16 @@ class Source(Protocol):
 class Loop(Generic[IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
-    parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n passes run at once, one
-    Service each, never two on the same Service.
-    large: whether planning and applying a Service takes so long that others must not wait for it. Such Services are planned in
-    a thread, one after the other, and each has its own pass, in parallel to the pass of all the others. Only the first pass of
-    a start handles all Services together.
-    plan_slice: how many Services are planned, and compared by audits, in one go, where that of one does not depend on which
-    others it is done with; then others have their turn. 0: all of them.
-    patience_s: so long a loop waits also after quiet, whose work is not to keep another's waiting.
-    unread: whether a driver has not been able yet to read everything, and went on without: an audit comes again soon then.
-    """
+    parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n
+    passes run at once, one Service each, never two on the same Service. large: whether planning and
+    applying a Service takes so long that others must not wait for it. Such Services are planned in
+    a thread, one after the other, and each has its own pass, in parallel to the pass of all the
+    others. Only the first pass of a start handles all Services together. plan_slice: how many
+    Services are planned, and compared by audits, in one go, where that of one does not depend on
+    which others it is done with; then others have their turn. 0: all of them. patience_s: so long a
+    loop waits also after quiet, whose work is not to keep another's waiting. unread: whether a
+    driver has not been able yet to read everything, and went on without: an audit comes again soon
+    then."""
 
     def __init__(
         self,
@@ -108,11 +114,14 @@ class Loop(Generic[IntentT]):
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._large = large
         self._ready_alone: dict[ServiceKey, None] = {}
-        """Large Services to plan and apply, in their order, and Services that were large when they were last applied."""
+        """Large Services to plan and apply, in their order, and Services that were large when they
+        were last applied."""
         self._were_large: set[ServiceKey] = set()
         self._some_ready = asyncio.Event()
         self._busy: set[ServiceKey] = set()
-        self._planned_since: set[ServiceKey] = set()  # since the last audit began, or not brought yet when it did
+        self._planned_since: set[ServiceKey] = (
+            set()
+        )  # since the last audit began, or not brought yet when it did
         self._at_start: set[ServiceKey] | None = None
         self._compared = asyncio.Event()
         self._backoffs: dict[ServiceKey, Backoff] = {}
@@ -220,49 +229,75 @@ class Loop(Generic[IntentT]):
                 await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
 
     async def _audit(self, dirty: DirtyKeys) -> None:
-        """Compare everything with the plan; bring the Services that differ. Those that do not are reported as done."""
+        """Compare everything with the plan; bring the Services that differ. Those that do not are
+        reported as done."""
         everything = list(self._state.services)
-        turns = gently if self._compared.is_set() else in_turns  # a start is waited for, later audits are not
+        turns = (
+            gently if self._compared.is_set() else in_turns
+        )  # a start is waited for, later audits are not
         # The state that this audit reads of these Services may be from before their pass.
         self._planned_since = {*self._busy, *self._ready, *self._ready_alone}
         planned = await self._plan_all(everything, turns)
-        intents = {key: intent for key, intent in planned.items() if not isinstance(intent, Refused)}
-        refused = {key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)}
+        intents = {
+            key: intent for key, intent in planned.items() if not isinstance(intent, Refused)
+        }
+        refused = {
+            key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)
+        }
         differ: set[ServiceKey] = set()
         for driver in self._drivers:
-            actual = {key: value for key, value in (await driver.read(None)).items() if key not in refused}
+            actual = {
+                key: value for key, value in (await driver.read(None)).items() if key not in refused
+            }
             if not self._parallel and not self._compared.is_set():
-                # The one pass of a start that carries all has to find the steps anyway, and once is enough.
+                # The one pass of a start that carries all has to find the steps anyway, and once is
+                # enough.
                 differ |= intents.keys() | actual.keys()
                 continue
             differ |= await self._differing(driver, intents, actual, turns)
         self._report({}, refused)
-        async for some in turns(parts(list(intents.keys() - differ), self._slice or len(intents) or 1)):
+        async for some in turns(
+            parts(list(intents.keys() - differ), self._slice or len(intents) or 1)
+        ):
             passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
             alike = [key for key in some if key not in passed]
             self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
         # What was planned a moment ago is not planned again, unless it may have changed.
-        unchanged = {key for key in differ.intersection(everything) - self._planned_since if key not in dirty}
+        unchanged = {
+            key for key in differ.intersection(everything) - self._planned_since if key not in dirty
+        }
         alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
         self._let_wait_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
-        # What changes meanwhile differs as well, and so does what has failed; neither is anybody else's doing.
-        drifted = {key for key in differ - self._planned_since - self._retries.keys() if key not in dirty}
+        # What changes meanwhile differs as well, and so does what has failed; neither is anybody
+        # else's doing.
+        drifted = {
+            key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
+        }
         if not self._compared.is_set():
             self._take_in(dirty, differ)
         self._some_ready.set()
-        self._compared.set()  # before marking: the first pass is of what is wanted, what is there too much has the next one
+        # before marking: the first pass is of what is wanted, what is there too much has the next
+        # one
+        self._compared.set()
         dirty.mark(differ - unchanged)
         if self._at_start is None:
             self._at_start = set(differ)
             self._note_start(())
         elif drifted:
             self.drift += len(drifted)
-            log.warning("found other than planned", loop=self.name, services=len(drifted), first=str(min(drifted)))
+            log.warning(
+                "found other than planned",
+                loop=self.name,
+                services=len(drifted),
+                first=str(min(drifted)),
+            )
 
-    async def _plan_all(self, keys: Sequence[ServiceKey], turns: Turns) -> dict[ServiceKey, IntentT | Refused]:
-        """The plan of many. In slices, between which others have their turn, where the plan allows that: 10,000 Services take
-        a second."""
+    async def _plan_all(
+        self, keys: Sequence[ServiceKey], turns: Turns
+    ) -> dict[ServiceKey, IntentT | Refused]:
+        """The plan of many. In slices, between which others have their turn, where the plan allows
+        that: 10,000 Services take a second."""
         if not self._slice:
             return dict(self._plan(keys))
         planned: dict[ServiceKey, IntentT | Refused] = {}
@@ -280,15 +315,21 @@ class Loop(Generic[IntentT]):
         actual: Mapping[ServiceKey, Any],
         turns: Turns,
     ) -> set[ServiceKey]:
-        """The Services that are other than planned. Where it may not be found in slices it is found in a thread: at 10,000
-        Services it takes a second, and probes and watches must go on meanwhile."""
+        """The Services that are other than planned. Where it may not be found in slices it is found
+        in a thread: at 10,000 Services it takes a second, and probes and watches must go on
+        meanwhile."""
         if not self._slice:
-            return {change.service for change in await asyncio.to_thread(_changes, driver, intents, actual)}
+            return {
+                change.service
+                for change in await asyncio.to_thread(_changes, driver, intents, actual)
+            }
         differ: set[ServiceKey] = set()
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
         async for some in turns(parts([*keys - large, *large], self._slice)):
-            wanted, there = ({key: each[key] for key in some if key in each} for each in (intents, actual))
+            wanted, there = (
+                {key: each[key] for key in some if key in each} for each in (intents, actual)
+            )
             if large.isdisjoint(some):
                 changes = _changes(driver, wanted, there)
             else:
@@ -297,7 +338,8 @@ class Loop(Generic[IntentT]):
         return differ
 
     def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
-        """Have the first pass carry also those that have changed since they were planned, as they are now."""
+        """Have the first pass carry also those that have changed since they were planned, as they
+        are now."""
         changed = [key for key in differ if key in dirty and key not in self._ready]
         planned = self._plan(changed)
         dirty.mark(planned.keys() - set(changed))
@@ -309,11 +351,19 @@ class Loop(Generic[IntentT]):
             if not self._at_start:
                 self.settled.set()
 
-    async def _pass(self, batch: Mapping[ServiceKey, IntentT | Refused | None], dirty: DirtyKeys) -> None:
-        """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in an object must not take
-        its traffic away."""
-        outcomes = {key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)}
-        intents = {key: each for key, each in batch.items() if each is not None and not isinstance(each, Refused)}
+    async def _pass(
+        self, batch: Mapping[ServiceKey, IntentT | Refused | None], dirty: DirtyKeys
+    ) -> None:
+        """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in
+        an object must not take its traffic away."""
+        outcomes = {
+            key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)
+        }
+        intents = {
+            key: each
+            for key, each in batch.items()
+            if each is not None and not isinstance(each, Refused)
+        }
         gone = {key for key, each in batch.items() if each is None}
         # What goes, goes first: what it leaves (an address, a port) may be wanted by another.
         for driver in reversed(self._drivers):
@@ -352,7 +402,8 @@ class Loop(Generic[IntentT]):
     async def _apply(
         self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change], dirty: DirtyKeys
     ) -> dict[ServiceKey, Outcome]:
-        """Apply the changes, in halves where they fail together; the outcomes of the Services that are not done."""
+        """Apply the changes, in halves where they fail together; the outcomes of the Services that
+        are not done."""
         outcomes: dict[ServiceKey, Outcome] = {}
         groups = deque([changes])
         splits = 0
@@ -370,7 +421,13 @@ class Loop(Generic[IntentT]):
                     continue
                 told = dict.fromkeys(services, _outcome_of(error))
             else:
-                log.info("applied", loop=self.name, driver=driver.name, changes=len(group), first=str(services[0]))
+                log.info(
+                    "applied",
+                    loop=self.name,
+                    driver=driver.name,
+                    changes=len(group),
+                    first=str(services[0]),
+                )
             for key, outcome in told.items():
                 if outcome.state != "done":
                     outcomes[key] = outcome
@@ -378,7 +435,13 @@ class Loop(Generic[IntentT]):
                     self._look_again(key, outcome.again_s, dirty)
         if outcomes:
             key, outcome = min(outcomes.items())
-            log.warning("not applied", driver=driver.name, services=len(outcomes), first=str(key), why=outcome.message)
+            log.warning(
+                "not applied",
+                driver=driver.name,
+                services=len(outcomes),
+                first=str(key),
+                why=outcome.message,
+            )
         return outcomes
 
     def _look_again(self, key: ServiceKey, delay_s: float, dirty: DirtyKeys) -> None:
@@ -387,7 +450,9 @@ class Loop(Generic[IntentT]):
             handle.cancel()
         self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
-    def _schedule(self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys) -> None:
+    def _schedule(
+        self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys
+    ) -> None:
         for key in keys:
             if (handle := self._retries.pop(key, None)) is not None:
                 handle.cancel()
@@ -398,12 +463,16 @@ class Loop(Generic[IntentT]):
             if outcome.state == "waiting" and outcome.again_s:
                 delay_s = outcome.again_s
             else:
-                delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LAST_RETRY_S)).next_s(outcome.again_s)
+                delay_s = self._backoffs.setdefault(
+                    key, Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+                ).next_s(outcome.again_s)
             self._retries[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
 
 def _changes(
-    driver: Driver[IntentT, Any, Any, Any], intents: Mapping[ServiceKey, IntentT], actual: Mapping[ServiceKey, Any]
+    driver: Driver[IntentT, Any, Any, Any],
+    intents: Mapping[ServiceKey, IntentT],
+    actual: Mapping[ServiceKey, Any],
 ) -> Sequence[Change]:
     return driver.diff(driver.render(intents), actual)
 

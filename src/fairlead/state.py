@@ -1,11 +1,10 @@
 """The one mutable index: objects in, dirty keys out.
 
-Reflectors and probes put in what they see; each loop takes from its own `DirtyKeys` which Services to look at again.
-Nobody is told *what* happened, only *where* to look: the present state is what counts.
-Invariant: a Service is dirty for every subscriber after any change that its plan can depend on. `whole` is set only once
-every source has delivered a complete list, and nothing may be planned before: half a view would take traffic away.
-It is the `Cluster` of `plan.cluster`.
-"""
+Reflectors and probes put in what they see; each loop takes from its own `DirtyKeys` which Services
+to look at again. Nobody is told *what* happened, only *where* to look: the present state is what
+counts. Invariant: a Service is dirty for every subscriber after any change that its plan can depend
+on. `whole` is set only once every source has delivered a complete list, and nothing may be planned
+before: half a view would take traffic away. It is the `Cluster` of `plan.cluster`."""
 
 import asyncio
 import math
@@ -38,8 +37,9 @@ class DirtyKeys:
             self._some.set()
 
     async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[ServiceKey]:
-        """Wait for a dirty key; return and forget all that there are. What comes after quiet is taken after `patience_s`, what
-        comes sooner than `coalesce_s` after the last time waits until that is over, for others that may come with it."""
+        """Wait for a dirty key; return and forget all that there are. What comes after quiet is
+        taken after `patience_s`, what comes sooner than `coalesce_s` after the last time waits
+        until that is over, for others that may come with it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
         # At the least those get their turn who are about to mark the same keys for another reason.
@@ -69,7 +69,8 @@ class Subscribers:
 
     @contextmanager
     def subscription(self) -> Iterator[DirtyKeys]:
-        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with a look at everything."""
+        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with
+        a look at everything."""
         dirty = DirtyKeys()
         self._all.append(dirty)
         try:
@@ -129,10 +130,11 @@ class State:
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
         self.tunnels: dict[str, str] = {}
-        """The kind of tunnel by the address of each node that this gateway reaches, and probes, through a tunnel."""
+        """The kind of tunnel by the address of each node that this gateway reaches, and probes,
+        through a tunnel."""
         self.believing = False
-        """Whether the API is believed about health ports of which nothing is known: for a start that has too many to ask them
-        all before it serves anybody."""
+        """Whether the API is believed about health ports of which nothing is known: for a start
+        that has too many to ask them all before it serves anybody."""
         self.subscribers = Subscribers()
         self._missing = set(sources)
         self.whole = asyncio.Event()
@@ -148,7 +150,8 @@ class State:
             self.whole.set()
 
     def lack(self, source: str) -> None:
-        """The API server does not have the kind of `source`: nothing is there, until `synced` says otherwise."""
+        """The API server does not have the kind of `source`: nothing is there, until `synced` says
+        otherwise."""
         if source not in self.absent:
             self.absent.add(source)
             self._mark(self._balanced())
@@ -188,11 +191,13 @@ class State:
         return self._verdicts.get((address, port, False), "believed" if self.believing else None)
 
     def routed_verdict_of(self, address: str, port: int) -> Verdict | None:
-        """The same for connections that follow the host's routes to the node, whichever path forwarded packets take."""
+        """The same for connections that follow the host's routes to the node, whichever path
+        forwarded packets take."""
         return self._verdicts.get((address, port, True), "believed" if self.believing else None)
 
     def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """The worst of the last verdicts, by the node's address and then by the path of the probes."""
+        """The worst of the last verdicts, by the node's address and then by the path of the
+        probes."""
         shown: dict[str, dict[str, Verdict]] = {}
         for (address, _, routed), verdict in sorted(self._verdicts.items()):
             ways = shown.setdefault(address, {})
@@ -213,7 +218,8 @@ class State:
         self._mark(keys)
 
     def _show(self, key: ServiceKey, service: Service | None) -> set[ServiceKey]:
-        """Note which addresses a Service shows. Answers who else shows one of them, or of those that it showed before."""
+        """Note which addresses a Service shows. Answers who else shows one of them, or of those
+        that it showed before."""
         before = self.services.get(key)
         old, new = _shown(before), _shown(service)
         for address in old - new:
@@ -225,12 +231,18 @@ class State:
         return {other for address in old | new for other in self._showing.get(address, ())}
 
     def update_pools(self, changed: Mapping[ObjectKey, AddressPool | None]) -> None:
-        """Every Service may want an address of a pool that is another one. What a pool's status says is no change."""
-        pools = {**self.pools, **{name.name: pool for name, pool in changed.items() if pool is not None}}
+        """Every Service may want an address of a pool that is another one. What a pool's status
+        says is no change."""
+        pools = {
+            **self.pools,
+            **{name.name: pool for name, pool in changed.items() if pool is not None},
+        }
         for name, pool in changed.items():
             if pool is None:
                 pools.pop(name.name, None)
-        differ = {name: _offers(pool) for name, pool in pools.items()} != {n: _offers(p) for n, p in self.pools.items()}
+        differ = {name: _offers(pool) for name, pool in pools.items()} != {
+            n: _offers(p) for n, p in self.pools.items()
+        }
         if differ:
             self.pools = pools
             self.pools_changed.set()
@@ -239,8 +251,8 @@ class State:
             self.pools.update(pools)
 
     def update_grants(self, changed: Mapping[ObjectKey, AddressGrant | None]) -> None:
-        """Whoever holds an address, or held it, is concerned. A grant under a name that is not its address's counts for
-        nothing."""
+        """Whoever holds an address, or held it, is concerned. A grant under a name that is not its
+        address's counts for nothing."""
         keys = set()
         for name, grant in changed.items():
             before = self.grants.pop(name.name, None)
@@ -266,7 +278,8 @@ class State:
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
-        """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace are free when it goes."""
+        """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace
+        are free when it goes."""
         differ, going = set(), set()
         for name, namespace in changed.items():
             before = self.namespace_labels(name.name)
@@ -300,8 +313,8 @@ class State:
         self._mark(keys)
 
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
-        """Any Service with a load balancer may have pods on a node that came, went or changed its addresses or labels; any
-        with a NodePort answers at the nodes' addresses."""
+        """Any Service with a load balancer may have pods on a node that came, went or changed its
+        addresses or labels; any with a NodePort answers at the nodes' addresses."""
         differs = False
         for name, node in changed.items():
             before = self.nodes.get(name.name)
@@ -311,23 +324,39 @@ class State:
                 self.nodes[name.name] = node
             differs |= before is None or node is None or _matters(before) != _matters(node)
         if differs:
-            self._mark({key for key, service in self.services.items() if service.spec.type in ("LoadBalancer", "NodePort")})
+            self._mark(
+                {
+                    key
+                    for key, service in self.services.items()
+                    if service.spec.type in ("LoadBalancer", "NodePort")
+                }
+            )
 
     def observe(
-        self, address: str, port: int, verdict: Verdict | None, services: Iterable[ServiceKey], routed: bool = False
+        self,
+        address: str,
+        port: int,
+        verdict: Verdict | None,
+        services: Iterable[ServiceKey],
+        routed: bool = False,
     ) -> None:
-        """Probing a node's health port for these Services showed something new, or new to them; None: it is not probed any
-        more."""
+        """Probing a node's health port for these Services showed something new, or new to them;
+        None: it is not probed any more."""
         before = self.routed_verdict_of(address, port) if routed else self.verdict_of(address, port)
         if verdict is None:
             self._verdicts.pop((address, port, routed), None)
         else:
             self._verdicts[address, port, routed] = verdict
-        if (before, verdict) != ("believed", "up"):  # the same to every plan, and after a start said a hundred thousand times
+        if (before, verdict) != (
+            "believed",
+            "up",
+        ):  # the same to every plan, and after a start said a hundred thousand times
             self.subscribers.mark(tuple(services))
 
     def _balanced(self) -> set[ServiceKey]:
-        return {key for key, service in self.services.items() if service.spec.type == "LoadBalancer"}
+        return {
+            key for key, service in self.services.items() if service.spec.type == "LoadBalancer"
+        }
 
     def _mark(self, keys: Iterable[ServiceKey]) -> None:
         marked = tuple(keys)

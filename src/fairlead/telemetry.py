@@ -1,9 +1,9 @@
 """Logs and metrics: set up and declared here, once.
 
-Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics are collected when a scrape asks,
-from what is there then, so that no pass of a loop pays for them; each role has a registry of its own. They are collected in a
-thread: what others change meanwhile is copied first, in one step.
-"""
+Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics are
+collected when a scrape asks, from what is there then, so that no pass of a loop pays for them; each
+role has a registry of its own. They are collected in a thread: what others change meanwhile is
+copied first, in one step."""
 
 import logging
 import sys
@@ -29,14 +29,18 @@ def configure_logging(verbose: bool = False) -> None:
         structlog.processors.format_exc_info,
     ]
     terminal = sys.stderr.isatty()
-    render: structlog.typing.Processor = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    render: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared)
+    )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
@@ -133,14 +137,20 @@ class RoleCollector(Collector):
 
     def collect(self) -> list[GaugeMetricFamily | InfoMetricFamily]:
         ready = GaugeMetricFamily(
-            "fairlead_ready", "Whether this role is in step with the cluster, or stands by", self._shown.ready
+            "fairlead_ready",
+            "Whether this role is in step with the cluster, or stands by",
+            self._shown.ready,
         )
         working = GaugeMetricFamily(
             "fairlead_working",
             "Whether this process does its role's work: of several controllers the leader",
             self._shown.working,
         )
-        return [InfoMetricFamily("fairlead_build", "Version and role of this process", self._info), ready, working]
+        return [
+            InfoMetricFamily("fairlead_build", "Version and role of this process", self._info),
+            ready,
+            working,
+        ]
 
 
 class Ages(Protocol):
@@ -167,28 +177,46 @@ class FreshnessCollector(Collector):
         for name, age_s in self._freshness.ages().items():
             age.add_metric([name], age_s)
         reachable = GaugeMetricFamily(
-            "fairlead_api_reachable", "Whether the API server answers the requests of this process", self._freshness.reachable
+            "fairlead_api_reachable",
+            "Whether the API server answers the requests of this process",
+            self._freshness.reachable,
         )
         return [age, reachable]
 
 
 class ServicesCollector(Collector):
-    """Services by outcome, members of load balancers by state, and how many Services audits found changed by others."""
+    """Services by outcome, members of load balancers by state, and how many Services audits found
+    changed by others."""
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        services = GaugeMetricFamily("fairlead_services", "Services, by what became of them", labels=["outcome"])
+        services = GaugeMetricFamily(
+            "fairlead_services", "Services, by what became of them", labels=["outcome"]
+        )
         states = Counter(outcome.state for outcome in self._shown.outcomes.copy().values())
         for state in get_args(OutcomeState):
             services.add_metric([state], states[state])
-        members = GaugeMetricFamily("fairlead_members", "Members of all listeners, by state", labels=["state"])
-        balancers = [intent for intent in self._shown.intents.copy().values() if isinstance(intent, LoadBalancer)]
-        found = Counter(member.state for each in balancers for listener in each.listeners for member in listener.members)
+        members = GaugeMetricFamily(
+            "fairlead_members", "Members of all listeners, by state", labels=["state"]
+        )
+        balancers = [
+            intent
+            for intent in self._shown.intents.copy().values()
+            if isinstance(intent, LoadBalancer)
+        ]
+        found = Counter(
+            member.state
+            for each in balancers
+            for listener in each.listeners
+            for member in listener.members
+        )
         for member_state in get_args(MemberState):
             members.add_metric([member_state], found[member_state])
-        drift = CounterMetricFamily("fairlead_drift", "Services that audits found other than planned", self._shown.drift)
+        drift = CounterMetricFamily(
+            "fairlead_drift", "Services that audits found other than planned", self._shown.drift
+        )
         return [services, members, drift]
 
 
@@ -232,7 +260,9 @@ class TunnelCollector(Collector):
         self._tunnel = tunnel
 
     def collect(self) -> list[CounterMetricFamily]:
-        packets = CounterMetricFamily("fairlead_tunnel_packets", "Packets at the end of a tunnel", labels=["outcome"])
+        packets = CounterMetricFamily(
+            "fairlead_tunnel_packets", "Packets at the end of a tunnel", labels=["outcome"]
+        )
         for outcome, count in self._tunnel.counters().items():
             packets.add_metric([outcome], count)
         return [packets]
@@ -245,14 +275,26 @@ class PeersCollector(Collector):
         self._peers = peers
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        heard = GaugeMetricFamily("fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"])
+        heard = GaugeMetricFamily(
+            "fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"]
+        )
         for peer in self._peers.shown:
             heard.add_metric([peer.address], peer.connected)
         return [
             heard,
-            GaugeMetricFamily("fairlead_peer_followers", "Gateways that follow this one", self._peers.followers),
-            CounterMetricFamily("fairlead_peer_entries_sent", "Entries of flows told to other gateways", self._peers.sent),
-            CounterMetricFamily("fairlead_peer_entries_received", "Entries taken over from them", self._peers.received),
+            GaugeMetricFamily(
+                "fairlead_peer_followers", "Gateways that follow this one", self._peers.followers
+            ),
+            CounterMetricFamily(
+                "fairlead_peer_entries_sent",
+                "Entries of flows told to other gateways",
+                self._peers.sent,
+            ),
+            CounterMetricFamily(
+                "fairlead_peer_entries_received",
+                "Entries taken over from them",
+                self._peers.received,
+            ),
         ]
 
 
@@ -302,8 +344,8 @@ class CountsProxied(Protocol):
 
 
 class ProxyCollector(Collector):
-    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how near all together are to its
-    limit; how often it has died."""
+    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how near
+    all together are to its limit; how often it has died."""
 
     def __init__(self, counters: CountsProxied) -> None:
         self._counters = counters
@@ -311,14 +353,28 @@ class ProxyCollector(Collector):
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         services, worker = self._counters.services(), self._counters.worker
         labels = ["service"]
-        connections = CounterMetricFamily("fairlead_proxy_connections", "Connections taken", labels=labels)
-        opened = GaugeMetricFamily("fairlead_proxy_open_connections", "Connections open, in old workers too", labels=labels)
-        octets = CounterMetricFamily(
-            "fairlead_proxy_bytes", "Bytes from (in) and to clients, but for old workers", labels=[*labels, "direction"]
+        connections = CounterMetricFamily(
+            "fairlead_proxy_connections", "Connections taken", labels=labels
         )
-        refused = CounterMetricFamily("fairlead_proxy_refused", "Connections of no source range", labels=labels)
-        failed = CounterMetricFamily("fairlead_proxy_member_failures", "Connections that a member did not take", labels=labels)
-        deaths = CounterMetricFamily("fairlead_proxy_deaths", "How often HAProxy has died, with all connections")
+        opened = GaugeMetricFamily(
+            "fairlead_proxy_open_connections", "Connections open, in old workers too", labels=labels
+        )
+        octets = CounterMetricFamily(
+            "fairlead_proxy_bytes",
+            "Bytes from (in) and to clients, but for old workers",
+            labels=[*labels, "direction"],
+        )
+        refused = CounterMetricFamily(
+            "fairlead_proxy_refused", "Connections of no source range", labels=labels
+        )
+        failed = CounterMetricFamily(
+            "fairlead_proxy_member_failures",
+            "Connections that a member did not take",
+            labels=labels,
+        )
+        deaths = CounterMetricFamily(
+            "fairlead_proxy_deaths", "How often HAProxy has died, with all connections"
+        )
         deaths.add_metric([], self._counters.deaths())
         used = GaugeMetricFamily(
             "fairlead_proxy_worker_connections",
@@ -351,15 +407,20 @@ class BalancedServer(Protocol):
 
 
 class ApiServersCollector(Collector):
-    """Which API servers get connections, and how many these have, where a gateway balances these."""
+    """Which API servers get connections, and how many these have, where a gateway balances
+    these."""
 
     def __init__(self, servers: Callable[[], Mapping[str, BalancedServer]]) -> None:
         self._servers = servers
 
     def collect(self) -> list[GaugeMetricFamily]:
         labels = ["server"]
-        ready = GaugeMetricFamily("fairlead_apiserver_ready", "Whether it says that it is ready", labels=labels)
-        opened = GaugeMetricFamily("fairlead_apiserver_open_connections", "Connections open", labels=labels)
+        ready = GaugeMetricFamily(
+            "fairlead_apiserver_ready", "Whether it says that it is ready", labels=labels
+        )
+        opened = GaugeMetricFamily(
+            "fairlead_apiserver_open_connections", "Connections open", labels=labels
+        )
         for server, found in self._servers().items():
             ready.add_metric([server], found.state == "ready")
             opened.add_metric([server], found.open)
@@ -367,8 +428,8 @@ class ApiServersCollector(Collector):
 
 
 class TrafficCollector(Collector):
-    """Packets, bytes and new flows of each Service and of each node, read from the data plane when a scrape asks; what it
-    dropped and why; and how near it is to losing track of connections."""
+    """Packets, bytes and new flows of each Service and of each node, read from the data plane when
+    a scrape asks; what it dropped and why; and how near it is to losing track of connections."""
 
     def __init__(self, traffic: Callable[[], CountsTraffic]) -> None:
         self._traffic = traffic
@@ -378,18 +439,37 @@ class TrafficCollector(Collector):
         services, nodes = traffic.services(), traffic.nodes()
         returned = {name: counted.returned for name, counted in nodes.items()}
         refused = CounterMetricFamily(
-            "fairlead_service_drops", "Packets for a Service that were dropped", labels=["service", "reason"]
+            "fairlead_service_drops",
+            "Packets for a Service that were dropped",
+            labels=["service", "reason"],
         )
         for key, counted in services.items():
-            for reason, count in counted.drops.items():  # only what there was: seven for each of 10,000 Services are too many
+            for (
+                reason,
+                count,
+            ) in (
+                counted.drops.items()
+            ):  # only what there was: seven for each of 10,000 Services are too many
                 refused.add_metric([str(key), reason], count)
         return [
-            *_counted("fairlead", "service", {str(key): counted for key, counted in services.items()}),
+            *_counted(
+                "fairlead", "service", {str(key): counted for key, counted in services.items()}
+            ),
             refused,
             *_counted("fairlead_node", "node", nodes),
-            _by("fairlead_node_returned_packets", "Packets sent to the node that came back to this gateway", "node", returned),
+            _by(
+                "fairlead_node_returned_packets",
+                "Packets sent to the node that came back to this gateway",
+                "node",
+                returned,
+            ),
             _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
-            _by("fairlead_messages", "Packets that the data plane sent of its own", "kind", traffic.messages()),
+            _by(
+                "fairlead_messages",
+                "Packets that the data plane sent of its own",
+                "kind",
+                traffic.messages(),
+            ),
             *self._entries(traffic),
             *self._resources(traffic),
         ]
@@ -412,14 +492,24 @@ class TrafficCollector(Collector):
 
     def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(
-            "fairlead_untracked_flows", "New flows that got no entry: the insert limit was reached", traffic.untracked()
+            "fairlead_untracked_flows",
+            "New flows that got no entry: the insert limit was reached",
+            traffic.untracked(),
         )
         untold = CounterMetricFamily(
-            "fairlead_untold_entries", "Entries that peers were not told of: they came too fast", traffic.untold()
+            "fairlead_untold_entries",
+            "Entries that peers were not told of: they came too fast",
+            traffic.untold(),
         )
-        used = GaugeMetricFamily("fairlead_flow_entries", "Connections and UDP flows that have an entry", labels=["table"])
+        used = GaugeMetricFamily(
+            "fairlead_flow_entries",
+            "Connections and UDP flows that have an entry",
+            labels=["table"],
+        )
         most = GaugeMetricFamily(
-            "fairlead_flow_entries_limit", "Entries there is room for; when all are used, old ones make way", labels=["table"]
+            "fairlead_flow_entries_limit",
+            "Entries there is room for; when all are used, old ones make way",
+            labels=["table"],
         )
         for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)

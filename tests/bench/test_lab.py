@@ -1,4 +1,5 @@
-"""The benchmark of the lab runs, every way leads to the server, and nothing is left of it. Its figures prove nothing here."""
+"""The benchmark of the lab runs, every way leads to the server, and nothing is left of it. Its
+figures prove nothing here."""
 
 import os
 
@@ -11,17 +12,31 @@ pytestmark = pytest.mark.root
 
 
 async def test_every_way_is_measured_and_keeps_the_address_or_not() -> None:
-    report = await measure(1, 1, ("direct", "routed", "tc", "cluster", "haproxy", "proxy", "by hand"), {"light": "-t1 -c4"})
+    report = await measure(
+        1,
+        1,
+        ("direct", "routed", "tc", "cluster", "haproxy", "proxy", "by hand"),
+        {"light": "-t1 -c4"},
+    )
     assert {report.seen[way] for way in (DIRECT, "routed", "tc", "haproxy")} == {report.client}
     assert len({report.seen[way] for way in ("cluster", "proxy", "by hand")} - {report.client}) == 3
     (figures,) = report.rounds
-    assert all(figure.per_s > 0 and figure.cpu_us > 0 for way in figures.values() for figure in way.values())
+    assert all(
+        figure.per_s > 0 and figure.cpu_us > 0
+        for way in figures.values()
+        for figure in way.values()
+    )
     assert {len(row) for row in (*rate_rows(report), *cpu_rows(report))} == {len(headings(report))}
     assert [line.partition(":")[0] for line in summary(report).splitlines()] == [
         f"tc over {base}, {what}" for base in ("haproxy", "routed") for what in ("a second", "CPU")
     ]
     assert set(plots(report)) == {"rates", "cpu"}
-    assert all(0 < each.p50_ms <= each.p99_ms for way in figures.values() for kind, each in way.items() if "load" not in kind)
+    assert all(
+        0 < each.p50_ms <= each.p99_ms
+        for way in figures.values()
+        for kind, each in way.items()
+        if "load" not in kind
+    )
     assert report.ratios(DIRECT, "upload") == [1.0]
     assert isinstance(report, Report)
     assert namespace.names(f"fl-bench{os.getpid()}-") == ()

@@ -1,11 +1,20 @@
-"""The benchmark of a live gateway runs, on a cluster small enough for a test, and leaves nothing. Times prove nothing here."""
+"""The benchmark of a live gateway runs, on a cluster small enough for a test, and leaves nothing.
+Times prove nothing here."""
 
 import os
 from pathlib import Path
 
 import pytest
 from bench.fixture import Size
-from bench.live import PACES_PER_S, START_HEADINGS, Bench, delay_rows, not_as_told, plots, start_rows
+from bench.live import (
+    PACES_PER_S,
+    START_HEADINGS,
+    Bench,
+    delay_rows,
+    not_as_told,
+    plots,
+    start_rows,
+)
 
 from fairlead.lab import namespace
 from fairlead.net import bpffs
@@ -15,12 +24,17 @@ SIZE = Size(services=40, endpoints=3, nodes=10)
 
 def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
     def planned(**states: str) -> dict[str, object]:
-        members = [{"node": node, "weight": int(state != "draining"), "state": state} for node, state in states.items()]
+        members = [
+            {"node": node, "weight": int(state != "draining"), "state": state}
+            for node, state in states.items()
+        ]
         return {"services": {"default/web": {"plan": {"listeners": [{"members": members}]}}}}
 
     told = {"default/web": {"a", "b"}}
     assert not_as_told(planned(a="active", b="active", c="draining"), told) == []
-    assert not_as_told(planned(a="active", b="down", c="draining"), told) == []  # only the tables are without it
+    assert (
+        not_as_told(planned(a="active", b="down", c="draining"), told) == []
+    )  # only the tables are without it
     assert not_as_told(planned(a="active", b="draining"), told) == ["default/web"]
     assert not_as_told(planned(a="active", b="active", c="active"), told) == ["default/web"]
     assert not_as_told({"services": {}}, told) == ["default/web"]
@@ -30,7 +44,9 @@ def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
 async def test_every_event_shows_in_the_kernel(real_programs: None, tmp_path: Path) -> None:
     report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, tell=lambda _: None).run()
     (only,) = report.rounds
-    assert [each.events + each.hidden for each in only.delays] == [max(1, round(pace / 2)) for pace in PACES_PER_S]
+    assert [each.events + each.hidden for each in only.delays] == [
+        max(1, round(pace / 2)) for pace in PACES_PER_S
+    ]
     for delays in only.delays:
         assert 0 < delays.median_ms <= delays.p99_ms <= delays.most_ms
     for started in (only.cold, only.again):

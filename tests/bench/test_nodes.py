@@ -1,4 +1,5 @@
-"""The benchmark of service proxies runs, on a cluster small enough for a test, and leaves nothing. Times prove nothing here."""
+"""The benchmark of service proxies runs, on a cluster small enough for a test, and leaves nothing.
+Times prove nothing here."""
 
 import os
 from pathlib import Path
@@ -13,8 +14,12 @@ SIZE = Size(services=40, endpoints=3, nodes=10)
 
 
 @pytest.mark.root
-async def test_both_follow_every_event(real_programs: None, kube_proxy: Path, tmp_path: Path) -> None:
-    report = await Bench(tmp_path, SIZE, rounds=1, events=2, changes=30, turns=1, tell=lambda _: None).run()
+async def test_both_follow_every_event(
+    real_programs: None, kube_proxy: Path, tmp_path: Path
+) -> None:
+    report = await Bench(
+        tmp_path, SIZE, rounds=1, events=2, changes=30, turns=1, tell=lambda _: None
+    ).run()
     (only,) = report.rounds
     assert only.keys() == {OURS, THEIRS}
     for figures in only.values():

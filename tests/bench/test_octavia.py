@@ -1,4 +1,5 @@
-"""The benchmark of class octavia runs, small enough for a test. Times prove nothing here, calls do."""
+"""The benchmark of class octavia runs, small enough for a test. Times prove nothing here, calls
+do."""
 
 from pathlib import Path
 

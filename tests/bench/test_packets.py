@@ -1,4 +1,5 @@
-"""The benchmark of packets runs, and each of its programs does what its case is called after. Its times prove nothing here."""
+"""The benchmark of packets runs, and each of its programs does what its case is called after. Its
+times prove nothing here."""
 
 import pytest
 from bench.packets import Report, plots, rows, run
@@ -9,7 +10,8 @@ pytestmark = pytest.mark.root
 
 @pytest.mark.parametrize("kind", ["xdp", "tc"])
 def test_every_case_forwards_what_it_says(kind: Kind) -> None:
-    """`run` proves each case by the counters of nodes before it measures, and refuses a frame that leaves traces."""
+    """`run` proves each case by the counters of nodes before it measures, and refuses a frame that
+    leaves traces."""
     measured = run(kind, 2, 2000, (50, 20))
     by_name = {each.name: each.nanoseconds for each in measured}
     assert len(by_name) == len(measured)
@@ -17,7 +19,12 @@ def test_every_case_forwards_what_it_says(kind: Kind) -> None:
     assert min(by_name["changed slot, new connections"]) > min(by_name["empty program"])
     above = {each.name: each.above for each in measured}
     assert above["established, IPIP, IPv4"] == tuple(
-        a - b for a, b in zip(by_name["established, IPIP, IPv4"], by_name["the frame, taking outer headers away"], strict=True)
+        a - b
+        for a, b in zip(
+            by_name["established, IPIP, IPv4"],
+            by_name["the frame, taking outer headers away"],
+            strict=True,
+        )
     )
     assert above["the frame alone"] == ()
     assert len(rows(measured)) == len(measured)

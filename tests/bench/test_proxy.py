@@ -1,5 +1,5 @@
-"""The benchmark of a gateway with many Services of class proxy runs, each event has its effect, and nothing is left of it. Its
-figures prove nothing here; those of the lab: test_lab.py."""
+"""The benchmark of a gateway with many Services of class proxy runs, each event has its effect, and
+nothing is left of it. Its figures prove nothing here; those of the lab: test_lab.py."""
 
 import os
 
@@ -8,7 +8,17 @@ import pytest
 from bench.fixture import Size
 from bench.lab import Figure
 from bench.paths import THROUGH_HAPROXY
-from bench.proxy import EFFECTS, Report, effect_rows, effects_ms, figure_rows, headings, memory, plots, ratio_rows
+from bench.proxy import (
+    EFFECTS,
+    Report,
+    effect_rows,
+    effects_ms,
+    figure_rows,
+    headings,
+    memory,
+    plots,
+    ratio_rows,
+)
 
 from bench import lab, many
 from fairlead.lab import namespace
@@ -21,7 +31,9 @@ async def test_each_event_has_its_effect() -> None:
     found = await many.measure(Size(services=8, endpoints=2, nodes=4), 1)
     assert found.gateway_mib > found.haproxy_mib > found.haproxy_alone_mib / 2 > 0
     report = Report(ways(), 8, 4, (found,))
-    assert all(len(effects_ms(report, name)) == 1 and min(effects_ms(report, name)) > 0 for name in EFFECTS)
+    assert all(
+        len(effects_ms(report, name)) == 1 and min(effects_ms(report, name)) > 0 for name in EFFECTS
+    )
     assert len(effect_rows(report)) == len(EFFECTS)
     assert memory(report).startswith("a start from nothing ")
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
@@ -32,7 +44,10 @@ async def test_each_event_has_its_effect() -> None:
 def ways() -> lab.Report:
     """Where class proxy is half as fast as all others, and takes twice the CPU."""
     others, ours = Figure(1000.0, 10.0, 1.0, 3.0), Figure(500.0, 20.0, 2.0, 6.0)
-    one = {way: dict.fromkeys(("requests", "upload"), ours if way == "proxy" else others) for way in THROUGH_HAPROXY}
+    one = {
+        way: dict.fromkeys(("requests", "upload"), ours if way == "proxy" else others)
+        for way in THROUGH_HAPROXY
+    }
     return lab.Report("198.51.100.10", {}, (one, one))
 
 
@@ -40,10 +55,18 @@ def test_tables_show_ratios() -> None:
     report = Report(ways(), 0, 0, ())
     rows = ratio_rows(report)
     assert rows[:4] == [
-        ("class proxy over HAProxy by hand on the gateway, a second", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)"),
+        (
+            "class proxy over HAProxy by hand on the gateway, a second",
+            "0.50 (0.50-0.50)",
+            "0.50 (0.50-0.50)",
+        ),
         ("class proxy over HAProxy by hand on the gateway, p50", "2.00 (2.00-2.00)", "-"),
         ("class proxy over HAProxy by hand on the gateway, p99", "2.00 (2.00-2.00)", "-"),
-        ("class proxy over HAProxy by hand on the gateway, CPU", "2.00 (2.00-2.00)", "2.00 (2.00-2.00)"),
+        (
+            "class proxy over HAProxy by hand on the gateway, CPU",
+            "2.00 (2.00-2.00)",
+            "2.00 (2.00-2.00)",
+        ),
     ]
     assert figure_rows(report)[1] == ("class proxy", "0.5 k/s, 2.0 / 6.0 ms", "0.0 Gbit/s")
     assert {len(row) for row in (*rows, *figure_rows(report))} == {len(headings(report, "WAY"))}

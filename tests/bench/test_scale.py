@@ -1,4 +1,5 @@
-"""The benchmark runs, on a cluster small enough for a test, and its figures can be true. Its times prove nothing here."""
+"""The benchmark runs, on a cluster small enough for a test, and its figures can be true. Its times
+prove nothing here."""
 
 import math
 from pathlib import Path
@@ -24,10 +25,16 @@ async def test_every_subject_plans_all_and_answers_every_event(
     real_programs: None, official_client: Path, folder: Path
 ) -> None:
     said: list[str] = []
-    report = await Bench(folder, official_client, SIZE, rounds=1, pace_per_s=200.0, tell=said.append).run()
+    report = await Bench(
+        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, tell=said.append
+    ).run()
     assert set(report.subjects) == {"controller", "gateway", "node", COMPARATOR}
     for figures in report.subjects.values():
-        numbers = [each for part in msgspec.structs.astuple(figures) for each in msgspec.structs.astuple(part)]
+        numbers = [
+            each
+            for part in msgspec.structs.astuple(figures)
+            for each in msgspec.structs.astuple(part)
+        ]
         assert all(math.isfinite(number) and number >= 0 for number in numbers)
         assert figures.first.peak_mib >= figures.first.resident_mib > 10
         assert figures.first.planned_s >= figures.first.whole_s > 0

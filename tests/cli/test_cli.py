@@ -16,7 +16,9 @@ EXAMPLE = ROOT / "examples" / "plan" / "cluster.yaml"
 
 
 def run(*argv: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def fairlead(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -40,7 +42,10 @@ def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
 
 @pytest.mark.parametrize(
     ("selector", "words"),
-    [("eth0/1", "'eth0/1' does not appear to be an IPv4 or IPv6 network"), ("192.0.2.1", "write it as a CIDR")],
+    [
+        ("eth0/1", "'eth0/1' does not appear to be an IPv4 or IPv6 network"),
+        ("192.0.2.1", "write it as a CIDR"),
+    ],
 )
 def test_a_gateway_refuses_what_chooses_no_interface(selector: str, words: str) -> None:
     done = fairlead("gateway", "--interface", selector)
@@ -52,7 +57,8 @@ def test_a_gateway_refuses_what_chooses_no_interface(selector: str, words: str) 
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); print(sorted(sys.modules), file=sys.stderr)"
+        "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); "
+        "print(sorted(sys.modules), file=sys.stderr)"
     )
     done = run(sys.executable, "-c", code)
     assert "demo" in done.stdout
@@ -75,9 +81,9 @@ def test_plan_as_table() -> None:
         "active",
     ]
     assert (
-        "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for another one or add it to a pool"
-        in lines
-    )
+        "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for "
+        "another one or add it to a pool"
+    ) in lines
     assert "default/database: left alone, its class is example.com/other" in lines
 
 
@@ -98,7 +104,10 @@ def test_plan_for_programs(form: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: http}]}", "$.spec.ports[0].port"),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: http}]}",
+            "$.spec.ports[0].port",
+        ),
         ("a: [", "YAML"),
     ],
 )
@@ -112,7 +121,12 @@ def test_plan_names_bad_input(text: str, words: str) -> None:
 def test_without_root_it_says_what_needs_it_and_what_works() -> None:
     # A user namespace that maps nobody: the same files can be read, but it is not root.
     unprivileged: list[str | Path] = ["unshare", "--user", PROGRAM]
-    for command, words in (("gateway", "fairlead plan"), ("node", "root"), ("demo", "root"), ("lab", "root")):
+    for command, words in (
+        ("gateway", "fairlead plan"),
+        ("node", "root"),
+        ("demo", "root"),
+        ("lab", "root"),
+    ):
         arguments = [command] if command != "lab" else ["lab", "up"]
         done = run(*unprivileged, *arguments)
         assert done.returncode == 1, done
@@ -130,7 +144,9 @@ def test_status_without_a_role_says_what_to_look_for() -> None:
 
 def test_the_example_of_pools_is_planned_as_docs_addresses_says() -> None:
     done = fairlead("plan", "-f", str(ROOT / "examples" / "pools"), "-o", "json")
-    planned = {each["service"]: each["load_balancer"]["addresses"] for each in json.loads(done.stdout)}
+    planned = {
+        each["service"]: each["load_balancer"]["addresses"] for each in json.loads(done.stdout)
+    }
     assert planned == {
         "default/dns": ["203.0.113.1"],
         "default/mail-imap": ["203.0.113.2"],

@@ -38,14 +38,20 @@ _numbers = itertools.count(1)
 def lab(*arguments: str, text: str = "", status: int = 0) -> str:
     """Run a command; answer its standard output, or what it complained of if it is to fail."""
     command = [FAIRLEAD, "lab", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert done.returncode == status, done.stderr
     return done.stderr if status else done.stdout
 
 
 def traces(name: str) -> list[str]:
     labels = [running.label for running in process.find(name)]
-    return [*namespace.names(f"fl-{name}-"), *labels, *([str(ROOT / name)] if (ROOT / name).exists() else [])]
+    return [
+        *namespace.names(f"fl-{name}-"),
+        *labels,
+        *([str(ROOT / name)] if (ROOT / name).exists() else []),
+    ]
 
 
 @pytest.fixture
@@ -63,17 +69,30 @@ def test_a_lab_from_up_to_down(name: str) -> None:
     assert f"KUBECONFIG={kubeconfig}" in said
     assert f"  {CALLED} lab down --name {name}\n" in said
     assert "already" in lab("up", *option, "--no-roles", status=1)
-    assert lab("apply", *option, "-f", "-", text=MANIFESTS) == "pod/web-1 applied\nservice/web applied\n"
+    assert (
+        lab("apply", *option, "-f", "-", text=MANIFESTS)
+        == "pod/web-1 applied\nservice/web applied\n"
+    )
     kubectl = ["kubectl", "--kubeconfig", kubeconfig]
-    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/web-1", "--timeout=30s"], check=True, timeout=DEADLINE_S)
+    subprocess.run(
+        [*kubectl, "wait", "--for=condition=Ready", "pod/web-1", "--timeout=30s"],
+        check=True,
+        timeout=DEADLINE_S,
+    )
     seen = json.loads(lab("status", *option, "-o", "json"))
     assert [host["name"] for host in seen["hosts"]] == ["control", "node1", "client1"]
-    assert [(pod["name"], pod["node"], pod["state"]) for pod in seen["pods"]] == [("web-1", "node1", "ready")]
+    assert [(pod["name"], pod["node"], pod["state"]) for pod in seen["pods"]] == [
+        ("web-1", "node1", "ready")
+    ]
     table = lab("status", *option)
     assert "web-1   node1   10.244.1.2, 2001:db8:244:1::2   ready" in table
-    answer = json.loads(lab("exec", *option, "client1", "--", "curl", "-s", "http://10.244.1.2:8080/x"))
+    answer = json.loads(
+        lab("exec", *option, "client1", "--", "curl", "-s", "http://10.244.1.2:8080/x")
+    )
     assert (answer["pod"], answer["peer"], answer["path"]) == ("web-1", "198.51.100.11", "/x")
-    assert lab("exec", *option, "default/web-1", "--", "ip", "-br", "link", "show", "eth0").startswith("eth0@")
+    assert lab(
+        "exec", *option, "default/web-1", "--", "ip", "-br", "link", "show", "eth0"
+    ).startswith("eth0@")
     lab("exec", *option, "node1", "--", "sh", "-c", "exit 7", status=7)
     assert "no host node9" in lab("exec", *option, "node9", "true", status=1)
     assert "cluster is up" in lab("logs", *option, "cluster")
@@ -92,9 +111,13 @@ def test_a_lab_from_up_to_down(name: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step", ["node2", "API server", "control plane"])
-def test_up_that_is_cut_short_can_be_forgotten(name: str, number: signal.Signals, step: str) -> None:
+def test_up_that_is_cut_short_can_be_forgotten(
+    name: str, number: signal.Signals, step: str
+) -> None:
     command = [FAIRLEAD, "lab", "up", "--name", name, "--nodes", "3", "--no-roles"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as up:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as up:
         assert up.stderr is not None
         assert any(f": {step}" in line for line in up.stderr)
         assert traces(name)
@@ -108,12 +131,23 @@ def test_up_that_is_cut_short_can_be_forgotten(name: str, number: signal.Signals
 
 
 def test_without_root_that_is_what_is_said_first(name: str) -> None:
-    """The need of root is reported first, also if a lab of this name exists: without root, it cannot be taken down."""
+    """The need of root is reported first, also if a lab of this name exists: without root, it
+    cannot be taken down."""
     namespace.create(f"fl-{name}-control")
     # Another user by number, who may still read this tree.
     without_root = ["unshare", "--user", "--map-user=65534", "--", FAIRLEAD]
-    for command in (["demo", "--name", name], ["lab", "up", "--name", name], ["lab", "down", "--name", name]):
-        done = subprocess.run([*without_root, *command], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    for command in (
+        ["demo", "--name", name],
+        ["lab", "up", "--name", name],
+        ["lab", "down", "--name", name],
+    ):
+        done = subprocess.run(
+            [*without_root, *command],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
         assert done.returncode == 1
         assert done.stderr.startswith("fairlead: this needs root")
         assert f"`{CALLED} plan` works without" in done.stderr

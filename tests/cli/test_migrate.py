@@ -1,4 +1,5 @@
-"""`fairlead migrate`: what it takes from a cluster, and what it says of pools that it does not understand."""
+"""`fairlead migrate`: what it takes from a cluster, and what it says of pools that it does not
+understand."""
 
 import asyncio
 import json
@@ -35,7 +36,9 @@ async def migrate(*arguments: str, given: str = "") -> tuple[int, str, str]:
     """Exit status, output, errors."""
     pipe = asyncio.subprocess.PIPE
     program = str(Path(sys.executable).with_name("fairlead"))
-    child = await asyncio.create_subprocess_exec(program, "migrate", *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    child = await asyncio.create_subprocess_exec(
+        program, "migrate", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
     async with asyncio.timeout(60):
         output, errors = await child.communicate(given.encode())
     assert child.returncode is not None
@@ -44,7 +47,8 @@ async def migrate(*arguments: str, given: str = "") -> tuple[int, str, str]:
 
 @pytest.fixture
 async def client(real_apiserver: KubeApiServer) -> AsyncIterator[Client]:
-    """Of a cluster without a configuration, in which a Service has an address. Others use it too."""
+    """Of a cluster without a configuration, in which a Service has an address. Others use it
+    too."""
     async with Client(real_apiserver.access) as client:
         existing = (await client.request("GET", "/api/v1/namespaces")).decode()
         if f'"{HOME}"' not in existing:
@@ -57,7 +61,9 @@ async def client(real_apiserver: KubeApiServer) -> AsyncIterator[Client]:
             await client.request("DELETE", f"{CONFIG_MAPS}/fairlead")
 
 
-async def test_pools_of_the_configuration_in_the_cluster_are_seen(client: Client, tmp_path: Path) -> None:
+async def test_pools_of_the_configuration_in_the_cluster_are_seen(
+    client: Client, tmp_path: Path
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(settings.kubeconfig("here", client.access))
     code, output, errors = await migrate("pools", "--kubeconfig", str(kubeconfig))
@@ -71,18 +77,25 @@ async def test_pools_of_the_configuration_in_the_cluster_are_seen(client: Client
     assert "ConfigMap" not in errors
     assert ADDRESS not in output
     code, output, _ = await migrate("services", "--kubeconfig", str(kubeconfig), "-o", "json")
-    assert [each["pools"] for each in json.loads(output) if each["service"] == "default/web-to-migrate"] == [["main"]]
+    assert [
+        each["pools"] for each in json.loads(output) if each["service"] == "default/web-to-migrate"
+    ] == [["main"]]
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"rack": "a"}, "IPAddressPool odd: spec.rack is not known"),
-        ({"serviceAllocation": {"zones": ["a"]}}, "unknown field `zones` - at `$.spec.serviceAllocation`"),
+        (
+            {"serviceAllocation": {"zones": ["a"]}},
+            "unknown field `zones` - at `$.spec.serviceAllocation`",
+        ),
         ({"autoAssign": "perhaps"}, "Expected `bool`, got `str` - at `$.spec.autoAssign`"),
     ],
 )
-async def test_a_pool_that_is_not_understood_is_named_and_the_others_go_on(spec: dict[str, object], words: str) -> None:
+async def test_a_pool_that_is_not_understood_is_named_and_the_others_go_on(
+    spec: dict[str, object], words: str
+) -> None:
     odd = POOL | {"metadata": {"name": "odd"}, "spec": {"addresses": ["203.0.113.0/28"], **spec}}
     plain = POOL | {"metadata": {"name": "plain"}, "spec": {"addresses": ["198.51.100.0/28"]}}
     given = yaml.safe_dump_all([odd, plain, SERVICE | {"status": SHOWN}])

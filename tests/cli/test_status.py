@@ -1,4 +1,5 @@
-"""`fairlead status` against a gateway's data plane: Services, nodes, who drains, what is attached."""
+"""`fairlead status` against a gateway's data plane: Services, nodes, who drains, what is
+attached."""
 
 import asyncio
 import sys
@@ -42,7 +43,9 @@ def happen(event: str, times: int) -> None:
     number = read_object(pins.OBJECT).types.enumerators("event")[event]
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "events") as events:
-        events.update(INDEX.pack(number), COUNTER.pack(times) + bytes(COUNTER.size * (possible_cpus() - 1)))
+        events.update(
+            INDEX.pack(number), COUNTER.pack(times) + bytes(COUNTER.size * (possible_cpus() - 1))
+        )
 
 
 def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
@@ -53,7 +56,8 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         both = load_balancer(NODE1, NODE2)
         await made.apply(made.diff(made.render(both), await made.read(None)))
         drains = msgspec.structs.replace(
-            load_balancer(NODE1, Member("node2", "192.0.2.22", 0, "draining"))[key], drain_timeout_s=300.0
+            load_balancer(NODE1, Member("node2", "192.0.2.22", 0, "draining"))[key],
+            drain_timeout_s=300.0,
         )
         outcomes = await made.apply(made.diff(made.render({key: drains}), await made.read([key])))
         assert outcomes[key].state == "done"
@@ -61,22 +65,34 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         happen("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
-        proxy.counters.take({ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980), {})
+        proxy.counters.take(
+            {ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980), {}
+        )
         balancer = ApiServerBalancer(
-            ApiServerConfig(addresses=("203.0.113.5", "2001:DB8::5"), servers=("[2001:db8::1]:6443",)), Path("nowhere")
+            ApiServerConfig(
+                addresses=("203.0.113.5", "2001:DB8::5"), servers=("[2001:db8::1]:6443",)
+            ),
+            Path("nowhere"),
         )
         balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
         view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
-        view.record({key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))}, {key: DONE})
+        view.record(
+            {key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))},
+            {key: DONE},
+        )
         async with serve(view, "127.0.0.1:9441"):
             shown = await status()
             state = msgspec.json.decode(await status("-o", "json"))
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
-        assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, "counters are the Service's: once"
+        assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
+            "counters are the Service's: once"
+        )
         assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
-        assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), "who drains"
+        assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
+            "who drains"
+        )
         assert "default/shop 9 2 30 40 1 0" in lines
         assert "HAProxy takes 9980 connections at a time, and has 2" in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
@@ -84,9 +100,14 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert any(line.startswith("eth0 tc ") for line in lines)
         assert {"drops: none", "messages: none"} <= set(lines)
         assert "new flows without an entry, over the limit: 7" in lines
-        used = "used: table memory 0.0 of 1 MiB, listeners 1 of 32768, retained nodes 0 of 1048576, source ranges 0 of 1048576"
+        used = (
+            "used: table memory 0.0 of 1 MiB, listeners 1 of 32768, retained nodes 0 of "
+            "1048576, source ranges 0 of 1048576"
+        )
         assert used in lines
-        assert not any(line.startswith("entries that peers were not told of") for line in lines), "there were none"
+        assert not any(line.startswith("entries that peers were not told of") for line in lines), (
+            "there were none"
+        )
         (gateway,) = state
         assert gateway["traffic"]["draining"][0]["node"] == "node2"
         assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
@@ -104,8 +125,12 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
 def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
-        view.traffic = lambda: {"tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}}
-        strict = Finding("net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it")
+        view.traffic = lambda: {
+            "tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}
+        }
+        strict = Finding(
+            "net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it"
+        )
         view.host = lambda: shown([strict, msgspec.structs.replace(strict, adjusted=True)])
         async with serve(view, "127.0.0.1:9441"):
             lines = (await status()).splitlines()

@@ -1,11 +1,11 @@
 """Every call to the API server that a role can make, read from the role's source.
 
-In: the name of a role, which is a command of `cli/roles.py`. Out: the rights that the role's calls need.
-Invariant: no call is missed silently. A role can name an object of the API only by a `Resource`. Each mention of a Resource in
-code that the role reaches is a call of a method of `Client`, a reflector, or one of the harmless uses below; any other mention,
-and any call with a raw path, raises `Unreadable`. Code is reached if reached code names it; a class is reached with all
-its methods. So the result may contain more rights than a role needs, but never fewer.
-"""
+In: the name of a role, which is a command of `cli/roles.py`. Out: the rights that the role's calls
+need. Invariant: no call is missed silently. A role can name an object of the API only by a
+`Resource`. Each mention of a Resource in code that the role reaches is a call of a method of
+`Client`, a reflector, or one of the harmless uses below; any other mention, and any call with a raw
+path, raises `Unreadable`. Code is reached if reached code names it; a class is reached with all its
+methods. So the result may contain more rights than a role needs, but never fewer."""
 
 import ast
 import inspect
@@ -28,7 +28,8 @@ VERBS = {
     "patch": ("patch",),
     "delete": ("delete",),
 }
-"""The verb that each method of `Client` needs; of `apply` see `_verbs`, and `request` has no verb of its own."""
+"""The verb that each method of `Client` needs; of `apply` see `_verbs`, and `request` has no verb
+of its own."""
 HARMLESS_FIELDS = {"group_version", "kind", "plural", "namespaced", "type"}
 """Fields of a Resource that make no call. `path` is not among them."""
 HARMLESS_CALLS = {"event_about"}
@@ -42,7 +43,8 @@ TAKES_A_RESOURCE = {
     ("fairlead.kube.client", "Client"),
     ("fairlead.kube.client", "place"),
 }
-"""All code with a parameter of type Resource. What it does with the parameter is declared above, or by `Client`'s table."""
+"""All code with a parameter of type Resource. What it does with the parameter is declared above, or
+by `Client`'s table."""
 RAW_CALLS = {"fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"}
 """Modules that may call with a raw path: the client itself, and the module for OpenStack."""
 
@@ -52,7 +54,8 @@ class Unreadable(Exception):
 
 
 class Unit(NamedTuple):
-    """A top-level definition of a module: a function, a class, a constant. An empty name stands for all other statements."""
+    """A top-level definition of a module: a function, a class, a constant. An empty name stands for
+    all other statements."""
 
     module: str
     name: str
@@ -75,7 +78,8 @@ class Module:
         tree = ast.parse(text)
         self.units: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, dict[str, set[tuple[str, str]]]] = {}
-        """What a name may stand for: in each unit, whose imports are valid only inside it, and in all other statements."""
+        """What a name may stand for: in each unit, whose imports are valid only inside it, and in
+        all other statements."""
         for statement in tree.body:
             for defined in _defines(statement) or [""]:
                 self.units.setdefault(defined, []).append(statement)
@@ -84,12 +88,21 @@ class Module:
     def _read_imports(self, name: str, defined: str, statement: ast.stmt) -> None:
         imports = self.imports.setdefault(defined, {})
         for node in ast.walk(statement):
-            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("fairlead")):
+            if isinstance(node, ast.ImportFrom) and (
+                node.level or (node.module or "").startswith("fairlead")
+            ):
                 if node.level or any(alias.name == "*" for alias in node.names):
-                    raise Unreadable(f"{name}:{node.lineno}: an import that does not name what it imports, or whence")
+                    raise Unreadable(
+                        f"{name}:{node.lineno}: an import that does not name what it imports, or "
+                        "whence"
+                    )
                 for alias in node.names:
-                    imports.setdefault(alias.asname or alias.name, set()).add((node.module or "", alias.name))
-            elif isinstance(node, ast.Import) and any(alias.name.startswith("fairlead") for alias in node.names):
+                    imports.setdefault(alias.asname or alias.name, set()).add(
+                        (node.module or "", alias.name)
+                    )
+            elif isinstance(node, ast.Import) and any(
+                alias.name.startswith("fairlead") for alias in node.names
+            ):
                 raise Unreadable(f"{name}:{node.lineno}: write `from ... import ...`")
 
 
@@ -121,7 +134,8 @@ class Source:
         return frozenset(known)
 
     def _resolve(self, unit: Unit, name: str) -> set[Unit]:
-        """What a name may stand for inside a unit. Empty: it is a variable, or belongs to another package."""
+        """What a name may stand for inside a unit. Empty: it is a variable, or belongs to another
+        package."""
         module = self._module(unit.module)
         found = {Unit(unit.module, name)} if name in module.units else set()
         for scope in (unit.name, ""):
@@ -149,7 +163,9 @@ class Source:
         """`plural.group` of a constant that is a Resource."""
         for statement in self._module(unit.module).units.get(unit.name, ()) if unit.name else ():
             match statement:
-                case ast.Assign(value=ast.Call(func=ast.Name(id="Resource"), args=[version, _, plural, *_])):
+                case ast.Assign(
+                    value=ast.Call(func=ast.Name(id="Resource"), args=[version, _, plural, *_])
+                ):
                     if isinstance(version, ast.Name):
                         (assigned,) = self._module(unit.module).units[version.id]
                         assert isinstance(assigned, ast.Assign)
@@ -160,7 +176,9 @@ class Source:
         return None
 
     def _rights_of(self, unit: Unit) -> Iterator[tuple[Right, int]]:
-        parents = {child: node for node in self._nodes(unit) for child in ast.iter_child_nodes(node)}
+        parents = {
+            child: node for node in self._nodes(unit) for child in ast.iter_child_nodes(node)
+        }
         for node in self._nodes(unit):
             self._refuse_unreadable(unit, node, parents.get(node))
             for resource in self._resources(unit, node):
@@ -168,13 +186,17 @@ class Source:
                     yield right, getattr(node, "lineno", 0)
 
     def _resources(self, unit: Unit, node: ast.AST) -> set[str]:
-        """The Resources that this piece of the code may mention: `SERVICES`, or `objects.SERVICES`."""
+        """The Resources that this piece of the code may mention: `SERVICES`, or
+        `objects.SERVICES`."""
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 named = self._resolve(unit, name)
             case ast.Attribute(value=ast.Name(id=base), attr=name):
                 named = {
-                    each for module in self._resolve(unit, base) if not module.name for each in self._resolve(module, name)
+                    each
+                    for module in self._resolve(unit, base)
+                    if not module.name
+                    for each in self._resolve(module, name)
                 }
             case _:
                 return set()
@@ -185,39 +207,60 @@ class Source:
             case ast.Call(func=ast.Name(id=name)) if RESOURCE in self._resolve(unit, name) and not (
                 isinstance(parent, ast.Assign) and self._resource(unit)
             ):
-                raise Unreadable(f"{unit}: line {node.lineno}: a Resource that is no constant of a module")
+                raise Unreadable(
+                    f"{unit}: line {node.lineno}: a Resource that is no constant of a module"
+                )
             case ast.Call(func=ast.Attribute(attr="request")) if unit.module not in RAW_CALLS:
-                raise Unreadable(f"{unit}: line {node.lineno}: a call by its path, whose right cannot be told")
+                raise Unreadable(
+                    f"{unit}: line {node.lineno}: a call by its path, whose right cannot be told"
+                )
             case ast.Constant(value=str(text)) if (
                 text.startswith(("/api/", "/apis/")) and unit.module != "fairlead.kube.objects"
             ):
-                raise Unreadable(f"{unit}: line {node.lineno}: a path of the API, whose right cannot be told")
+                raise Unreadable(
+                    f"{unit}: line {node.lineno}: a path of the API, whose right cannot be told"
+                )
             case ast.arg(annotation=ast.AST() as annotation) if any(
-                isinstance(each, ast.Name) and RESOURCE in self._resolve(unit, each.id) for each in ast.walk(annotation)
+                isinstance(each, ast.Name) and RESOURCE in self._resolve(unit, each.id)
+                for each in ast.walk(annotation)
             ):
                 if unit not in TAKES_A_RESOURCE:
-                    raise Unreadable(f"{unit}: line {node.lineno}: a parameter of type Resource; say here what it is used for")
+                    raise Unreadable(
+                        f"{unit}: line {node.lineno}: a parameter of type Resource; say here "
+                        "what it is used for"
+                    )
 
     def _use(self, unit: Unit, node: ast.AST, parent: ast.AST, resource: str) -> list[Right]:
         """The rights that a mention of a Resource needs."""
         match parent:
             case ast.Attribute(attr=field) if field in HARMLESS_FIELDS:
                 return []
-            case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if first is node and method in HARMLESS_CALLS:
+            case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if (
+                first is node and method in HARMLESS_CALLS
+            ):
                 return []
-            case ast.Call(func=ast.Name(id=name), args=[_, second, *_]) if second is node and name in FOLLOWERS:
+            case ast.Call(func=ast.Name(id=name), args=[_, second, *_]) if (
+                second is node and name in FOLLOWERS
+            ):
                 return [Right(verb, resource) for verb in self._reflector_verbs()]
-            case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if first is node and method in {*VERBS, "apply"}:
+            case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if (
+                first is node and method in {*VERBS, "apply"}
+            ):
                 part = _subresource(unit, parent)
                 return [Right(verb, resource + part) for verb in _verbs(method, part)]
-        raise Unreadable(f"{unit}: what is done with `{ast.unparse(node)}` cannot be told from `{ast.unparse(parent)}`")
+        raise Unreadable(
+            f"{unit}: what is done with `{ast.unparse(node)}` cannot be told from "
+            f"`{ast.unparse(parent)}`"
+        )
 
     def _reflector_verbs(self) -> tuple[str, ...]:
         """What a reflector asks for, by its own calls."""
         found: set[str] = set()
         for node in self._nodes(Unit("fairlead.kube.reflector", "Reflector")):
             match node:
-                case ast.Call(func=ast.Attribute(attr=method), args=[ast.Attribute(attr="_resource"), *_]):
+                case ast.Call(
+                    func=ast.Attribute(attr=method), args=[ast.Attribute(attr="_resource"), *_]
+                ):
                     found |= set(VERBS[method])
         return tuple(sorted(found))
 
@@ -243,13 +286,16 @@ def _defines(statement: ast.stmt) -> list[str]:
 
 
 def _verbs(method: str, part: str) -> tuple[str, ...]:
-    """Server-side apply creates an object that does not exist, and needs the right to do so, but not for subresources."""
+    """Server-side apply creates an object that does not exist, and needs the right to do so, but
+    not for subresources."""
     return (("patch",) if part else ("patch", "create")) if method == "apply" else VERBS[method]
 
 
 def _subresource(unit: Unit, call: ast.Call) -> str:
     for keyword in call.keywords:
-        if keyword.arg is None or (keyword.arg == "subresource" and not isinstance(keyword.value, ast.Constant)):
+        if keyword.arg is None or (
+            keyword.arg == "subresource" and not isinstance(keyword.value, ast.Constant)
+        ):
             raise Unreadable(f"{unit}: line {call.lineno}: a subresource that is no constant")
         if keyword.arg == "subresource" and (name := ast.literal_eval(keyword.value)):
             return f"/{name}"
@@ -258,4 +304,8 @@ def _subresource(unit: Unit, call: ast.Call) -> str:
 
 def client_methods() -> set[str]:
     """The public methods of `Client`: each must be in VERBS, or be handled by name."""
-    return {name for name, _ in inspect.getmembers(Client, inspect.isroutine) if not name.startswith("_")}
+    return {
+        name
+        for name, _ in inspect.getmembers(Client, inspect.isroutine)
+        if not name.startswith("_")
+    }

@@ -20,20 +20,37 @@ def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """helm, with a home of nobody's, so that no setting of this machine has a say."""
     home = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
     return subprocess.run(
-        [helm, *arguments], capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", **home}
+        [helm, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", **home},
     )
 
 
 def render(helm: Path, *options: str | Path) -> list[Manifest]:
     """The objects that helm makes of the chart, with these values."""
-    done = run(helm, "template", "fairlead", CHART, "--namespace", NAMESPACE, "--kube-version", "1.36.0", *options)
+    done = run(
+        helm,
+        "template",
+        "fairlead",
+        CHART,
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        "1.36.0",
+        *options,
+    )
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def find(objects: Sequence[Manifest], kind: str, name: str) -> Manifest:
     """The one object of this kind and name."""
-    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    (found,) = (
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
     return found
 
 

@@ -1,7 +1,7 @@
 """The commands of docs/install.md, run as its reader runs them.
 
-In: the heading of a section; a cluster. Out: what the commands print, and a failed test when one fails or hangs.
-"""
+In: the heading of a section; a cluster. Out: what the commands print, and a failed test when one
+fails or hangs."""
 
 import asyncio
 import os
@@ -25,7 +25,8 @@ def commands_of(section: str) -> list[str]:
 
 
 class Reader:
-    """Somebody who follows the document, as the cluster's administrator, in a folder with the tree's `deploy`."""
+    """Somebody who follows the document, as the cluster's administrator, in a folder with the
+    tree's `deploy`."""
 
     def __init__(self, folder: Path, access: Access) -> None:
         self._folder = folder

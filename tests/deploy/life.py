@@ -1,8 +1,8 @@
-"""The roles as processes with the rights that the manifests give them: a lab with a real API server, and tokens of their
-ServiceAccounts (TokenRequest API) instead of the administrator's.
+"""The roles as processes with the rights that the manifests give them: a lab with a real API
+server, and tokens of their ServiceAccounts (TokenRequest API) instead of the administrator's.
 
-In: a lab without roles, the rendered manifests. Out: running roles; what the audit log says that each of them asked for.
-"""
+In: a lab without roles, the rendered manifests. Out: running roles; what the audit log says that
+each of them asked for."""
 
 import asyncio
 import json
@@ -30,13 +30,16 @@ POD = {
     "metadata": {"name": "web", "labels": {"app": "web"}},
     "spec": {
         "nodeName": "node1",
-        "containers": [{"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}],
+        "containers": [
+            {"name": "web", "image": "echo", "ports": [{"name": "web", "containerPort": 8080}]}
+        ],
     },
 }
 
 
 class Use(NamedTuple):
-    """Something that a role asked of the API server. `resource` is `plural.group`, with its subresource after a slash."""
+    """Something that a role asked of the API server. `resource` is `plural.group`, with its
+    subresource after a slash."""
 
     role: str
     verb: str
@@ -46,7 +49,9 @@ class Use(NamedTuple):
     code: int
 
 
-def service(name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object) -> Manifest:
+def service(
+    name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object
+) -> Manifest:
     """A Service of the pod, for each of these ports."""
     fields = {
         "type": "LoadBalancer",
@@ -79,7 +84,9 @@ class Life:
         command = ("kubectl", "--kubeconfig", str(self.site.directory.kubeconfig), *arguments)
         pipe = asyncio.subprocess.PIPE
         environment = process.environment(self.site.name, "kubectl")
-        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+        )
         text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
         async with asyncio.timeout(60):
             output, errors = await child.communicate(text.encode())
@@ -87,9 +94,12 @@ class Life:
         return output.decode()
 
     async def install(self, manifests: list[Manifest]) -> None:
-        """Apply the manifests, write a kubeconfig for each role's account, and the configuration that is in the ConfigMap."""
+        """Apply the manifests, write a kubeconfig for each role's account, and the configuration
+        that is in the ConfigMap."""
         await self.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crds"))
-        await self.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds"))
+        await self.kubectl(
+            "wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds")
+        )
         await self.kubectl("apply", "--server-side", "-f", "-", given=manifests)
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
         self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])
@@ -113,7 +123,11 @@ class Life:
         """For use on this machine."""
         admin = yaml.safe_load(self.site.directory.kubeconfig.read_text())["clusters"][0]["cluster"]
         return Access(
-            admin["server"], server_name=admin["tls-server-name"], insecure=True, token=await self.token(role), source=role
+            admin["server"],
+            server_name=admin["tls-server-name"],
+            insecure=True,
+            token=await self.token(role),
+            source=role,
         )
 
     def start(self, role: str, host: str, port: int, *options: str) -> Process:
@@ -125,14 +139,18 @@ class Life:
 
     async def ready(self, host: str, port: int) -> None:
         async def answers() -> bool:
-            code, _, _ = await self.site.exec(host, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"])
+            code, _, _ = await self.site.exec(
+                host, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"]
+            )
             return code == 0
 
         await until(f"the role on {host} is ready", answers)
 
     async def works(self, host: str, port: int) -> bool:
         """Whether the role there does its work: of several controllers the leader."""
-        _, metrics, _ = await self.site.exec(host, ["curl", "-sf", f"http://127.0.0.1:{port}/metrics"])
+        _, metrics, _ = await self.site.exec(
+            host, ["curl", "-sf", f"http://127.0.0.1:{port}/metrics"]
+        )
         return "fairlead_working 1.0" in metrics
 
     async def served(self, port: int) -> None:
@@ -141,7 +159,9 @@ class Life:
         async def answers() -> bool:
             addresses = await self.addresses("web")
             where = f"http://{addresses[0]}:{port}/" if addresses else ""
-            return bool(where) and (await self.site.exec("client1", ["curl", "-sfm1", where]))[0] == 0
+            return (
+                bool(where) and (await self.site.exec("client1", ["curl", "-sfm1", where]))[0] == 0
+            )
 
         await until(f"port {port} of Service web answers", answers)
 
@@ -154,25 +174,37 @@ class Life:
 
         async def is_there() -> bool:
             fields = f"involvedObject.name={service},type=Warning,source={component}"
-            return bool(json.loads(await self.kubectl("get", "events", "--field-selector", fields, "-o", "json"))["items"])
+            return bool(
+                json.loads(
+                    await self.kubectl("get", "events", "--field-selector", fields, "-o", "json")
+                )["items"]
+            )
 
         await until(f"{component} warns about Service {service}", is_there)
 
     async def holder(self) -> str:
         """Who has the Lease."""
-        shown = await self.kubectl("get", "lease", "fairlead-controller", "-n", NAMESPACE, "-o", "json")
+        shown = await self.kubectl(
+            "get", "lease", "fairlead-controller", "-n", NAMESPACE, "-o", "json"
+        )
         return str(json.loads(shown)["spec"].get("holderIdentity", ""))
 
     def uses(self) -> list[Use]:
         """All that the roles have asked for, by the audit log."""
         log = self.site.directory.path / "kube-apiserver" / "audit.log"
         records = (msgspec.json.decode(line) for line in log.read_bytes().splitlines())
-        return [use for record in records if record["user"]["username"].startswith(ACCOUNT) for use in uses_of(record)]
+        return [
+            use
+            for record in records
+            if record["user"]["username"].startswith(ACCOUNT)
+            for use in uses_of(record)
+        ]
 
 
 def uses_of(record: Mapping[str, Any]) -> list[Use]:
-    """A streamed list counts as a watch and as a list, because the same client lists where the server does not stream. A patch
-    that made its object (server-side apply) counts as a patch and as a creation: the server authorizes both."""
+    """A streamed list counts as a watch and as a list, because the same client lists where the
+    server does not stream. A patch that made its object (server-side apply) counts as a patch and
+    as a creation: the server authorizes both."""
     use = use_of(record)
     if "sendInitialEvents=true" in record["requestURI"]:
         return [use, use._replace(verb="list")]
@@ -184,7 +216,9 @@ def uses_of(record: Mapping[str, Any]) -> list[Use]:
 def use_of(record: Mapping[str, Any]) -> Use:
     """One line of the audit log (audit.k8s.io/v1)."""
     asked = record.get("objectRef")
-    assert asked is not None, f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
+    assert asked is not None, (
+        f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
+    )
     return Use(
         record["user"]["username"].removeprefix(ACCOUNT),
         record["verb"],

@@ -1,7 +1,7 @@
 """The capabilities that the chart gives to gateways and nodes: enough to serve, and none to spare.
 
-Each role is started in a lab as a container would be: as root with a bounding set, and without new privileges.
-"""
+Each role is started in a lab as a container would be: as root with a bounding set, and without new
+privileges."""
 
 import asyncio
 import os
@@ -24,7 +24,12 @@ ADDRESS = "203.0.113.10"
 DEADLINE_S = 60.0
 ROLES = {"gateway": "gw1", "node": "node1"}
 SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
-PROXIED = service("proxied", 80, annotations={"fairlead.io/addresses": "203.0.113.11"}, loadBalancerClass="fairlead.io/proxy")
+PROXIED = service(
+    "proxied",
+    80,
+    annotations={"fairlead.io/addresses": "203.0.113.11"},
+    loadBalancerClass="fairlead.io/proxy",
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,13 +53,26 @@ def start(site: Site, role: str, allowed: list[str]) -> Process:
     bounds = ",".join(("-all", *(f"+{each.lower()}" for each in allowed)))
     confine = ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", bounds]
     program = str(Path(sys.executable).with_name("fairlead"))
-    files = ["--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_inside)]
-    return site.spawn(host, [*confine, program, role, *files, "--node-name", host, *pins(site, role)], label=f"{host}/{role}")
+    files = [
+        "--config",
+        str(site.directory.config),
+        "--kubeconfig",
+        str(site.directory.kubeconfig_inside),
+    ]
+    return site.spawn(
+        host,
+        [*confine, program, role, *files, "--node-name", host, *pins(site, role)],
+        label=f"{host}/{role}",
+    )
 
 
 def pins(site: Site, role: str) -> list[str]:
     host, files = ROLES[role], site.directory
-    return ["--pin-path", str(files.pins(host)), "--proxy-path", str(files.proxy(host))] if role == "gateway" else []
+    return (
+        ["--pin-path", str(files.pins(host)), "--proxy-path", str(files.proxy(host))]
+        if role == "gateway"
+        else []
+    )
 
 
 async def clear(site: Site, role: str) -> None:
@@ -63,7 +81,9 @@ async def clear(site: Site, role: str) -> None:
         await left.stop(10)
     program = str(Path(sys.executable).with_name("fairlead"))
     config = ["--config", str(site.directory.config)]
-    code, _, said = await site.exec(ROLES[role], [program, role, *config, *pins(site, role), "--cleanup"])
+    code, _, said = await site.exec(
+        ROLES[role], [program, role, *config, *pins(site, role), "--cleanup"]
+    )
     assert code == 0, said
 
 
@@ -82,7 +102,11 @@ async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) 
     assert not await is_served(site)
     start(site, role, given[role])
     async with asyncio.timeout(DEADLINE_S):
-        while not (await is_ready(site, role) and await is_served(site) and await is_served(site, "203.0.113.11")):
+        while not (
+            await is_ready(site, role)
+            and await is_served(site)
+            and await is_served(site, "203.0.113.11")
+        ):
             await asyncio.sleep(0.1)
 
 
@@ -99,9 +123,12 @@ async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list
 
 
 @pytest.mark.parametrize(
-    ("role", "without"), [("gateway", "NET_ADMIN"), ("gateway", "BPF"), ("gateway", "PERFMON"), ("node", "NET_ADMIN")]
+    ("role", "without"),
+    [("gateway", "NET_ADMIN"), ("gateway", "BPF"), ("gateway", "PERFMON"), ("node", "NET_ADMIN")],
 )
-async def test_each_is_needed(site: Site, given: dict[str, list[str]], role: str, without: str) -> None:
+async def test_each_is_needed(
+    site: Site, given: dict[str, list[str]], role: str, without: str
+) -> None:
     """A role that lacks one says so and ends, or says so and serves nothing."""
     await clear(site, role)
     log = site.directory.log(f"{ROLES[role]}/{role}")

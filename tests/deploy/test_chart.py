@@ -1,4 +1,5 @@
-"""The Helm chart: helm accepts it with every set of values, refuses mistakes with words; the plain manifests are its."""
+"""The Helm chart: helm accepts it with every set of values, refuses mistakes with words; the plain
+manifests are its."""
 
 import subprocess
 from collections.abc import Sequence
@@ -6,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.deploy.chart import CHART, DEPLOY, EVERYTHING, NAMESPACE, VALUES, capabilities, find, pod_spec, render, run
+from tests.deploy.chart import (
+    CHART,
+    DEPLOY,
+    EVERYTHING,
+    NAMESPACE,
+    VALUES,
+    capabilities,
+    find,
+    pod_spec,
+    render,
+    run,
+)
 
 from fairlead.config import Config, parse
 
@@ -15,7 +27,9 @@ def values_of(path: Path | None) -> Sequence[str | Path]:
     return ("--values", path) if path else ()
 
 
-@pytest.mark.parametrize("values", [None, *VALUES], ids=lambda each: each.stem if each else "default")
+@pytest.mark.parametrize(
+    "values", [None, *VALUES], ids=lambda each: each.stem if each else "default"
+)
 def test_helm_lint(helm: Path, values: Path | None) -> None:
     done = run(helm, "lint", "--strict", CHART, "--kube-version", "1.36.0", *values_of(values))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,12 +58,17 @@ def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> N
 
 def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
     settings = "gateway.enabled=true,config.gateway.interfacesByNode.edge-*={bond0}"
-    config = parse(find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+    config = parse(
+        find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"],
+        "the chart",
+    )
     assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
 
 
 def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
-    settings = "gateway.enabled=true,config.gateway.interfaces={eth0},config.gateway.pinPath=/tmp/pins"
+    settings = (
+        "gateway.enabled=true,config.gateway.interfaces={eth0},config.gateway.pinPath=/tmp/pins"
+    )
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings)
     assert "/tmp/pins: it must be below /sys/fs/bpf" in done.stderr
 
@@ -58,15 +77,23 @@ def test_haproxy_is_where_a_gateway_may_write(helm: Path) -> None:
     settings = "gateway.enabled=true,config.gateway.interfaces={eth0}"
     spec = pod_spec(render(helm, "--set", settings), "gateway")
     (container,) = spec["containers"]
-    folders = {each["mountPath"]: each["name"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    folders = {
+        each["mountPath"]: each["name"]
+        for each in container["volumeMounts"]
+        if not each.get("readOnly")
+    }
     assert Path(Config().gateway.proxy_path).parent == Path("/run/fairlead")
     assert {"name": folders["/run/fairlead"], "emptyDir": {}} in spec["volumes"]
     settings += ",config.gateway.proxyPath=/tmp/haproxy"
-    elsewhere = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings)
+    elsewhere = run(
+        helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", settings
+    )
     assert "/tmp/haproxy: it must be below /run/fairlead" in elsewhere.stderr
 
 
-@pytest.mark.parametrize("values", [None, *VALUES], ids=lambda each: each.stem if each else "default")
+@pytest.mark.parametrize(
+    "values", [None, *VALUES], ids=lambda each: each.stem if each else "default"
+)
 def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None:
     objects = render(helm, *values_of(values))
     text = find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"]
@@ -79,13 +106,22 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
 
 
 def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None:
-    """And needs no address of the API server, for kube-proxy serves it; the program of IPIP needs more than VXLAN."""
+    """And needs no address of the API server, for kube-proxy serves it; the program of IPIP needs
+    more than VXLAN."""
     node = "node.enabled=true,config.node.serviceProxy=false"
     ipip, vxlan = (
-        render(helm, "--set", f"{node},config.tunnel.kind={kind},config.tunnel.gateways={{192.0.2.0/28}}")
+        render(
+            helm,
+            "--set",
+            f"{node},config.tunnel.kind={kind},config.tunnel.gateways={{192.0.2.0/28}}",
+        )
         for kind in ("ipip", "vxlan")
     )
-    read = {resource for rule in find(ipip, "ClusterRole", "fairlead-node")["rules"] for resource in rule["resources"]}
+    read = {
+        resource
+        for rule in find(ipip, "ClusterRole", "fairlead-node")["rules"]
+        for resource in rule["resources"]
+    }
     assert read == {"services", "nodes", "events"}
     assert capabilities(ipip, "node") == ["NET_ADMIN", "BPF", "PERFMON"]
     assert capabilities(vxlan, "node") == ["NET_ADMIN"]
@@ -94,20 +130,25 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
 
 
 def test_nothing_more_than_asked_for(helm: Path) -> None:
-    """Without a word of the user: a controller, and accounts for gateways and nodes that may be elsewhere."""
+    """Without a word of the user: a controller, and accounts for gateways and nodes that may be
+    elsewhere."""
     objects = render(helm)
     kinds = sorted(each["kind"] for each in objects)
     assert "Deployment" in kinds
     assert not {"DaemonSet", "PodMonitor", "Service"} & set(kinds)
-    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [Config().presence.namespace]
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"] == [
+        Config().presence.namespace
+    ]
     assert kinds.count("ServiceAccount") == 3
 
 
 def test_a_changed_configuration_starts_new_pods(helm: Path) -> None:
     stamps = {
-        find(render(helm, "--set", f"config.controller.leaseDurationS={seconds}"), "Deployment", "fairlead-controller")["spec"][
-            "template"
-        ]["metadata"]["annotations"]["fairlead.io/configuration"]
+        find(
+            render(helm, "--set", f"config.controller.leaseDurationS={seconds}"),
+            "Deployment",
+            "fairlead-controller",
+        )["spec"]["template"]["metadata"]["annotations"]["fairlead.io/configuration"]
         for seconds in (10, 10, 12)
     }
     assert len(stamps) == 2
@@ -131,11 +172,18 @@ def test_every_container_is_confined(helm: Path) -> None:
 def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) -> None:
     objects = render(helm, "--values", EVERYTHING)
     spec = pod_spec(objects, "controller")
-    assert {"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True} in spec["containers"][0]["volumeMounts"]
+    assert {"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True} in spec[
+        "containers"
+    ][0]["volumeMounts"]
     (volume,) = (each for each in spec["volumes"] if each["name"] == "clouds")
-    assert volume["secret"] == {"secretName": "openstack", "items": [{"key": "clouds.yaml", "path": "clouds.yaml"}]}
+    assert volume["secret"] == {
+        "secretName": "openstack",
+        "items": [{"key": "clouds.yaml", "path": "clouds.yaml"}],
+    }
     without = render(helm)
-    assert [each["name"] for each in pod_spec(without, "controller")["volumes"]] == ["configuration"]
+    assert [each["name"] for each in pod_spec(without, "controller")["volumes"]] == [
+        "configuration"
+    ]
     ports = [
         sorted(
             {
@@ -150,12 +198,15 @@ def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) ->
 
 
 def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -> None:
-    """Two limits: the configuration, which is effective with every network plug-in, and the NetworkPolicy."""
+    """Two limits: the configuration, which is effective with every network plug-in, and the
+    NetworkPolicy."""
 
     def controller(*options: str | Path) -> tuple[tuple[str, ...], object]:
         objects = render(helm, *options)
         config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
-        return config.web.metrics_from, find(objects, "NetworkPolicy", "fairlead-controller")["spec"]["ingress"]
+        return config.web.metrics_from, find(objects, "NetworkPolicy", "fairlead-controller")[
+            "spec"
+        ]["ingress"]
 
     port = [{"port": "web", "protocol": "TCP"}]
     assert controller() == ((), [])
@@ -163,10 +214,15 @@ def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -
     assert controller(*opened) == (("10.244.0.0/16",), [{"ports": port}])
     everything = yaml.safe_load(EVERYTHING.read_text())
     peers = everything["networkPolicy"]["metricsFrom"]
-    assert controller("--values", EVERYTHING) == (("10.244.0.0/16",), [{"ports": port, "from": peers}])
+    assert controller("--values", EVERYTHING) == (
+        ("10.244.0.0/16",),
+        [{"ports": port, "from": peers}],
+    )
 
 
-@pytest.mark.parametrize("wish", ["metrics.podMonitor.enabled=true", "networkPolicy.metricsFrom[0].podSelector.a=b"])
+@pytest.mark.parametrize(
+    "wish", ["metrics.podMonitor.enabled=true", "networkPolicy.metricsFrom[0].podSelector.a=b"]
+)
 def test_who_wants_metrics_to_be_read_says_from_where(helm: Path, wish: str) -> None:
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", wish)
     assert done.returncode
@@ -179,12 +235,16 @@ def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -
     (mount,) = (each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "peers")
     (volume,) = (each for each in spec["volumes"] if each["name"] == "peers")
     assert volume["secret"]["secretName"] == "peers"
-    files = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart").gateway.peer_tls
+    files = parse(
+        find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart"
+    ).gateway.peer_tls
     assert files is not None
     assert [files.certificate, files.key, files.ca] == [
         f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")
     ]
-    without = pod_spec(render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}"), "gateway")
+    without = pod_spec(
+        render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}"), "gateway"
+    )
     assert "peers" not in [each["name"] for each in without["volumes"]]
 
 
@@ -199,13 +259,21 @@ def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
 def test_no_role_may_write_leases_beside_that_of_the_leader(helm: Path) -> None:
     objects = render(helm, "--values", EVERYTHING)
     roles = [each for each in objects if each["kind"] == "Role"]
-    inside = [each["metadata"]["name"] for each in roles if each["metadata"]["namespace"] == NAMESPACE]
+    inside = [
+        each["metadata"]["name"] for each in roles if each["metadata"]["namespace"] == NAMESPACE
+    ]
     assert inside == ["fairlead-controller"]
-    elsewhere = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")} - {NAMESPACE}
+    elsewhere = {
+        each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")
+    } - {NAMESPACE}
     assert elsewhere == {Config().presence.namespace}
     moved = render(helm, "--set", "config.presence.namespace=signs")
     assert [each["metadata"]["name"] for each in moved if each["kind"] == "Namespace"] == ["signs"]
-    assert {each["metadata"]["namespace"] for each in moved if each["metadata"]["name"].endswith("-presence")} == {"signs"}
+    assert {
+        each["metadata"]["namespace"]
+        for each in moved
+        if each["metadata"]["name"].endswith("-presence")
+    } == {"signs"}
 
 
 def test_plain_manifests_are_the_rendered_chart(helm: Path, tmp_path: Path) -> None:

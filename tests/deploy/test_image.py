@@ -1,6 +1,5 @@
-"""The Dockerfile, as far as it can be checked without a container engine: what it copies is there and is all that the wheel is
-built from, what it installs is what set-up installs.
-"""
+"""The Dockerfile, as far as it can be checked without a container engine: what it copies is there
+and is all that the wheel is built from, what it installs is what set-up installs."""
 
 import re
 import shlex
@@ -11,7 +10,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = re.sub(r"^#.*\n", "", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+TEXT = re.sub(
+    r"^#.*\n", "", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE
+).replace("\\\n", " ")
 BUILD, KEPT = re.split(r"^FROM .*\n", TEXT, flags=re.MULTILINE)[1:]
 
 
@@ -26,7 +27,8 @@ def installed(stage: str) -> set[str]:
 
 
 def set_up(variable: str) -> set[str]:
-    """The Debian packages that setup.sh installs if need be: those that it names for building, or others."""
+    """The Debian packages that setup.sh installs if need be: those that it names for building, or
+    others."""
     text = (ROOT / "setup.sh").read_text()
     if variable == "to_build":
         pairs = re.findall(r"^for pair in (.*); do\n    \[ -e", text, flags=re.MULTILINE)
@@ -37,16 +39,24 @@ def set_up(variable: str) -> set[str]:
 
 def copied() -> list[tuple[str, str]]:
     """(source, target) of all that is copied from the tree."""
-    lines = [line.split() for line in re.findall(r"^COPY (?!--from)(.*)", BUILD, flags=re.MULTILINE)]
+    lines = [
+        line.split() for line in re.findall(r"^COPY (?!--from)(.*)", BUILD, flags=re.MULTILINE)
+    ]
     return [(source, words[-1]) for words in lines for source in words[:-1]]
 
 
 def copy(into: Path) -> None:
-    """What the builder has when it packs the wheel: a folder's content goes into the target, a file into it or in its place."""
+    """What the builder has when it packs the wheel: a folder's content goes into the target, a file
+    into it or in its place."""
     for source, target in copied():
         place = into / target
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "objects"), dirs_exist_ok=True)
+            shutil.copytree(
+                ROOT / source,
+                place,
+                ignore=shutil.ignore_patterns("__pycache__", "objects"),
+                dirs_exist_ok=True,
+            )
             continue
         folder = place if target.endswith("/") else place.parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +73,8 @@ def test_what_is_copied_is_there() -> None:
 
 
 def test_the_wheel_is_built_from_what_is_copied(tmp_path: Path) -> None:
-    """Nothing of the tree that is not copied is missed, and what a lab needs of an installed Fairlead is in the wheel."""
+    """Nothing of the tree that is not copied is missed, and what a lab needs of an installed
+    Fairlead is in the wheel."""
     copy(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel")],
@@ -86,7 +97,9 @@ def test_the_wheel_is_built_with_what_set_up_installs() -> None:
 
 
 def test_the_image_that_is_kept_has_no_compiler() -> None:
-    assert installed(KEPT) == {"python3", "haproxy"} | {"libnftables1", "ca-certificates"} & (set_up("more") | set_up("basic"))
+    assert installed(KEPT) == {"python3", "haproxy"} | {"libnftables1", "ca-certificates"} & (
+        set_up("more") | set_up("basic")
+    )
     assert {"libnftables1", "ca-certificates"} <= installed(KEPT)
     assert " haproxy:haproxy" in (ROOT / "setup.sh").read_text()
 

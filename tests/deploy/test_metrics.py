@@ -1,4 +1,5 @@
-"""The targets that the chart gives to Prometheus, over combinations of values: all can be reached, and none is missing."""
+"""The targets that the chart gives to Prometheus, over combinations of values: all can be reached,
+and none is missing."""
 
 import itertools
 from pathlib import Path
@@ -13,12 +14,18 @@ LISTENS = (None, "127.0.0.1", "*")
 """The cases of gateways and nodes: not enabled, or enabled and listening on this address."""
 
 
-def values_of(controller: bool, gateway: str | None, node: str | None, metrics_from: list[Manifest]) -> Manifest:
+def values_of(
+    controller: bool, gateway: str | None, node: str | None, metrics_from: list[Manifest]
+) -> Manifest:
     return {
         "config": CONFIG,
         "controller": {"enabled": controller},
         "gateway": {"enabled": gateway is not None, "listen": gateway or "*"},
-        "node": {"enabled": node is not None, "listen": node or "*", "apiServer": {"host": "192.0.2.1"}},
+        "node": {
+            "enabled": node is not None,
+            "listen": node or "*",
+            "apiServer": {"host": "192.0.2.1"},
+        },
         "networkPolicy": {"metricsFrom": metrics_from},
         "metrics": {"podMonitor": {"enabled": True}},
     }
@@ -27,22 +34,41 @@ def values_of(controller: bool, gateway: str | None, node: str | None, metrics_f
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:
     """A label selector with equality and `In`, which is all that the chart uses."""
     assert all(each["operator"] == "In" for each in selector.get("matchExpressions", ()))
-    equal = all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
-    return equal and all(labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ()))
+    equal = all(
+        labels.get(name) == value for name, value in selector.get("matchLabels", {}).items()
+    )
+    return equal and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ())
+    )
 
 
 def reachable(objects: list[Manifest], workload: Manifest, port: str) -> bool:
-    """Whether a Prometheus in the namespace `monitoring` gets through to this port of the workload's pods."""
+    """Whether a Prometheus in the namespace `monitoring` gets through to this port of the
+    workload's pods."""
     template = workload["spec"]["template"]
     (container,) = template["spec"]["containers"]
     number = {each["name"]: each["containerPort"] for each in container["ports"]}[port]
-    (listen,) = (argument.removeprefix("--listen=") for argument in container["args"] if argument.startswith("--listen="))
+    (listen,) = (
+        argument.removeprefix("--listen=")
+        for argument in container["args"]
+        if argument.startswith("--listen=")
+    )
     if listen != f"*:{number}":
         return False
-    policies = [] if template["spec"].get("hostNetwork") else [each for each in objects if each["kind"] == "NetworkPolicy"]
-    applied = [each["spec"] for each in policies if selects(each["spec"]["podSelector"], template["metadata"]["labels"])]
+    policies = (
+        []
+        if template["spec"].get("hostNetwork")
+        else [each for each in objects if each["kind"] == "NetworkPolicy"]
+    )
+    applied = [
+        each["spec"]
+        for each in policies
+        if selects(each["spec"]["podSelector"], template["metadata"]["labels"])
+    ]
     rules = [rule for spec in applied for rule in spec["ingress"]]
-    through = [rule for rule in rules if any(each["port"] in (port, number) for each in rule["ports"])]
+    through = [
+        rule for rule in rules if any(each["port"] in (port, number) for each in rule["ports"])
+    ]
     return not applied or any("from" not in rule or MONITORING in rule["from"] for rule in through)
 
 
@@ -62,20 +88,35 @@ def test_every_target_can_be_scraped(helm: Path, tmp_path: Path) -> None:
         (monitor,) = (each["spec"] for each in objects if each["kind"] == "PodMonitor")
         (endpoint,) = monitor["podMetricsEndpoints"]
         for workload in (each for each in objects if each["kind"] in ("Deployment", "DaemonSet")):
-            scraped = selects(monitor["selector"], workload["spec"]["template"]["metadata"]["labels"])
+            scraped = selects(
+                monitor["selector"], workload["spec"]["template"]["metadata"]["labels"]
+            )
             if scraped != reachable(objects, workload, endpoint["port"]):
-                wrong.append((case, workload["metadata"]["name"], "selected" if scraped else "forgotten"))
+                wrong.append(
+                    (case, workload["metadata"]["name"], "selected" if scraped else "forgotten")
+                )
     assert not wrong
 
 
 def test_there_is_no_monitor_unless_asked_for(helm: Path) -> None:
-    assert not [each for each in render(helm) if each["apiVersion"].startswith("monitoring.coreos.com/")]
+    assert not [
+        each for each in render(helm) if each["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
 
 
 @pytest.mark.parametrize("labels", [{"release": "prometheus"}])
-def test_the_monitor_has_the_labels_by_which_prometheus_finds_it(helm: Path, tmp_path: Path, labels: dict[str, str]) -> None:
-    given = {"config": CONFIG, "metrics": {"podMonitor": {"enabled": True, "labels": labels, "interval": "15s"}}}
+def test_the_monitor_has_the_labels_by_which_prometheus_finds_it(
+    helm: Path, tmp_path: Path, labels: dict[str, str]
+) -> None:
+    given = {
+        "config": CONFIG,
+        "metrics": {"podMonitor": {"enabled": True, "labels": labels, "interval": "15s"}},
+    }
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(given))
-    (monitor,) = (each for each in render(helm, "--values", tmp_path / "values.yaml") if each["kind"] == "PodMonitor")
+    (monitor,) = (
+        each
+        for each in render(helm, "--values", tmp_path / "values.yaml")
+        if each["kind"] == "PodMonitor"
+    )
     assert labels.items() <= monitor["metadata"]["labels"].items()
     assert monitor["spec"]["podMetricsEndpoints"][0]["interval"] == "15s"

@@ -1,8 +1,8 @@
-"""A real API server accepts all that the chart makes, under the Pod Security levels that its namespace has.
+"""A real API server accepts all that the chart makes, under the Pod Security levels that its
+namespace has.
 
-Nobody starts pods here: there is no controller manager. So each pod template is created as a Pod too, for only Pods meet
-admission by Pod Security; a Deployment gets a warning at most.
-"""
+Nobody starts pods here: there is no controller manager. So each pod template is created as a Pod
+too, for only Pods meet admission by Pod Security; a Deployment gets a warning at most."""
 
 import asyncio
 import json
@@ -30,7 +30,12 @@ POD_MONITORS: Manifest = {
                 "name": "v1",
                 "served": True,
                 "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
             }
         ],
     },
@@ -48,7 +53,9 @@ class Kubectl:
         """Its output, warnings too; `given` goes in as a manifest, several as a list."""
         pipe = asyncio.subprocess.PIPE
         command = ("kubectl", "--kubeconfig", str(self._kubeconfig), *arguments)
-        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
         text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
         async with asyncio.timeout(60):
             output, _ = await child.communicate(text.encode())
@@ -60,18 +67,30 @@ class Kubectl:
 async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[Kubectl]:
     kubectl = Kubectl(real_apiserver, tmp_path)
     yield kubectl
-    await kubectl("delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=fairlead")
-    await kubectl("delete", "customresourcedefinition", POD_MONITORS["metadata"]["name"], "--ignore-not-found")
+    await kubectl(
+        "delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=fairlead"
+    )
+    await kubectl(
+        "delete", "customresourcedefinition", POD_MONITORS["metadata"]["name"], "--ignore-not-found"
+    )
 
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
-    """The same in another namespace: with no controller manager, one that is deleted never goes, and others use this server."""
+    """The same in another namespace: with no controller manager, one that is deleted never goes,
+    and others use this server."""
     text = yaml.safe_dump_all(objects).replace("fairlead-system", namespace)
-    return list(yaml.safe_load_all(text.replace(Config().presence.namespace, f"{namespace}-presence")))
+    return list(
+        yaml.safe_load_all(text.replace(Config().presence.namespace, f"{namespace}-presence"))
+    )
 
 
 def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod_spec(objects, role)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": pod_spec(objects, role),
+    }
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda each: each.stem)
@@ -80,18 +99,28 @@ async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path
     objects = moved(render(helm, "--values", values), namespace)
     if any(each["kind"] == "PodMonitor" for each in objects):
         await kubectl("apply", "-f", "-", given=POD_MONITORS)
-        await kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/podmonitors.monitoring.coreos.com")
+        await kubectl(
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "crd/podmonitors.monitoring.coreos.com",
+        )
     said = await kubectl("apply", "--server-side", "-f", "-", given=objects)
     assert said.count("serverside-applied") == len(objects)
     assert "Warning" not in said
-    stored = json.loads(await kubectl("get", "deployment", "fairlead-controller", "-n", namespace, "-o", "json"))
+    stored = json.loads(
+        await kubectl("get", "deployment", "fairlead-controller", "-n", namespace, "-o", "json")
+    )
     (container,) = stored["spec"]["template"]["spec"]["containers"]
     assert container["args"][0] == "controller"
 
 
 @pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy", "tunnels"])
 async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
-    objects = moved(list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())), f"plain-{name}")
+    objects = moved(
+        list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())),
+        f"plain-{name}",
+    )
     said = await kubectl("apply", "-f", "-", given=objects)
     assert "Warning" not in said
     assert f"namespace/plain-{name} created" in said
@@ -107,24 +136,39 @@ async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> No
         ("privileged", "node", True),
     ],
 )
-async def test_pod_security(helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool) -> None:
+async def test_pod_security(
+    helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool
+) -> None:
     """The level that the chart gives to its namespace is the least with which its pods can run."""
     objects = render(helm, "--values", EVERYTHING)
     namespace = f"security-{level}-{role}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     await kubectl(
-        "apply", "-f", "-", given={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+        "apply",
+        "-f",
+        "-",
+        given={
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": labels},
+        },
     )
-    said = await kubectl("create", "-n", namespace, "-f", "-", given=pod(objects, role, "one"), fails=not accepted)
+    said = await kubectl(
+        "create", "-n", namespace, "-f", "-", given=pod(objects, role, "one"), fails=not accepted
+    )
     assert accepted or f'violates PodSecurity "{level}:latest": ' in said
     assert "Warning" not in said
 
 
-@pytest.mark.parametrize(("values", "level"), [("controller", "restricted"), ("gateways", "privileged")])
+@pytest.mark.parametrize(
+    ("values", "level"), [("controller", "restricted"), ("gateways", "privileged")]
+)
 async def test_the_namespace_is_no_looser_than_need_be(helm: Path, values: str, level: str) -> None:
     (namespace,) = (
         each
-        for each in render(helm, "--values", next(path for path in VALUES if path.stem == f"{values}-values"))
+        for each in render(
+            helm, "--values", next(path for path in VALUES if path.stem == f"{values}-values")
+        )
         if each["kind"] == "Namespace" and each["metadata"]["name"] != Config().presence.namespace
     )
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == level

@@ -1,4 +1,5 @@
-"""Gateways on hosts outside the cluster: the commands of docs/install.md give them access, and the systemd unit is sound."""
+"""Gateways on hosts outside the cluster: the commands of docs/install.md give them access, and the
+systemd unit is sound."""
 
 import os
 import re
@@ -22,7 +23,9 @@ from fairlead.lab.kubeapiserver import KubeApiServer
 UNIT = DEPLOY / "systemd" / "fairlead-gateway.service"
 
 
-async def test_the_documented_commands_give_a_gateway_its_access(server: KubeApiServer, tmp_path: Path) -> None:
+async def test_the_documented_commands_give_a_gateway_its_access(
+    server: KubeApiServer, tmp_path: Path
+) -> None:
     reader = Reader(tmp_path, server.access)
     for section in ("With plain manifests", "Gateways outside the cluster"):
         (commands,) = commands_of(section)
@@ -42,7 +45,12 @@ async def test_the_documented_commands_give_a_gateway_its_access(server: KubeApi
 
 def analyze(unit: Path, *command: str) -> str:
     done = subprocess.run(
-        ["systemd-analyze", *command, str(unit)], capture_output=True, text=True, timeout=60, check=False, env=os.environ
+        ["systemd-analyze", *command, str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -63,15 +71,22 @@ def test_systemd_accepts_the_unit(unit: Path) -> None:
 
 def test_the_unit_is_confined(unit: Path) -> None:
     """systemd's own measure: 10 is a service without any confinement, below 3 it says OK."""
-    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true"))
+    (exposure,) = re.findall(
+        r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true")
+    )
     assert float(exposure) < 3
 
 
 def test_haproxy_outlives_the_gateway_of_the_unit() -> None:
-    """systemd ends the gateway's process alone, and keeps the folder by which the next one finds HAProxy."""
+    """systemd ends the gateway's process alone, and keeps the folder by which the next one finds
+    HAProxy."""
     lines = UNIT.read_text().splitlines()
     folder = Path(Config().gateway.proxy_path).parent
-    assert {"KillMode=process", f"RuntimeDirectory={folder.relative_to('/run')}", "RuntimeDirectoryPreserve=yes"} <= set(lines)
+    assert {
+        "KillMode=process",
+        f"RuntimeDirectory={folder.relative_to('/run')}",
+        "RuntimeDirectoryPreserve=yes",
+    } <= set(lines)
 
 
 def test_the_unit_gives_haproxy_all_the_descriptors_that_it_takes() -> None:

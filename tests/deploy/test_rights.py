@@ -1,8 +1,9 @@
-"""The rights of each role, proved both ways: all that its code can ask for is allowed, and its life needs all that is allowed.
+"""The rights of each role, proved both ways: all that its code can ask for is allowed, and its life
+needs all that is allowed.
 
-What the code can ask for is read from the source (`api_calls`). In the life (`life.py`) the roles are processes against a real
-API server with RBAC, each with a token of its own ServiceAccount; their requests are read from the server's audit log.
-"""
+What the code can ask for is read from the source (`api_calls`). In the life (`life.py`) the roles
+are processes against a real API server with RBAC, each with a token of its own ServiceAccount;
+their requests are read from the server's audit log."""
 
 import asyncio
 import json
@@ -48,7 +49,8 @@ VALUES = {
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
-        # The gateway's own list counts, by a pattern of its name; no host has the interface of the list for all.
+        # The gateway's own list counts, by a pattern of its name; no host has the interface of the
+        # list for all.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},
@@ -79,9 +81,13 @@ def manifests(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Mani
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
+async def life(
+    real_programs: None, manifests: list[Manifest], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Life]:
     """A whole life, over when the tests begin."""
-    site = Site.create(f"rights{os.getpid()}", nodes=2, gateways=1, clients=1, roles=False, apiserver="real")
+    site = Site.create(
+        f"rights{os.getpid()}", nodes=2, gateways=1, clients=1, roles=False, apiserver="real"
+    )
     async with site:
         life = Life(site, tmp_path_factory.mktemp("life"))
         await life.install(manifests)
@@ -102,10 +108,23 @@ async def life(real_programs: None, manifests: list[Manifest], tmp_path_factory:
 async def start_all(life: Life) -> None:
     for port in CONTROLLERS:
         life.start("controller", "control", port)
-    life.start("gateway", "gw1", 9441, "--node-name", "gw1", "--pin-path", str(life.site.directory.pins("gw1")))
+    life.start(
+        "gateway",
+        "gw1",
+        9441,
+        "--node-name",
+        "gw1",
+        "--pin-path",
+        str(life.site.directory.pins("gw1")),
+    )
     for node in ("node1", "node2"):
         life.start("node", node, 9442, "--node-name", node)
-    for host, port in (*(("control", each) for each in CONTROLLERS), ("gw1", 9441), ("node1", 9442), ("node2", 9442)):
+    for host, port in (
+        *(("control", each) for each in CONTROLLERS),
+        ("gw1", 9441),
+        ("node1", 9442),
+        ("node2", 9442),
+    ):
         await life.ready(host, port)
 
 
@@ -114,14 +133,23 @@ async def serve_and_edit(life: Life) -> None:
     await life.served(80)
     await life.kubectl("apply", "-f", "-", given=service("web", 80, 81))
     await life.served(81)
-    await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true")
-    await life.kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-")
+    await life.kubectl(
+        "label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true"
+    )
+    await life.kubectl(
+        "label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-"
+    )
 
 
 async def use_a_pool(life: Life) -> None:
-    """A pool that is used, edited under its Service, and deleted while the Service has its address: it says so, and stays."""
-    await life.kubectl("apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)])
-    await until("an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS))
+    """A pool that is used, edited under its Service, and deleted while the Service has its address:
+    it says so, and stays."""
+    await life.kubectl(
+        "apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)]
+    )
+    await until(
+        "an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS)
+    )
     await until("the pool is held, and counts it", partial(is_held, life))
     await life.kubectl("apply", "-f", "-", given=pool("198.51.100.70"))
     await life.kubectl("wait", "--for=condition=Stranded", "--timeout=60s", "addresspool/extra")
@@ -138,16 +166,24 @@ async def has_address(life: Life, name: str, address: str) -> bool:
 
 async def is_held(life: Life) -> bool:
     shown = json.loads(await life.kubectl("get", "addresspool", "extra", "-o", "json"))
-    return POOL_FINALIZER in shown["metadata"].get("finalizers", ()) and shown["status"]["assignedIPv4"] == 1
+    return (
+        POOL_FINALIZER in shown["metadata"].get("finalizers", ())
+        and shown["status"]["assignedIPv4"] == 1
+    )
 
 
 async def said_of_pool(life: Life, reason: str) -> bool:
     fields = f"involvedObject.kind=AddressPool,reason={reason},source=fairlead-controller"
-    return bool(json.loads(await life.kubectl("get", "events", "--field-selector", fields, "-o", "json"))["items"])
+    return bool(
+        json.loads(await life.kubectl("get", "events", "--field-selector", fields, "-o", "json"))[
+            "items"
+        ]
+    )
 
 
 async def hand_over(life: Life) -> None:
-    """Kill the leader, and see that the other does the work: it says that an address cannot be had."""
+    """Kill the leader, and see that the other does the work: it says that an address cannot be
+    had."""
     before = await life.holder()
     (leader,) = [port for port in CONTROLLERS if await life.works("control", port)]
     await process.one(life.site.name, f"control/controller-{leader}").kill()
@@ -162,25 +198,32 @@ async def hand_over(life: Life) -> None:
 
 
 async def go_wrong(life: Life) -> None:
-    """Somebody else has the health port of a Service on its node: the node says so, and gateways that nobody answers there."""
-    squat = f"import socket, time; held = socket.create_server(('', {BLOCKED_PORT})); time.sleep(600)"
+    """Somebody else has the health port of a Service on its node: the node says so, and gateways
+    that nobody answers there."""
+    squat = (
+        f"import socket, time; held = socket.create_server(('', {BLOCKED_PORT})); time.sleep(600)"
+    )
     squatter = life.site.spawn("node1", [sys.executable, "-c", squat], label="node1/squatter")
-    await life.kubectl("apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT))
+    await life.kubectl(
+        "apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT)
+    )
     await life.told("fairlead-node", "blocked")
     await life.told("fairlead-gateway", "blocked")
     await squatter.kill()
 
 
 async def find_a_lock_in_the_way(life: Life) -> None:
-    """As the controller, create the lock on an address that has one already, which a delayed watch has not shown yet: the
-    server answers 409, and the driver reads the existing lock."""
+    """As the controller, create the lock on an address that has one already, which a delayed watch
+    has not shown yet: the server answers 409, and the driver reads the existing lock."""
     async with Client(await life.access("controller")) as client:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
         state.update_services({ObjectKey(*service.key): service})
         newest = NewestServices(state)
         grants = NewestGrants(state)
-        keeping = Keeping(client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config()))
+        keeping = Keeping(
+            client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config())
+        )
         driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
         (address,) = await life.addresses("web")
         give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
@@ -189,7 +232,8 @@ async def find_a_lock_in_the_way(life: Life) -> None:
 
 
 async def say_again(life: Life) -> None:
-    """Say the same thing as each role, and once more as its successor after a restart: one Event, whose count rises."""
+    """Say the same thing as each role, and once more as its successor after a restart: one Event,
+    whose count rises."""
     uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
     for role in ROLES:
         for count in (1, 2):
@@ -197,27 +241,34 @@ async def say_again(life: Life) -> None:
                 recorder = EventRecorder(client, f"twice-{role}")
                 writing = group.create_task(recorder.run())
                 recorder.event(ServiceKey("default", "web"), uid, "Normal", "Twice", "said twice")
-                await until(f"{role} has said it {count} times", partial(said, life, f"twice-{role}", count))
+                await until(
+                    f"{role} has said it {count} times", partial(said, life, f"twice-{role}", count)
+                )
                 writing.cancel()
 
 
 async def said(life: Life, component: str, count: int) -> bool:
-    shown = await life.kubectl("get", "events", "--field-selector", f"source={component}", "-o", "json")
+    shown = await life.kubectl(
+        "get", "events", "--field-selector", f"source={component}", "-o", "json"
+    )
     return [event["count"] for event in json.loads(shown)["items"]] == [count]
 
 
 async def lose_one(life: Life) -> None:
-    """While no controller runs, somebody deletes a Service and takes its finalizer off: its address is left over."""
+    """While no controller runs, somebody deletes a Service and takes its finalizer off: its address
+    is left over."""
     for left in process.find(life.site.name, "control/controller-"):
         await left.stop(10)
     await life.kubectl("delete", "service", "blocked", "--wait=false")
-    await life.kubectl("patch", "service", "blocked", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    await life.kubectl(
+        "patch", "service", "blocked", "--type=merge", "-p", '{"metadata":{"finalizers":null}}'
+    )
     life.start("controller", "control", CONTROLLERS[0])
 
     async def is_taken_back() -> bool:
-        return len(json.loads(await life.kubectl("get", "addressgrants", "-o", "json"))["items"]) == len(
-            await life.addresses("web")
-        )
+        return len(
+            json.loads(await life.kubectl("get", "addressgrants", "-o", "json"))["items"]
+        ) == len(await life.addresses("web"))
 
     await until("the address that was left over is taken back", is_taken_back)
 
@@ -227,11 +278,22 @@ async def look(life: Life) -> None:
     options = ("--config", str(life.configuration), "-o", "json")
     command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
     administrator = str(life.site.directory.kubeconfig_inside)
-    code, told, _ = await life.site.exec("client1", [*command, "--kubeconfig", administrator], timeout_s=60)
+    code, told, _ = await life.site.exec(
+        "client1", [*command, "--kubeconfig", administrator], timeout_s=60
+    )
     assert code == 0
-    found = sorted((each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone")
-    assert found == [("controller", "leads"), ("gateway", "ready"), ("node", "ready"), ("node", "ready")]
-    code, _, errors = await life.site.exec("client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60)
+    found = sorted(
+        (each["role"], each["state"]) for each in json.loads(told) if each["state"] != "gone"
+    )
+    assert found == [
+        ("controller", "leads"),
+        ("gateway", "ready"),
+        ("node", "ready"),
+        ("node", "ready"),
+    ]
+    code, _, errors = await life.site.exec(
+        "client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60
+    )
     assert code == 1
     assert "may not read which roles run" in errors
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
@@ -245,7 +307,9 @@ async def take_away(life: Life) -> None:
         ("node", "node1", ()),
     ):
         files = ("--config", str(life.configuration), "--kubeconfig", str(life.kubeconfig(role)))
-        code, _, errors = await life.site.exec(host, [program, role, "--cleanup", "--node-name", host, *options, *files])
+        code, _, errors = await life.site.exec(
+            host, [program, role, "--cleanup", "--node-name", host, *options, *files]
+        )
         assert code == 0, errors
     left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
     # Controllers that end in good order delete their Leases; the one that was killed could not.
@@ -272,12 +336,20 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """Includes the calls of rare cases, which a life need not meet. Leases are in the two namespaces of the roles."""
+    """Includes the calls of rare cases, which a life need not meet. Leases are in the two
+    namespaces of the roles."""
     needed = Source().rights(role)
     inside = {right for right in needed if right.resource.startswith("leases.")}
-    roles = [each for each in manifests if each["kind"] == "Role" and each["metadata"]["name"].startswith(f"fairlead-{role}")]
+    roles = [
+        each
+        for each in manifests
+        if each["kind"] == "Role" and each["metadata"]["name"].startswith(f"fairlead-{role}")
+    ]
     allowed_inside = {right for each in roles for right in allowed(each["rules"])}
-    lacking = {right: needed[right] for right in needed.keys() - allowed(rules_of(manifests, "ClusterRole", role)) - inside}
+    lacking = {
+        right: needed[right]
+        for right in needed.keys() - allowed(rules_of(manifests, "ClusterRole", role)) - inside
+    }
     lacking |= {right: needed[right] for right in inside - allowed_inside}
     assert not lacking, "the code can ask for what templates/access.yaml does not allow"
 
@@ -289,7 +361,11 @@ def test_each_way_to_call_is_known_to_the_reader_of_the_source() -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The source, for a test to change."""
-    return Path(shutil.copytree(ROOT, tmp_path / "fairlead", ignore=shutil.ignore_patterns("__pycache__", "objects")))
+    return Path(
+        shutil.copytree(
+            ROOT, tmp_path / "fairlead", ignore=shutil.ignore_patterns("__pycache__", "objects")
+        )
+    )
 
 
 def add_to_node(copy: Path, line: str) -> None:
@@ -302,7 +378,9 @@ def add_to_node(copy: Path, line: str) -> None:
 
 def test_a_new_call_is_found(copy: Path) -> None:
     add_to_node(copy, "await client.delete(NODES, ('', node_name))")
-    assert Source(copy).rights("node").keys() - Source().rights("node").keys() == {Right("delete", "nodes")}
+    assert Source(copy).rights("node").keys() - Source().rights("node").keys() == {
+        Right("delete", "nodes")
+    }
 
 
 @pytest.mark.parametrize(
@@ -311,9 +389,16 @@ def test_a_new_call_is_found(copy: Path) -> None:
         ("await client.request('GET', where)", "a call by its path"),
         ("await session.get('/api/v1/services')", "a path of the API"),
         ("kinds = [NODES]", "cannot be told"),
-        ("await client.patch(NODES, key, body, subresource=part)", "a subresource that is no constant"),
+        (
+            "await client.patch(NODES, key, body, subresource=part)",
+            "a subresource that is no constant",
+        ),
         ("where = NODES.path('default')", "cannot be told"),
-        ("from fairlead.kube.objects import Resource; pods = Resource('v1', 'Pod', 'pods', True, Node)", "no constant"),
+        (
+            "from fairlead.kube.objects import Resource; pods = Resource('v1', 'Pod', 'pods', "
+            "True, Node)",
+            "no constant",
+        ),
     ],
 )
 def test_a_call_that_cannot_be_read_is_an_error(copy: Path, line: str, words: str) -> None:
@@ -327,29 +412,48 @@ def test_nothing_was_forbidden(life: Life) -> None:
     uses = life.uses()
     assert {use.role for use in uses} == set(ROLES)
     denied = {use for use in uses if use.code in (401, 403)}
-    assert denied == {Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)}  # what `look` provokes
+    assert denied == {
+        Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)
+    }  # what `look` provokes
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and no less."""
-    elsewhere = [use for use in life.uses() if use.role == role and use.namespace not in (NAMESPACE, PRESENCE)]
-    assert {(use.verb, use.resource) for use in elsewhere} == allowed(rules_of(manifests, "ClusterRole", role))
+    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and
+    no less."""
+    elsewhere = [
+        use
+        for use in life.uses()
+        if use.role == role and use.namespace not in (NAMESPACE, PRESENCE)
+    ]
+    assert {(use.verb, use.resource) for use in elsewhere} == allowed(
+        rules_of(manifests, "ClusterRole", role)
+    )
 
 
 @pytest.mark.root
-def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(life: Life, manifests: list[Manifest]) -> None:
+def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(
+    life: Life, manifests: list[Manifest]
+) -> None:
     inside = [use for use in life.uses() if use.namespace == NAMESPACE]
     assert {use.role for use in inside} == {"controller"}
-    assert {(use.verb, use.resource) for use in inside} == allowed(rules_of(manifests, "Role", "controller"))
+    assert {(use.verb, use.resource) for use in inside} == allowed(
+        rules_of(manifests, "Role", "controller")
+    )
     assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
-def test_every_right_on_the_leases_of_processes_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    there = [use for use in life.uses() if use.role == role and use.namespace == PRESENCE and use.code != 403]
+def test_every_right_on_the_leases_of_processes_is_needed(
+    life: Life, manifests: list[Manifest], role: str
+) -> None:
+    there = [
+        use
+        for use in life.uses()
+        if use.role == role and use.namespace == PRESENCE and use.code != 403
+    ]
     rules = find(manifests, "Role", f"fairlead-{role}-presence")["rules"]
     assert {(use.verb, use.resource) for use in there} == allowed(rules)
     own = {use.name for use in there if use.verb in ("get", "patch")}

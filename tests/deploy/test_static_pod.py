@@ -1,4 +1,5 @@
-"""The static pod for the API's own balancer: a kubelet can start it without an API server, and it needs none to come up."""
+"""The static pod for the API's own balancer: a kubelet can start it without an API server, and it
+needs none to come up."""
 
 import asyncio
 import os
@@ -32,19 +33,36 @@ def spec() -> Manifest:
 def test_a_real_server_accepts_the_pod(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(settings.kubeconfig("real", real_apiserver.access))
-    command = ["kubectl", "--kubeconfig", str(kubeconfig), "apply", "--server-side", "--dry-run=server", "-f", str(MANIFEST)]
+    command = [
+        "kubectl",
+        "--kubeconfig",
+        str(kubeconfig),
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "-f",
+        str(MANIFEST),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("pod/fairlead-gateway serverside-applied (server dry run)\n", "")
+    assert (done.stdout, done.stderr) == (
+        "pod/fairlead-gateway serverside-applied (server dry run)\n",
+        "",
+    )
 
 
 def test_it_names_no_object_of_the_api(spec: Manifest) -> None:
     """The kubelet refuses a static pod that does."""
-    assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} == {"hostPath", "emptyDir"}
+    assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} == {
+        "hostPath",
+        "emptyDir",
+    }
     assert spec["automountServiceAccountToken"] is False
     assert not {"serviceAccountName", "imagePullSecrets"} & spec.keys()
     (container,) = spec["containers"]
     assert "envFrom" not in container
-    assert [each["valueFrom"] for each in container["env"]] == [{"fieldRef": {"fieldPath": "spec.nodeName"}}]
+    assert [each["valueFrom"] for each in container["env"]] == [
+        {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    ]
 
 
 def test_it_may_do_no_more_than_the_charts_gateways(helm: Path, spec: Manifest) -> None:
@@ -65,7 +83,9 @@ def inside() -> Iterator[str]:
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         yield name
     finally:
-        said = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+        ).stdout
         for pid in map(int, said.split()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -73,11 +93,22 @@ def inside() -> Iterator[str]:
 
 
 def start(spec: Manifest, name: str, log: Path) -> "subprocess.Popen[bytes]":
-    """The container's process, by the manifest: its arguments, its rights, and nothing to write to but /run."""
+    """The container's process, by the manifest: its arguments, its rights, and nothing to write to
+    but /run."""
     (container,) = spec["containers"]
-    (configuration,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "configuration")
-    arguments = [each.replace(configuration, str(STATIC)).replace("$(NODE_NAME)", "cp1") for each in container["args"]]
-    bounds = ",".join(["-all", *(f"+{each.lower()}" for each in container["securityContext"]["capabilities"]["add"])])
+    (configuration,) = (
+        each["mountPath"] for each in container["volumeMounts"] if each["name"] == "configuration"
+    )
+    arguments = [
+        each.replace(configuration, str(STATIC)).replace("$(NODE_NAME)", "cp1")
+        for each in container["args"]
+    ]
+    bounds = ",".join(
+        [
+            "-all",
+            *(f"+{each.lower()}" for each in container["securityContext"]["capabilities"]["add"]),
+        ]
+    )
     mounts = 'mount -t tmpfs tmpfs /run; mkdir /run/fairlead; mount -o remount,bind,ro /; exec "$@"'
     program = str(Path(sys.executable).with_name("fairlead"))
     with namespace.inside(name), log.open("wb") as said:
@@ -95,13 +126,19 @@ def start(spec: Manifest, name: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def answers(name: str, address: str, port: int) -> bool:
-    with namespace.inside(name), suppress(OSError), socket.create_connection((address, port), timeout=1):
+    with (
+        namespace.inside(name),
+        suppress(OSError),
+        socket.create_connection((address, port), timeout=1),
+    ):
         return True
     return False
 
 
 @pytest.mark.root
-async def test_its_command_brings_the_balancer_up_without_an_api(inside: str, spec: Manifest, tmp_path: Path) -> None:
+async def test_its_command_brings_the_balancer_up_without_an_api(
+    inside: str, spec: Manifest, tmp_path: Path
+) -> None:
     api = load(STATIC / "fairlead.yaml").gateway.api_server
     assert api is not None
     log = tmp_path / "log"

@@ -1,7 +1,8 @@
-"""Fairlead is taken away by the commands of docs/install.md: nothing hangs and nothing is left, with a controller or without.
+"""Fairlead is taken away by the commands of docs/install.md: nothing hangs and nothing is left,
+with a controller or without.
 
-The controller runs in this process, on a real API server; there is no other controller in the cluster.
-"""
+The controller runs in this process, on a real API server; there is no other controller in the
+cluster."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,21 +30,28 @@ TO_CLUSTER_IP = '{"spec":{"type":"ClusterIP"}}'
 
 @pytest.fixture
 async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """A controller, a pool in use, and three Services: one without a class, one of ours, one that keeps its address."""
+    """A controller, a pool in use, and three Services: one without a class, one of ours, one that
+    keeps its address."""
     async with Client(server.access) as client:
         await crds.install(client)
         cluster = Cluster(server.access, client, tmp_path)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}}
+        )
         await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(POOL))
         await cluster.start_controller()
         await cluster.apply("plain")
-        await cluster.apply("classed", loadBalancerClass="fairlead.io/direct", annotations=FROM_POOL)
+        await cluster.apply(
+            "classed", loadBalancerClass="fairlead.io/direct", annotations=FROM_POOL
+        )
         await cluster.apply("kept", annotations=FROM_POOL | {"fairlead.io/keep-address": "true"})
         for name in ("plain", "classed", "kept"):
             await cluster.addresses(name)
 
         async def is_held() -> bool:
-            return POOL_FINALIZER in await cluster.kubectl("get", "addresspool", "spare", "-o", "json")
+            return POOL_FINALIZER in await cluster.kubectl(
+                "get", "addresspool", "spare", "-o", "json"
+            )
 
         await until(is_held, "the pool in use is held")
         yield cluster
@@ -82,7 +90,9 @@ async def test_after_the_controller_is_gone(cluster: Cluster, reader: Reader) ->
     await cluster.stop_controller()
     await cluster.kubectl("delete", "addresspool", "spare", "--wait=false")
     await cluster.kubectl("delete", "service", "classed", "--wait=false")
-    assert "spare" in await cluster.kubectl("get", "addresspools", "-o", "name"), "its finalizer keeps it"
+    assert "spare" in await cluster.kubectl("get", "addresspools", "-o", "name"), (
+        "its finalizer keeps it"
+    )
     await reader.run(BY_HAND)
     assert await cluster.kubectl("get", "addresspools", "-o", "name") == ""
     assert "classed" not in await cluster.kubectl("get", "services", "-o", "name")

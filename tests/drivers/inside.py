@@ -1,4 +1,5 @@
-"""Scenarios that run in a network namespace, in a thread of their own: a loop, its sockets and its helpers all live there."""
+"""Scenarios that run in a network namespace, in a thread of their own: a loop, its sockets and its
+helpers all live there."""
 
 import asyncio
 import threading

@@ -1,8 +1,9 @@
-"""Controllers whose calls to the API server arrive in any order, each of which may fail before or after it took effect.
+"""Controllers whose calls to the API server arrive in any order, each of which may fail before or
+after it took effect.
 
-In: an embedded API server. Out: `Racer`s: the real planner and drivers of a controller, which stop before every call until they
-are told how it ends, and which see of the server what they are shown. Nothing here waits for time to pass.
-"""
+In: an embedded API server. Out: `Racer`s: the real planner and drivers of a controller, which stop
+before every call until they are told how it ends, and which see of the server what they are shown.
+Nothing here waits for time to pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -74,25 +75,35 @@ class StoppingClient(Client):
 
     async def create(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
         call = super().create
-        return await self._call("create", resource.kind, lambda: call(resource, *arguments, **named))
+        return await self._call(
+            "create", resource.kind, lambda: call(resource, *arguments, **named)
+        )
 
     async def replace(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
         call = super().replace
-        return await self._call("replace", resource.kind, lambda: call(resource, *arguments, **named))
+        return await self._call(
+            "replace", resource.kind, lambda: call(resource, *arguments, **named)
+        )
 
     async def apply(self, *arguments: Any, field_manager: str, **named: Any) -> Any:
         call = super().apply
-        return await self._call("apply", field_manager, lambda: call(*arguments, field_manager=field_manager, **named))
+        return await self._call(
+            "apply", field_manager, lambda: call(*arguments, field_manager=field_manager, **named)
+        )
 
     async def delete(self, resource: Resource[Any], *arguments: Any, **named: Any) -> Any:
         call = super().delete
-        return await self._call("delete", resource.kind, lambda: call(resource, *arguments, **named))
+        return await self._call(
+            "delete", resource.kind, lambda: call(resource, *arguments, **named)
+        )
 
 
 class Watch:
     """What one controller has seen of one kind: its mirror, and up to which version."""
 
-    def __init__(self, server: ApiServer, kind: Kind, resource: Resource[Any], update: Callable[[Any], None]) -> None:
+    def __init__(
+        self, server: ApiServer, kind: Kind, resource: Resource[Any], update: Callable[[Any], None]
+    ) -> None:
         self._server = server
         self._decoder = msgspec.json.Decoder(resource.type)
         self._update = update
@@ -145,7 +156,9 @@ class Racer:
         writer = ServiceWriter(self.client, newest)
         newest_grants = NewestGrants(self.state)
         self.now = datetime.now(UTC)
-        keeping = Keeping(self.client, self.state, newest_grants, self, limits_of(config), now=lambda: self.now)
+        keeping = Keeping(
+            self.client, self.state, newest_grants, self, limits_of(config), now=lambda: self.now
+        )
         grants = GrantDriver(self.client, writer, newest, newest_grants, keeping)
         self.grants = grants
         self.drivers: list[Driver[LoadBalancer, Any, Any, Any]] = [
@@ -167,7 +180,9 @@ class Racer:
         self.told.append((key, reason, message))
 
     async def see(
-        self, most: int, kinds: Collection[str] = ("services", "addressgrants", "addresspools", "namespaces")
+        self,
+        most: int,
+        kinds: Collection[str] = ("services", "addressgrants", "addresspools", "namespaces"),
     ) -> None:
         for kind in self.watches.keys() & kinds:
             self.watches[kind].see(most)
@@ -180,7 +195,8 @@ class Racer:
         return bool(self.dirty or self._ready)
 
     def _plan(self) -> None:
-        """As the loop does it: all that is dirty at once; who waits for its pass gets the newest intent."""
+        """As the loop does it: all that is dirty at once; who waits for its pass gets the newest
+        intent."""
         while self.dirty:
             keys, self.dirty = self.dirty, set()
             planned = self.planner(keys)
@@ -245,7 +261,11 @@ class Racer:
         try:
             for driver in self.drivers if wanted else self.drivers[::-1]:
                 changes = driver.diff(driver.render(wanted), await driver.read([key]))
-                if changes and (outcome := (await driver.apply(changes)).get(key)) is not None and outcome.state != "done":
+                if (
+                    changes
+                    and (outcome := (await driver.apply(changes)).get(key)) is not None
+                    and outcome.state != "done"
+                ):
                     self.dirty.add(key)
                     return
         except FairleadError:

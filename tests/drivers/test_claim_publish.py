@@ -1,4 +1,5 @@
-"""Claim and publish against the API server: claimed first, released last, nothing touched that is not ours."""
+"""Claim and publish against the API server: claimed first, released last, nothing touched that is
+not ours."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +28,10 @@ from fairlead.state import State
 KEY = ServiceKey("default", "web")
 NAME = ObjectKey("default", "web")
 ADDRESS = ("203.0.113.1",)
-TAKEN_BACK = ("publish no address on Service default/web", "take 203.0.113.1 back from Service default/web")
+TAKEN_BACK = (
+    "publish no address on Service default/web",
+    "take 203.0.113.1 back from Service default/web",
+)
 
 
 class Bench:
@@ -44,13 +48,18 @@ class Bench:
         grants = NewestGrants(self.state)
         keeping = Keeping(client, self.state, grants, self, KeepLimits(10, 30))
         self.grants = GrantDriver(client, writer, self.newest, grants, keeping)
-        self.publish = PublishDriver(writer, self.newest, self, self.grants.licence, self.grants.granted)
+        self.publish = PublishDriver(
+            writer, self.newest, self, self.grants.licence, self.grants.granted
+        )
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         self.said.append((kind, reason))
 
     async def create(self, **spec: object) -> Service:
-        body = {"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]} | spec}
+        body = {
+            "metadata": {"name": "web"},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]} | spec,
+        }
         await self.client.create(SERVICES, body, namespace="default")
         return await self.see()
 
@@ -60,7 +69,8 @@ class Bench:
         return service
 
     async def bring(self, *wanted: LoadBalancer) -> list[str]:
-        """What the loop does for what is wanted, and backwards for what is not; returns the changes."""
+        """What the loop does for what is wanted, and backwards for what is not; returns the
+        changes."""
         desired = {balancer.service: balancer for balancer in wanted}
         changes: list[str] = []
         if desired:
@@ -86,7 +96,9 @@ class Bench:
 def balancer(service: Service) -> LoadBalancer:
     listener = Listener("IPv4", 80, "TCP", "Cluster", 30080, ())
     grants = (Grant(ADDRESS[0], ("TCP/80",)),)
-    return LoadBalancer(KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS, (listener,), grants=grants)
+    return LoadBalancer(
+        KEY, service.metadata.uid, "fairlead.io/direct", ADDRESS, (listener,), grants=grants
+    )
 
 
 @pytest.fixture
@@ -107,7 +119,9 @@ async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
     service = await bench.see()
     assert CLEANUP_FINALIZER in service.metadata.finalizers
     assert service.metadata.annotations["fairlead.io/class"] == "fairlead.io/direct"
-    assert [(e.ip, e.ip_mode) for e in service.status.load_balancer.ingress] == [("203.0.113.1", "VIP")]
+    assert [(e.ip, e.ip_mode) for e in service.status.load_balancer.ingress] == [
+        ("203.0.113.1", "VIP")
+    ]
     assert await bench.bring(wanted) == []
     assert bench.said == [("Normal", "EnsuringLoadBalancer"), ("Normal", "EnsuredLoadBalancer")]
 
@@ -131,7 +145,9 @@ async def test_an_address_within_a_hostname_is_published_kept_and_taken_back(ben
 
 async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> None:
     service = await bench.create()
-    foreign = {"metadata": {"finalizers": ["example.com/keep"], "annotations": {"example.com/note": "x"}}}
+    foreign = {
+        "metadata": {"finalizers": ["example.com/keep"], "annotations": {"example.com/note": "x"}}
+    }
     await bench.client.apply(SERVICES, NAME, foreign, field_manager="somebody")
     await bench.bring(balancer(service))
     await bench.see()
@@ -141,7 +157,12 @@ async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> N
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
     assert service.status.load_balancer.ingress == ()
     assert await bench.bring() == []
-    whole = ("EnsuringLoadBalancer", "EnsuredLoadBalancer", "DeletingLoadBalancer", "DeletedLoadBalancer")
+    whole = (
+        "EnsuringLoadBalancer",
+        "EnsuredLoadBalancer",
+        "DeletingLoadBalancer",
+        "DeletedLoadBalancer",
+    )
     assert bench.said == [("Normal", reason) for reason in whole]
 
 
@@ -167,7 +188,9 @@ async def test_the_type_changed_away(bench: Bench) -> None:
 
 async def test_a_foreign_claim_is_not_touched(bench: Bench) -> None:
     await bench.create(loadBalancerClass="example.com/other")
-    await bench.client.apply(SERVICES, NAME, {"metadata": {"finalizers": [CLEANUP_FINALIZER]}}, field_manager="other")
+    await bench.client.apply(
+        SERVICES, NAME, {"metadata": {"finalizers": [CLEANUP_FINALIZER]}}, field_manager="other"
+    )
     await bench.see()
     assert await bench.bring() == []
     assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
@@ -184,18 +207,23 @@ async def test_a_service_made_anew_is_not_written_by_an_old_plan(bench: Bench) -
     assert (await bench.see()).metadata.finalizers == ()
 
 
-async def test_what_was_just_written_is_not_written_again_before_the_watch_shows_it(bench: Bench) -> None:
+async def test_what_was_just_written_is_not_written_again_before_the_watch_shows_it(
+    bench: Bench,
+) -> None:
     service = await bench.create()
     wanted = balancer(service)
     assert len(await bench.bring(wanted)) == 3
     assert await bench.bring(wanted) == [], "the watch has shown nothing yet"
-    assert len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None))) == 1, (
-        "an audit believes the watch alone"
-    )
+    assert (
+        len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None)))
+        == 1
+    ), "an audit believes the watch alone"
 
 
 @pytest.mark.parametrize("made_anew", [True, False])
-async def test_a_claim_that_never_came_to_be_is_forgotten_with_its_service(bench: Bench, made_anew: bool) -> None:
+async def test_a_claim_that_never_came_to_be_is_forgotten_with_its_service(
+    bench: Bench, made_anew: bool
+) -> None:
     old = balancer(await bench.create())
     await bench.client.delete(SERVICES, NAME)
     await bench.create()
@@ -223,10 +251,17 @@ async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
 
 
 async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) -> None:
-    """No audit releases or writes anything, although the Service has the finalizer of another controller."""
-    annotated = {"annotations": {"fairlead.io/class": "fairlead.io/direct"}, "finalizers": [CLEANUP_FINALIZER]}
+    """No audit releases or writes anything, although the Service has the finalizer of another
+    controller."""
+    annotated = {
+        "annotations": {"fairlead.io/class": "fairlead.io/direct"},
+        "finalizers": [CLEANUP_FINALIZER],
+    }
     for name, class_name in (("web", None), ("other", "example.com/theirs")):
-        body = {"metadata": {"name": name, **annotated}, "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}}
+        body = {
+            "metadata": {"name": name, **annotated},
+            "spec": {"type": "ClusterIP", "ports": [{"port": 80}]},
+        }
         if class_name is not None:
             body["spec"] |= {"type": "LoadBalancer", "loadBalancerClass": class_name}  # type: ignore[operator]
         await bench.client.create(SERVICES, body, namespace="default")
@@ -242,14 +277,19 @@ async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) ->
 
 
 async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Bench) -> None:
-    """A manifest that was copied from a served Service brings the annotation along, and a user may overwrite it."""
+    """A manifest that was copied from a served Service brings the annotation along, and a user may
+    overwrite it."""
     await bench.create()
     copied = {"metadata": {"annotations": {"fairlead.io/class": "fairlead.io/proxy"}}}
     await bench.client.patch(SERVICES, NAME, copied)
     wanted = balancer(await bench.see())
-    assert (await bench.bring(wanted))[0] == "claim Service default/web for class fairlead.io/direct"
+    assert (await bench.bring(wanted))[
+        0
+    ] == "claim Service default/web for class fairlead.io/direct"
     await bench.see()
-    await bench.client.patch(SERVICES, NAME, {"metadata": {"annotations": {"fairlead.io/class": "nonsense"}}})
+    await bench.client.patch(
+        SERVICES, NAME, {"metadata": {"annotations": {"fairlead.io/class": "nonsense"}}}
+    )
     wanted = balancer(await bench.see())
     assert await bench.bring(wanted) == ["claim Service default/web for class fairlead.io/direct"]
     await bench.see()

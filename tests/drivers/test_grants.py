@@ -1,8 +1,8 @@
-"""AddressGrants as locks: who holds what, when it is given back, and the races that the rules of the lock are made for.
+"""AddressGrants as locks: who holds what, when it is given back, and the races that the rules of
+the lock are made for.
 
-In each race one controller stands before a call, another goes on with a view of its own; what the first then does must not
-make two Services show one port of an address.
-"""
+In each race one controller stands before a call, another goes on with a view of its own; what the
+first then does must not make two Services show one port of an address."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -51,10 +51,15 @@ class Bench:
             annotations["fairlead.io/addresses"] = asks
         metadata = {"name": key.name, "namespace": key.namespace, "annotations": annotations}
         listed = [{"name": f"p{port}", "port": port} for port in ports or (80,)]
-        await self.user.create(SERVICES, {"metadata": metadata, "spec": {"type": "LoadBalancer", "ports": listed} | spec})
+        await self.user.create(
+            SERVICES,
+            {"metadata": metadata, "spec": {"type": "LoadBalancer", "ports": listed} | spec},
+        )
 
     async def ask(self, key: ServiceKey, address: str) -> None:
-        await self.user.patch(SERVICES, key, {"metadata": {"annotations": {"fairlead.io/addresses": address}}})
+        await self.user.patch(
+            SERVICES, key, {"metadata": {"annotations": {"fairlead.io/addresses": address}}}
+        )
 
     async def service(self, key: ServiceKey) -> Service:
         return await self.user.get(SERVICES, key)
@@ -73,14 +78,19 @@ class Bench:
         return {grant.spec.address: grant for grant in await self.user.list(ADDRESS_GRANTS)}
 
     async def holders(self) -> dict[str, list[str]]:
-        return {address: [holder.name for holder in grant.spec.holders] for address, grant in (await self.grants()).items()}
+        return {
+            address: [holder.name for holder in grant.spec.holders]
+            for address, grant in (await self.grants()).items()
+        }
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with ApiServer() as server, Client(Access(server.url)) as user:
         await crds.install(user)
-        await user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [f"{ONE}-{TWO}"]}})
+        await user.create(
+            ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [f"{ONE}-{TWO}"]}}
+        )
         made = Bench(server, user)
         yield made
         for racer in made.racers:
@@ -97,7 +107,11 @@ async def test_granted_before_it_is_published_and_taken_back_after(bench: Bench)
     assert grant.metadata.name == grant_name(ONE)
     assert (grant.spec.pool, grant.spec.keep, grant.spec.sharing_key) == ("main", False, "")
     [holder] = grant.spec.holders
-    assert (holder.key, holder.uid, holder.ports) == (A, service.metadata.uid, ("TCP/443", "TCP/80"))
+    assert (holder.key, holder.uid, holder.ports) == (
+        A,
+        service.metadata.uid,
+        ("TCP/443", "TCP/80"),
+    )
     assert holder.service_version == service.metadata.resource_version
     await racer.rest()
     assert await bench.shown() == {f"{ONE} TCP/80": "a", f"{ONE} TCP/443": "a"}
@@ -111,7 +125,9 @@ async def test_granted_before_it_is_published_and_taken_back_after(bench: Bench)
     assert await bench.user.list(SERVICES) == []
 
 
-async def test_an_address_is_the_same_after_a_restart_before_any_status_was_written(bench: Bench) -> None:
+async def test_an_address_is_the_same_after_a_restart_before_any_status_was_written(
+    bench: Bench,
+) -> None:
     await bench.create(B)
     first = await bench.racer()
     await first.until(PUBLISH, B)
@@ -136,33 +152,53 @@ async def keep(bench: Bench, racer: Racer, *keys: ServiceKey) -> None:
 
 async def test_a_namespace_keeps_so_many_addresses_and_no_more(bench: Bench) -> None:
     racer = await bench.racer(
-        Config(default_class="fairlead.io/direct", pools=MANY, controller=ControllerConfig(kept_addresses_per_namespace=3))
+        Config(
+            default_class="fairlead.io/direct",
+            pools=MANY,
+            controller=ControllerConfig(kept_addresses_per_namespace=3),
+        )
     )
     await keep(bench, racer, *(ServiceKey("default", f"s{number}") for number in range(20)))
     assert await bench.holders() == {f"198.51.100.{number}": [f"s{number}"] for number in range(3)}
     told = {key.name: message for key, reason, message in racer.told if reason == "AddressNotKept"}
     assert set(told) == {f"s{number}" for number in range(3, 20)}
-    assert told["s3"].startswith("198.51.100.3 is not kept: kept addresses of namespace default: 3 of 3; release one")
+    assert told["s3"].startswith(
+        "198.51.100.3 is not kept: kept addresses of namespace default: 3 of 3; release one"
+    )
     await bench.create(A, annotations=KEEP)
     await racer.rest()
     planned = racer.planner([A])[A]
     assert isinstance(planned, LoadBalancer)
     [note] = [note for note in planned.notes if note.reason == "AddressNotKept"]
-    assert note.message.startswith("its addresses will not be kept when it is deleted: kept addresses of namespace default")
+    assert note.message.startswith(
+        "its addresses will not be kept when it is deleted: kept addresses of namespace default"
+    )
     # Other namespaces have their own, and who has kept one gets it back.
     await bench.user.create(NAMESPACES, {"metadata": {"name": "other"}})
     await keep(bench, racer, ServiceKey("other", "a"), ServiceKey("default", "s1"))
-    assert {"198.51.100.1": ["s1"], "198.51.100.4": ["a"]}.items() <= (await bench.holders()).items()
+    assert {"198.51.100.1": ["s1"], "198.51.100.4": ["a"]}.items() <= (
+        await bench.holders()
+    ).items()
 
 
-@pytest.mark.parametrize("dated", [True, False], ids=["kept by this version", "kept by one that noted no time"])
+@pytest.mark.parametrize(
+    "dated", [True, False], ids=["kept by this version", "kept by one that noted no time"]
+)
 async def test_a_kept_address_is_free_after_its_time(bench: Bench, dated: bool) -> None:
-    racer = await bench.racer(Config(default_class="fairlead.io/direct", controller=ControllerConfig(kept_address_days=30)))
+    racer = await bench.racer(
+        Config(
+            default_class="fairlead.io/direct", controller=ControllerConfig(kept_address_days=30)
+        )
+    )
     await keep(bench, racer, A)
     if not dated:
         grant = (await bench.grants())[ONE]
-        old = msgspec.structs.replace(grant.spec, holders=(msgspec.structs.replace(grant.spec.holders[0], kept_since=""),))
-        await bench.user.replace(ADDRESS_GRANTS, ("", grant_name(ONE)), msgspec.structs.replace(grant, spec=old))
+        old = msgspec.structs.replace(
+            grant.spec, holders=(msgspec.structs.replace(grant.spec.holders[0], kept_since=""),)
+        )
+        await bench.user.replace(
+            ADDRESS_GRANTS, ("", grant_name(ONE)), msgspec.structs.replace(grant, spec=old)
+        )
         racer.now += timedelta(days=100)
         await racer.rest()
     assert (await bench.grants())[ONE].spec.holders[0].kept_since == stamp(racer.now)
@@ -182,8 +218,14 @@ async def test_a_namespace_that_goes_keeps_nothing(bench: Bench, stays: bool) ->
     await bench.user.create(NAMESPACES, {"metadata": {"name": "going"}})
     racer = await bench.racer()
     await keep(bench, racer, there, here)
-    await bench.create(left := ServiceKey("going", "left"), annotations={"fairlead.io/class": "x"}, type="ClusterIP")
-    await bench.user.patch(SERVICES, left, {"metadata": {"finalizers": ["example.com/stay"] if stays else None}})
+    await bench.create(
+        left := ServiceKey("going", "left"),
+        annotations={"fairlead.io/class": "x"},
+        type="ClusterIP",
+    )
+    await bench.user.patch(
+        SERVICES, left, {"metadata": {"finalizers": ["example.com/stay"] if stays else None}}
+    )
     assert await bench.holders() == {ONE: ["a"], TWO: ["b"]}
     await bench.user.delete(NAMESPACES, ObjectKey("", "going"))
     await racer.rest()
@@ -232,7 +274,9 @@ async def test_kept_for_the_next_of_its_name_until_it_is_released(bench: Bench) 
     await bench.create(A)
     await racer.rest()
     assert await bench.shown() == {f"{ONE} TCP/80": "a"}
-    await bench.user.patch(SERVICES, A, {"metadata": {"annotations": {"fairlead.io/keep-address": "true"}}})
+    await bench.user.patch(
+        SERVICES, A, {"metadata": {"annotations": {"fairlead.io/keep-address": "true"}}}
+    )
     await racer.rest()
     await bench.user.delete(SERVICES, A)
     await racer.rest()
@@ -262,27 +306,46 @@ async def test_one_address_for_several_services_and_each_port_once(bench: Bench)
     await racer.rest()
     assert await bench.shown() == {f"{ONE} TCP/80": "a", f"{ONE} TCP/443": "b"}
     [entry] = (await bench.service(B)).status.load_balancer.ingress
-    assert {(port.port, port.error) for port in entry.ports} == {(80, "fairlead.io/PortConflict"), (443, None)}
-    await bench.user.patch(SERVICES, A, {"spec": {"ports": [{"name": "p", "port": 8080}, {"name": "q", "port": 443}]}})
+    assert {(port.port, port.error) for port in entry.ports} == {
+        (80, "fairlead.io/PortConflict"),
+        (443, None),
+    }
+    await bench.user.patch(
+        SERVICES, A, {"spec": {"ports": [{"name": "p", "port": 8080}, {"name": "q", "port": 443}]}}
+    )
     await racer.rest()
     shown = {f"{ONE} TCP/8080": "a", f"{ONE} TCP/443": "b", f"{ONE} TCP/80": "b"}
-    assert await bench.shown() == shown, "an edit takes no port from another, and gives back what it had"
+    assert await bench.shown() == shown, (
+        "an edit takes no port from another, and gives back what it had"
+    )
 
 
 async def test_an_address_that_is_shown_already_is_granted_first_of_all(bench: Bench) -> None:
-    """As another system left it, or ourselves before there were grants; two that share one address too."""
-    for key, address, port in ((A, "192.0.2.7", 80), (B, "192.0.2.7", 443), (ServiceKey("default", "c"), ONE, 80)):
+    """As another system left it, or ourselves before there were grants; two that share one address
+    too."""
+    for key, address, port in (
+        (A, "192.0.2.7", 80),
+        (B, "192.0.2.7", 443),
+        (ServiceKey("default", "c"), ONE, 80),
+    ):
         await bench.create(key, port)
         status = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
         await bench.user.patch(SERVICES, key, status, subresource="status")
     await bench.create(ServiceKey("default", "aa"))
     await (await bench.racer()).rest()
-    shown = {"192.0.2.7 TCP/80": "a", "192.0.2.7 TCP/443": "b", f"{ONE} TCP/80": "c", f"{TWO} TCP/80": "aa"}
+    shown = {
+        "192.0.2.7 TCP/80": "a",
+        "192.0.2.7 TCP/443": "b",
+        f"{ONE} TCP/80": "c",
+        f"{TWO} TCP/80": "aa",
+    }
     assert await bench.shown() == shown
     assert await bench.holders() == {"192.0.2.7": ["a", "b"], ONE: ["c"], TWO: ["aa"]}
 
 
-async def test_without_the_kind_nothing_new_is_published_and_nothing_taken_away(bench: Bench) -> None:
+async def test_without_the_kind_nothing_new_is_published_and_nothing_taken_away(
+    bench: Bench,
+) -> None:
     await bench.create(A)
     racer = await bench.racer()
     await racer.rest()
@@ -296,7 +359,9 @@ async def test_without_the_kind_nothing_new_is_published_and_nothing_taken_away(
     for key in (A, B):
         intent = planned[key]
         assert isinstance(intent, LoadBalancer)
-        changes = without.grants.diff(without.grants.render({key: intent}), await without.grants.read([key]))
+        changes = without.grants.diff(
+            without.grants.render({key: intent}), await without.grants.read([key])
+        )
         with pytest.raises(Unavailable, match="kubectl apply"):
             await without.grants.apply(changes)
     assert await bench.shown() == {f"{ONE} TCP/80": "a"}
@@ -314,7 +379,9 @@ async def test_a_grant_that_was_deleted_by_hand_is_made_anew(bench: Bench) -> No
     assert await bench.holders() == {ONE: ["a"]}
 
 
-async def test_what_is_left_of_a_service_that_was_removed_by_force_is_taken_back(bench: Bench) -> None:
+async def test_what_is_left_of_a_service_that_was_removed_by_force_is_taken_back(
+    bench: Bench,
+) -> None:
     await bench.create(A)
     racer = await bench.racer()
     await racer.rest()
@@ -344,14 +411,17 @@ async def test_a_publication_over_an_old_version_does_not_succeed(bench: Bench) 
 
 
 async def test_what_may_yet_be_published_is_not_taken_back_before_it_may_not(bench: Bench) -> None:
-    """One of them takes Services without a class, the other does not: nothing on the Service changes."""
+    """One of them takes Services without a class, the other does not: nothing on the Service
+    changes."""
     await bench.create(A)
     theirs = await bench.racer()
     await theirs.until(PUBLISH, A)
     other = await bench.racer(Config())
     await other.until(CLAIM, A)
     assert await bench.grants() == {}
-    assert "fairlead.io/releasing" not in (await bench.service(A)).metadata.annotations, "nothing of it stays"
+    assert "fairlead.io/releasing" not in (await bench.service(A)).metadata.annotations, (
+        "nothing of it stays"
+    )
     await bench.create(B, asks=ONE, loadBalancerClass="fairlead.io/direct")
     third = await bench.racer(Config())
     await third.until("", B)
@@ -373,7 +443,8 @@ async def test_an_address_is_not_taken_back_while_it_is_shown(bench: Bench) -> N
     await bench.ask(B, ONE)
     await first.see(100)
     await first.until(PUBLISH, A)
-    # The second has seen what is wanted, and of the grants everything, but not that a shows the address.
+    # The second has seen what is wanted, and of the grants everything, but not that a shows the
+    # address.
     await second.see(100, ["addressgrants"])
     second.dirty = {B}
     for _ in range(20):

@@ -1,8 +1,9 @@
-"""Two controllers at once, their calls in any order, each of which may be lost before or after it took effect.
+"""Two controllers at once, their calls in any order, each of which may be lost before or after it
+took effect.
 
-Services and pools come, change and go meanwhile, and controllers die and start anew. Never do two Services show one port of an
-address, nor do gateways serve it twice; and when all is quiet, what is granted is what is shown or kept.
-"""
+Services and pools come, change and go meanwhile, and controllers die and start anew. Never do two
+Services show one port of an address, nor do gateways serve it twice; and when all is quiet, what is
+granted is what is shown or kept."""
 
 import asyncio
 import itertools
@@ -32,7 +33,9 @@ NAMES = ("a", "b", "c", "d")
 RANGES = ("203.0.113.1-203.0.113.2", "203.0.113.2-203.0.113.3", "203.0.113.1-203.0.113.3")
 ADDRESSES = ("203.0.113.1", "203.0.113.2")
 PORTS = (80, 443)
-ENDINGS: st.SearchStrategy[Ending] = st.sampled_from(("well", "well", "well", "lost before", "lost after"))
+ENDINGS: st.SearchStrategy[Ending] = st.sampled_from(
+    ("well", "well", "well", "lost before", "lost after")
+)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_STEPS = 1_000
 
@@ -53,7 +56,8 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Race(RuleBasedStateMachine):
-    """Every rule makes at most one call of one controller, so that the invariants see each state on the server."""
+    """Every rule makes at most one call of one controller, so that the invariants see each state on
+    the server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,19 +71,27 @@ class Race(RuleBasedStateMachine):
     async def _begin(self) -> None:
         # A clock of its own: the same choices make the same run.
         ticks = itertools.count()
-        self.server = await ApiServer(now=lambda: BEGIN + timedelta(seconds=next(ticks) // 40)).__aenter__()
+        self.server = await ApiServer(
+            now=lambda: BEGIN + timedelta(seconds=next(ticks) // 40)
+        ).__aenter__()
         self.user = await Client(Access(self.server.url)).__aenter__()
         await crds.install(self.user)
 
-    @initialize(ranges=st.sampled_from(RANGES), shown=st.sampled_from(("", "203.0.113.1", "192.0.2.9")))
+    @initialize(
+        ranges=st.sampled_from(RANGES), shown=st.sampled_from(("", "203.0.113.1", "192.0.2.9"))
+    )
     def start(self, ranges: str, shown: str) -> None:
         """Pools; perhaps a Service that another system has served; two controllers."""
 
         async def work() -> None:
-            await self.user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [ranges]}})
+            await self.user.create(
+                ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": [ranges]}}
+            )
             if shown:
                 spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}
-                await self.user.create(SERVICES, {"metadata": {"name": "d", "namespace": "default"}, "spec": spec})
+                await self.user.create(
+                    SERVICES, {"metadata": {"name": "d", "namespace": "default"}, "spec": spec}
+                )
                 status = {"status": {"loadBalancer": {"ingress": [{"ip": shown}]}}}
                 await self.user.patch(SERVICES, ("default", "d"), status, subresource="status")
             self.racers = [await self._racer(), await self._racer()]
@@ -101,7 +113,9 @@ class Race(RuleBasedStateMachine):
                 await self.user.create(SERVICES, body)
                 return
             ours = ("sharing-key", "keep-address", "addresses")
-            annotations = {f"fairlead.io/{each}": None for each in ours} | body["metadata"]["annotations"]
+            annotations = {f"fairlead.io/{each}": None for each in ours} | body["metadata"][
+                "annotations"
+            ]
             patch = {"metadata": {"annotations": annotations}, "spec": body["spec"]}
             await self.user.patch(SERVICES, ("default", name), patch)
 
@@ -115,7 +129,9 @@ class Race(RuleBasedStateMachine):
             try:
                 await self.user.delete(SERVICES, ("default", name))
                 if by_force:
-                    await self.user.patch(SERVICES, ("default", name), {"metadata": {"finalizers": None}})
+                    await self.user.patch(
+                        SERVICES, ("default", name), {"metadata": {"finalizers": None}}
+                    )
             except NotFound:
                 return
 
@@ -128,14 +144,26 @@ class Race(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3))
     def release_what_is_kept(self, number: int) -> None:
         async def work() -> None:
-            kept = [grant for grant in await self.user.list(ADDRESS_GRANTS) if not any(h.uid for h in grant.spec.holders)]
+            kept = [
+                grant
+                for grant in await self.user.list(ADDRESS_GRANTS)
+                if not any(h.uid for h in grant.spec.holders)
+            ]
             if kept:
                 grant = kept[number % len(kept)]
-                await self.user.delete(ADDRESS_GRANTS, ("", grant.metadata.name), version=grant.metadata.resource_version)
+                await self.user.delete(
+                    ADDRESS_GRANTS,
+                    ("", grant.metadata.name),
+                    version=grant.metadata.resource_version,
+                )
 
         self.run(work())
 
-    @rule(which=st.integers(0, 1), most=st.integers(1, 5), kind=st.sampled_from(("services", "addressgrants", "addresspools")))
+    @rule(
+        which=st.integers(0, 1),
+        most=st.integers(1, 5),
+        kind=st.sampled_from(("services", "addressgrants", "addresspools")),
+    )
     def see(self, which: int, most: int, kind: str) -> None:
         self.run(self.racers[which].see(most, [kind]))
 
@@ -152,7 +180,8 @@ class Race(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def serve_all(self, which: int) -> None:
-        """One of them sees everything and does all that is to do, while the other stands where it stands."""
+        """One of them sees everything and does all that is to do, while the other stands where it
+        stands."""
         for number in range(100):
             self.run(self.racers[which].see(1_000))
             if not (self.racers[which].busy or self.racers[which].todo):
@@ -172,8 +201,12 @@ class Race(RuleBasedStateMachine):
     async def _state(self) -> State:
         """The server as it is now."""
         state = State(())
-        state.update_services({ObjectKey(*each.key): each for each in await self.user.list(SERVICES)})
-        state.update_nodes({ObjectKey("", each.metadata.name): each for each in await self.user.list(NODES)})
+        state.update_services(
+            {ObjectKey(*each.key): each for each in await self.user.list(SERVICES)}
+        )
+        state.update_nodes(
+            {ObjectKey("", each.metadata.name): each for each in await self.user.list(NODES)}
+        )
         return state
 
     @invariant()
@@ -201,7 +234,8 @@ class Race(RuleBasedStateMachine):
             self.runner.close()
 
     async def _come_to_rest(self) -> None:
-        """Both see everything and lose nothing any more. In the end every Service has what it may have, and nothing leaks."""
+        """Both see everything and lose nothing any more. In the end every Service has what it may
+        have, and nothing leaks."""
         await self._settle()
         refused = {key for racer in self.racers for key in racer.refused}
         services = {each.key: each for each in await self.user.list(SERVICES)}
@@ -247,7 +281,11 @@ class Race(RuleBasedStateMachine):
 
 
 def _shown(services: dict[ServiceKey, Service]) -> dict[tuple[str, ServiceKey], frozenset[str]]:
-    return {(address, key): ports for key, service in services.items() for address, ports in shown_by(service).items()}
+    return {
+        (address, key): ports
+        for key, service in services.items()
+        for address, ports in shown_by(service).items()
+    }
 
 
 TestRace = Race.TestCase
@@ -267,8 +305,9 @@ ACTS = (*SLOW, *FAST, "a asks 1", "a asks 2", "b asks 1", "b asks 2")
 
 
 class Exchange:
-    """Two Services that ask for one of two addresses, now this, now that, and two controllers: little else can happen than that
-    one controller still stands before a call while the other has long gone on."""
+    """Two Services that ask for one of two addresses, now this, now that, and two controllers:
+    little else can happen than that one controller still stands before a call while the other has
+    long gone on."""
 
     def __init__(self, server: ApiServer, user: Client) -> None:
         self.server = server
@@ -278,7 +317,9 @@ class Exchange:
     async def act(self, act: str) -> None:
         who, what, *address = act.split()
         if what == "asks":
-            patch = {"metadata": {"annotations": {"fairlead.io/addresses": f"203.0.113.{address[0]}"}}}
+            patch = {
+                "metadata": {"annotations": {"fairlead.io/addresses": f"203.0.113.{address[0]}"}}
+            }
             await self.user.patch(SERVICES, ("default", who), patch)
             return
         racer = self.racers[("one", "two").index(who)]
@@ -307,10 +348,17 @@ class Exchange:
 async def exchange(acts: list[str]) -> None:
     async with ApiServer() as server, Client(Access(server.url)) as user:
         await crds.install(user)
-        await user.create(ADDRESS_POOLS, {"metadata": {"name": "main"}, "spec": {"addresses": ["203.0.113.1-203.0.113.2"]}})
+        await user.create(
+            ADDRESS_POOLS,
+            {"metadata": {"name": "main"}, "spec": {"addresses": ["203.0.113.1-203.0.113.2"]}},
+        )
         for name in ("a", "b"):
             spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}
-            metadata = {"name": name, "namespace": "default", "annotations": {"fairlead.io/addresses": "203.0.113.1"}}
+            metadata = {
+                "name": name,
+                "namespace": "default",
+                "annotations": {"fairlead.io/addresses": "203.0.113.1"},
+            }
             await user.create(SERVICES, {"metadata": metadata, "spec": spec})
         made = Exchange(server, user)
         try:

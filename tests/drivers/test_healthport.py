@@ -78,7 +78,9 @@ async def driver(switches: Switches) -> AsyncIterator[HealthPortDriver]:
         yield made
 
 
-async def until_answered(port: int, holds: Callable[[Answer], bool], path: str = "/healthz") -> Answer:
+async def until_answered(
+    port: int, holds: Callable[[Answer], bool], path: str = "/healthz"
+) -> Answer:
     """The first answer that is as it should be."""
     async with asyncio.timeout(DEADLINE_S):
         while not holds(answer := await get(port, path)):
@@ -96,7 +98,10 @@ def children() -> list[int]:
     """The answering processes of this process."""
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
-        int(pid) for pids in found for pid in pids if b"fairlead.roles.answering" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid)
+        for pids in found
+        for pid in pids
+        if b"fairlead.roles.answering" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -116,7 +121,9 @@ async def receive(reader: asyncio.StreamReader, *, bodiless: bool = False) -> An
     return Answer(int(head[0].split()[1]), headers, body)
 
 
-async def get(port: int, path: str = "/healthz", *, host: str = "127.0.0.1", method: str = "GET") -> Answer:
+async def get(
+    port: int, path: str = "/healthz", *, host: str = "127.0.0.1", method: str = "GET"
+) -> Answer:
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -131,7 +138,11 @@ async def test_ready_endpoints(driver: HealthPortDriver) -> None:
     """H2 and H8: any path, any method, both families."""
     port = free_port()
     assert await install(driver, intent(WEB, port, 3)) == {}
-    for host, path, method in (("127.0.0.1", "/healthz", "GET"), ("::1", "/", "GET"), ("127.0.0.1", "/a?b=c", "POST")):
+    for host, path, method in (
+        ("127.0.0.1", "/healthz", "GET"),
+        ("::1", "/", "GET"),
+        ("127.0.0.1", "/a?b=c", "POST"),
+    ):
         answer = await get(port, path, host=host, method=method)
         assert answer.status == 200
         assert answer.json == {
@@ -158,7 +169,8 @@ async def test_no_ready_endpoint(driver: HealthPortDriver) -> None:
 
 
 async def test_ports_come_and_go(driver: HealthPortDriver) -> None:
-    """H5: a removed Service's port is closed, a new number is opened, a port passes from one Service to another."""
+    """H5: a removed Service's port is closed, a new number is opened, a port passes from one
+    Service to another."""
     first, second, third = free_port(), free_port(), free_port()
     await install(driver, intent(WEB, first, 1), intent(SHOP, second, 1))
     assert (await get(first)).json["service"]["name"] == "web"  # type: ignore[index]
@@ -184,7 +196,9 @@ async def test_a_proxy_that_is_out_of_step(driver: HealthPortDriver, switches: S
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+)
 async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str) -> None:
     """H10: said in kube-proxy's words, for that Service alone; served once the port is free."""
     taken, free = free_port(), free_port()
@@ -196,9 +210,13 @@ async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str
         other.listen()
         outcomes = await install(driver, intent(WEB, taken, 1), intent(SHOP, free, 1))
     assert set(outcomes) == {WEB}
-    assert (outcomes[WEB].state, outcomes[WEB].reason) == ("unavailable", "FailedToStartServiceHealthcheck")
+    assert (outcomes[WEB].state, outcomes[WEB].reason) == (
+        "unavailable",
+        "FailedToStartServiceHealthcheck",
+    )
     assert outcomes[WEB].message == (
-        f'node node1 failed to start healthcheck "default/web" on port {taken}: Address already in use'
+        f'node node1 failed to start healthcheck "default/web" on port {taken}: Address already '
+        "in use"
     )
     assert (await get(free)).status == 200
     assert await driver.read(None) == {SHOP: HealthCheck(free, 1)}
@@ -220,7 +238,9 @@ async def test_the_proxys_own_health(driver: HealthPortDriver, switches: Switche
     assert (await get(port, "/other")).status == 404
 
 
-async def test_the_proxys_own_health_in_kube_proxys_words(driver: HealthPortDriver, switches: Switches) -> None:
+async def test_the_proxys_own_health_in_kube_proxys_words(
+    driver: HealthPortDriver, switches: Switches
+) -> None:
     """While it is well its rules are of now; then of when it was last known to be well."""
 
     async def told(path: str) -> tuple[dict[str, object], str, str]:
@@ -230,7 +250,12 @@ async def test_the_proxys_own_health_in_kube_proxys_words(driver: HealthPortDriv
 
     good, updated, now = await told("/healthz")
     of_each = {"lastUpdated": now, "healthy": True}
-    assert good == {**of_each, "currentTime": now, "nodeEligible": True, "status": {"IPv4": of_each, "IPv6": of_each}}
+    assert good == {
+        **of_each,
+        "currentTime": now,
+        "nodeEligible": True,
+        "status": {"IPv4": of_each, "IPv6": of_each},
+    }
     switches.healthy = False
     await until_answered(driver.proxy_port, lambda answer: answer.status == 503)
     bad, _, now = await told("/livez")
@@ -241,7 +266,9 @@ async def test_the_proxys_own_health_in_kube_proxys_words(driver: HealthPortDriv
 
 
 async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
-    second = HealthPortDriver(node_name="node1", healthy=lambda: True, command=command(), proxy_port=driver.proxy_port)
+    second = HealthPortDriver(
+        node_name="node1", healthy=lambda: True, command=command(), proxy_port=driver.proxy_port
+    )
     with pytest.raises(Refused, match="stop the other service proxy"):
         await second.open()
 
@@ -249,9 +276,13 @@ async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
 async def test_nothing_to_do_is_no_change(driver: HealthPortDriver) -> None:
     port = free_port()
     await install(driver, intent(WEB, port, 1))
-    desired = driver.render({WEB: intent(WEB, port, 1), SHOP: NodeService(SHOP, "uid", "Cluster", "Cluster", ())})
+    desired = driver.render(
+        {WEB: intent(WEB, port, 1), SHOP: NodeService(SHOP, "uid", "Cluster", "Cluster", ())}
+    )
     assert driver.diff(desired, await driver.read([WEB, SHOP])) == ()
-    changes = driver.diff({WEB: HealthCheck(port, 2), SHOP: HealthCheck(1, 1)}, {WEB: HealthCheck(port, 1)})
+    changes = driver.diff(
+        {WEB: HealthCheck(port, 2), SHOP: HealthCheck(1, 1)}, {WEB: HealthCheck(port, 1)}
+    )
     assert [str(change) for change in changes] == [
         f"answer on :{port} with 2 # default/web",
         "listen on :1, answer with 1 # shop/front",
@@ -260,7 +291,8 @@ async def test_nothing_to_do_is_no_change(driver: HealthPortDriver) -> None:
 
 
 async def test_a_connection_carries_many_requests(driver: HealthPortDriver) -> None:
-    """Keep-alive, pipelined, with bodies, split anywhere; the answer is always that of the moment."""
+    """Keep-alive, pipelined, with bodies, split anywhere; the answer is always that of the
+    moment."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.timeout(30):
@@ -302,7 +334,9 @@ async def test_hundreds_of_probers_at_once(driver: HealthPortDriver) -> None:
         (b"POST / HTTP/1.1\r\nContent-Length: 999999\r\n\r\n", 200),
     ],
 )
-async def test_what_cannot_be_read_ends_the_connection(driver: HealthPortDriver, sent: bytes, status: int) -> None:
+async def test_what_cannot_be_read_ends_the_connection(
+    driver: HealthPortDriver, sent: bytes, status: int
+) -> None:
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.timeout(10):
@@ -328,7 +362,11 @@ async def test_closing_ends_open_connections(driver: HealthPortDriver) -> None:
 async def test_ports_at_some_addresses_which_change() -> None:
     """H7. The proxy's own port is everywhere."""
     made = HealthPortDriver(
-        node_name="node1", healthy=lambda: True, command=command(), proxy_port=free_port(), addresses=("127.0.0.2",)
+        node_name="node1",
+        healthy=lambda: True,
+        command=command(),
+        proxy_port=free_port(),
+        addresses=("127.0.0.2",),
     )
     async with running(made) as driver:
         port = free_port()
@@ -337,17 +375,26 @@ async def test_ports_at_some_addresses_which_change() -> None:
         with pytest.raises(ConnectionRefusedError):
             await get(port, host="127.0.0.1")
         await driver.move(("127.0.0.1", "127.0.0.3"))
-        assert (await get(port, host="127.0.0.1")).status == (await get(port, host="127.0.0.3")).status == 200
+        assert (
+            (await get(port, host="127.0.0.1")).status
+            == (await get(port, host="127.0.0.3")).status
+            == 200
+        )
         with pytest.raises(ConnectionRefusedError):
             await get(port, host="127.0.0.2")
         assert (await get(driver.proxy_port, host="127.0.0.2")).status == 200
         # An address that this host does not have: the port differs from the plan until it has.
         await driver.move(("192.0.2.77",))
         assert await driver.read(None) == {}
-        assert "Cannot assign requested address" in (await install(driver, intent(WEB, port, 1)))[WEB].message
+        assert (
+            "Cannot assign requested address"
+            in (await install(driver, intent(WEB, port, 1)))[WEB].message
+        )
 
 
-async def test_a_port_takes_one_descriptor_and_answers_both_families(driver: HealthPortDriver) -> None:
+async def test_a_port_takes_one_descriptor_and_answers_both_families(
+    driver: HealthPortDriver,
+) -> None:
     """A node may have thousands of them."""
     wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
     (answering,) = children()
@@ -360,27 +407,39 @@ async def test_a_port_takes_one_descriptor_and_answers_both_families(driver: Hea
             assert (await get(each.health_check.port, host=host)).status == 200
 
 
-async def test_the_answering_process_is_killed_and_another_one_answers_for_all_ports(driver: HealthPortDriver) -> None:
+async def test_the_answering_process_is_killed_and_another_one_answers_for_all_ports(
+    driver: HealthPortDriver,
+) -> None:
     first, second = free_port(), free_port()
     await install(driver, intent(WEB, first, 3), intent(SHOP, second, 0))
     (killed,) = children()
     os.kill(killed, signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
-        while children() in ([], [killed]) or not await takes_connections(driver.proxy_port, first, second):
+        while children() in ([], [killed]) or not await takes_connections(
+            driver.proxy_port, first, second
+        ):
             await asyncio.sleep(0.01)
-    assert [(await get(port)).status for port in (driver.proxy_port, first, second)] == [200, 200, 503]
+    assert [(await get(port)).status for port in (driver.proxy_port, first, second)] == [
+        200,
+        200,
+        503,
+    ]
     await install(driver, intent(WEB, first, 3))
     with pytest.raises(ConnectionRefusedError):
         await get(second)
 
 
 async def test_a_host_without_room_for_a_process_does_not_end_the_role(tmp_path: Path) -> None:
-    """What starts the process is gone for a while: to the role it is as if there were too many processes."""
+    """What starts the process is gone for a while: to the role it is as if there were too many
+    processes."""
     program, away = tmp_path / "python", tmp_path / "away"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     made = HealthPortDriver(
-        node_name="node1", healthy=lambda: True, command=(str(program), *command()[1:]), proxy_port=free_port()
+        node_name="node1",
+        healthy=lambda: True,
+        command=(str(program), *command()[1:]),
+        proxy_port=free_port(),
     )
     async with running(made):
         program.rename(away)
@@ -399,7 +458,13 @@ async def test_a_host_without_room_for_a_process_does_not_end_the_role(tmp_path:
 async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Switches) -> None:
     """The Service is looked at again, and its port opened once it is free."""
     lost: list[ServiceKey] = []
-    made = HealthPortDriver(node_name="node1", healthy=lambda: True, command=command(), proxy_port=0, touched=lost.extend)
+    made = HealthPortDriver(
+        node_name="node1",
+        healthy=lambda: True,
+        command=command(),
+        proxy_port=0,
+        touched=lost.extend,
+    )
     async with running(made) as driver:
         port = free_port()
         await install(driver, intent(WEB, port, 1))
@@ -419,7 +484,9 @@ async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Swi
                     await asyncio.sleep(0.01)
             assert lost == [WEB]
             assert await driver.read(None) == {}
-            assert (await install(driver, intent(WEB, port, 1)))[WEB].reason == "FailedToStartServiceHealthcheck"
+            assert (await install(driver, intent(WEB, port, 1)))[
+                WEB
+            ].reason == "FailedToStartServiceHealthcheck"
         assert await install(driver, intent(WEB, port, 1)) == {}
         assert (await get(port)).status == 200
 
@@ -438,13 +505,16 @@ async def test_the_answering_process_ends_with_a_role_that_is_killed() -> None:
         "import asyncio, os\nfrom fairlead.drivers.healthport import HealthPortDriver\n"
         "from fairlead.roles.answering import command\n"
         "async def main():\n"
-        "    driver = HealthPortDriver(node_name='n', healthy=lambda: True, command=command(), proxy_port=0)\n"
+        "    driver = HealthPortDriver(node_name='n', healthy=lambda: True, command=command(), "
+        "proxy_port=0)\n"
         "    await driver.open()\n"
         "    print(open('/proc/self/task/%d/children' % os.getpid()).read(), flush=True)\n"
         "    await driver.run()\n"
         "asyncio.run(main())\n"
     )
-    role = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    role = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
     assert role.stdout is not None
     async with asyncio.timeout(DEADLINE_S):
         answering = os.pidfd_open(int(await role.stdout.readline()))
@@ -459,12 +529,17 @@ async def test_the_answering_process_ends_with_a_role_that_is_killed() -> None:
             os.close(answering)
 
 
-async def test_a_role_that_does_nothing_else_for_long_does_not_hold_up_an_answer(driver: HealthPortDriver) -> None:
-    """The event loop of the role stands still while a thread asks: more often than its probes may fail."""
+async def test_a_role_that_does_nothing_else_for_long_does_not_hold_up_an_answer(
+    driver: HealthPortDriver,
+) -> None:
+    """The event loop of the role stands still while a thread asks: more often than its probes may
+    fail."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(lambda: [HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S) for _ in range(3)])
+        asked = thread.submit(
+            lambda: [HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S) for _ in range(3)]
+        )
         statuses = thread.submit(lambda: [status_of(each) for each in asked.result()])
         assert statuses.result() == [200, 200, 200]  # waits here, in the event loop's thread
 
@@ -477,7 +552,8 @@ def status_of(connection: HTTPConnection) -> int:
 
 
 def test_the_word_of_a_role_counts_for_a_while() -> None:
-    """The health port of a role that hangs, or is stopped, does not report the rules as current for ever."""
+    """The health port of a role that hangs, or is stopped, does not report the rules as current for
+    ever."""
     now_s = 0.0
     health = Health(lambda: now_s)
     health.opened(Opened(30000, (), WEB, 2))
@@ -501,9 +577,12 @@ FLOODER = "127.0.0.2"
 PROBES = 60
 
 
-async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: HealthPortDriver) -> None:
-    """A megabyte of requests again and again, connections that say nothing, connections that send a byte now and then: the
-    probes of a gateway, two of which would have to fail in sequence, find the node."""
+async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(
+    driver: HealthPortDriver,
+) -> None:
+    """A megabyte of requests again and again, connections that say nothing, connections that send a
+    byte now and then: the probes of a gateway, two of which would have to fail in sequence, find
+    the node."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     seen: list[Verdict | None] = []
@@ -511,7 +590,16 @@ async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(driver: He
     targets = Target("127.0.0.1", port, "/"), Target("127.0.0.1", driver.proxy_port, "/healthz")
     monitor.change([StartProbes(WEB, targets, local=True)], [])
     flood = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(FLOODING), "all", FLOODER, "127.0.0.1", str(port), str(driver.proxy_port)),
+        *(
+            sys.executable,
+            "-P",
+            str(FLOODING),
+            "all",
+            FLOODER,
+            "127.0.0.1",
+            str(port),
+            str(driver.proxy_port),
+        ),
         stdout=asyncio.subprocess.PIPE,
     )
     assert flood.stdout is not None

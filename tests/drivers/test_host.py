@@ -44,7 +44,9 @@ def test_without_consent_nothing_is_changed_and_the_remedy_is_named(tmp_path: Pa
     assert host.restore() == ()
 
 
-def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_later(tmp_path: Path) -> None:
+def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_later(
+    tmp_path: Path,
+) -> None:
     host = Host("node", adjust=True, directory=tmp_path)
     for _ in range(2):
         assert [(each.value, each.adjusted) for each in host.look([NEED, GONE])] == [("1", True)]
@@ -54,7 +56,9 @@ def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_value_is_remembered_and_what_somebody_else_set_since_is_left_alone(tmp_path: Path) -> None:
+def test_the_first_value_is_remembered_and_what_somebody_else_set_since_is_left_alone(
+    tmp_path: Path,
+) -> None:
     Host("node", adjust=True, directory=tmp_path).look([NEED])
     sysctl.write(FILTER, "0")
     anything = NEED._replace(harmful=lambda value: value != "2")

@@ -54,7 +54,9 @@ def test_no_local_endpoints_is_unready_at_once() -> None:
 
 def test_at_first_what_is_not_good_may_still_become_so() -> None:
     node = Node(A)
-    assert [node.hear(A, answer) for answer in (NONE_LOCAL, REFUSED, NONE_LOCAL, REFUSED)] == [{}] * 4
+    assert [node.hear(A, answer) for answer in (NONE_LOCAL, REFUSED, NONE_LOCAL, REFUSED)] == [
+        {}
+    ] * 4
     assert node.hear(A, GOOD) == {A: "up"}
     node = Node(A)
     assert [node.hear(A, NONE_LOCAL) for _ in range(5)] == [{}, {}, {}, {}, {A: "unready"}]
@@ -205,7 +207,8 @@ ANSWERS = st.sampled_from([GOOD, NONE_LOCAL, EMPTY, REFUSED, SILENT])
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([A, B, C]), ANSWERS), max_size=60), st.dictionaries(st.sampled_from([A, B, C]), ANSWERS)
+    st.lists(st.tuples(st.sampled_from([A, B, C]), ANSWERS), max_size=60),
+    st.dictionaries(st.sampled_from([A, B, C]), ANSWERS),
 )
 def test_whatever_was_before_verdicts_settle_on_the_truth(
     before: list[tuple[Target, Answer]], partial: dict[Target, Answer]
@@ -219,7 +222,9 @@ def test_whatever_was_before_verdicts_settle_on_the_truth(
     if all(answer is SILENT for answer in truth.values()):
         expected: dict[Target, Verdict] = dict.fromkeys(truth, "down")
     else:
-        expected = {target: "up" if answer is GOOD else "unready" for target, answer in truth.items()}
+        expected = {
+            target: "up" if answer is GOOD else "unready" for target, answer in truth.items()
+        }
     assert {target: node.liveness.verdict(target) for target in truth} == expected
 
 
@@ -231,7 +236,8 @@ def fall(node: Node) -> None:
 
 
 def recovery_s(node: Node) -> float:
-    """How long it has to answer well before it is up again; what is said of it meanwhile is said once."""
+    """How long it has to answer well before it is up again; what is said of it meanwhile is said
+    once."""
     began_s = node.now_s
     said: list[Verdict] = []
     while node.liveness.verdict(A) != "up":

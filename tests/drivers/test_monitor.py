@@ -1,4 +1,5 @@
-"""The monitor against real health ports on loopback, and a node that dies in a namespace of its own."""
+"""The monitor against real health ports on loopback, and a node that dies in a namespace of its
+own."""
 
 import asyncio
 import contextlib
@@ -16,17 +17,34 @@ from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, dif
 from fairlead.drivers.liveness import Target
 from fairlead.drivers.monitor import Monitor, Observe
 from fairlead.lab import namespace
-from fairlead.model import HealthMonitor, Listener, LoadBalancer, Member, ServiceKey, TrafficPolicy, Verdict
+from fairlead.model import (
+    HealthMonitor,
+    Listener,
+    LoadBalancer,
+    Member,
+    ServiceKey,
+    TrafficPolicy,
+    Verdict,
+)
 from fairlead.state import State
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
 DEADLINE_S = 60.0
 
 
-def balancer(service: ServiceKey, port: int, *addresses: str, policy: TrafficPolicy = "Local") -> LoadBalancer:
+def balancer(
+    service: ServiceKey, port: int, *addresses: str, policy: TrafficPolicy = "Local"
+) -> LoadBalancer:
     members = tuple(Member(f"node-{address}", address, 1, "down") for address in addresses)
     listeners = tuple(Listener("IPv4", at, "TCP", policy, 30080, members) for at in (80, 443))
-    return LoadBalancer(service, "uid", "fairlead.io/direct", ("203.0.113.1",), listeners, HealthMonitor(port, "/healthz"))
+    return LoadBalancer(
+        service,
+        "uid",
+        "fairlead.io/direct",
+        ("203.0.113.1",),
+        listeners,
+        HealthMonitor(port, "/healthz"),
+    )
 
 
 class HealthPort:
@@ -50,7 +68,9 @@ class HealthPort:
             else:
                 status = "200 OK" if self.endpoints else "503 Service Unavailable"
                 weight = f"X-Load-Balancing-Endpoint-Weight: {self.endpoints}"
-                writer.write(f"HTTP/1.1 {status}\r\n{weight}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+                writer.write(
+                    f"HTTP/1.1 {status}\r\n{weight}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+                )
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -59,7 +79,9 @@ class HealthPort:
             writer.close()
 
     @asynccontextmanager
-    async def listen(self, address: str = "127.0.0.1", listening: socket.socket | None = None) -> AsyncIterator["HealthPort"]:
+    async def listen(
+        self, address: str = "127.0.0.1", listening: socket.socket | None = None
+    ) -> AsyncIterator["HealthPort"]:
         if listening is None:
             server = await asyncio.start_server(self.serve, address, self.port)
         else:
@@ -81,7 +103,12 @@ class Seen:
         self.changed = asyncio.Event()
 
     def __call__(
-        self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool
+        self,
+        address: str,
+        port: int,
+        verdict: Verdict | None,
+        services: Collection[ServiceKey],
+        routed: bool,
     ) -> None:
         assert bool(services) == (verdict is not None)
         self.now[address, port] = verdict
@@ -121,7 +148,12 @@ def want(monitor: Monitor, *balancers: LoadBalancer) -> None:
 
 
 def test_renders_every_member_once_whatever_its_state() -> None:
-    rendered = render({WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"), API: balancer(API, 10256, policy="Cluster")})
+    rendered = render(
+        {
+            WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"),
+            API: balancer(API, 10256, policy="Cluster"),
+        }
+    )
     targets = tuple(Target(address, 30001, "/healthz") for address in ("192.0.2.1", "192.0.2.2"))
     assert rendered == {WEB: Probes(targets, local=True)}
 
@@ -175,7 +207,13 @@ async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() ->
             await stack.enter_async_context(health.listen())
             ports.append(health.port)
         monitor = await stack.enter_async_context(running(seen))
-        want(monitor, *(balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1") for port in ports))
+        want(
+            monitor,
+            *(
+                balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1")
+                for port in ports
+            ),
+        )
         for port in ports:
             await seen.wait("127.0.0.1", port, "up")
         assert health.most_in_flight == 1
@@ -196,10 +234,17 @@ async def test_shared_target_is_asked_until_the_last_service_goes() -> None:
 
 
 async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> None:
-    """It may have been planned before the verdict changed, and was not among those who were told of that."""
+    """It may have been planned before the verdict changed, and was not among those who were told of
+    that."""
     seen, state = Seen(), State(())
 
-    def observe(address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool) -> None:
+    def observe(
+        address: str,
+        port: int,
+        verdict: Verdict | None,
+        services: Collection[ServiceKey],
+        routed: bool,
+    ) -> None:
         state.observe(address, port, verdict, services, routed)
         seen(address, port, verdict, services, routed)
 
@@ -274,11 +319,16 @@ def two_namespaces() -> Iterator[tuple[str, str]]:
             namespace.create(name)
             made.append(name)
         ip = ["ip", "-n", gateway]
-        subprocess.run([*ip, "link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", node], check=True)
+        subprocess.run(
+            [*ip, "link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", node],
+            check=True,
+        )
         for name, number in ((gateway, 1), (node, 2)):
             for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
                 flags = ["nodad"] if ":" in address else []
-                subprocess.run(["ip", "-n", name, "addr", "add", address, "dev", "up0", *flags], check=True)
+                subprocess.run(
+                    ["ip", "-n", name, "addr", "add", address, "dev", "up0", *flags], check=True
+                )
             subprocess.run(["ip", "-n", name, "link", "set", "up0", "up"], check=True)
         yield gateway, node
     finally:
@@ -292,12 +342,22 @@ def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> No
     async def scenario(node: str, listening: list[socket.socket]) -> None:
         seen = Seen()
         ports = [HealthPort(1) for _ in listening]
-        async with ports[0].listen(listening=listening[0]), ports[1].listen(listening=listening[1]), running(seen) as monitor:
-            want(monitor, balancer(WEB, ports[0].port, address), balancer(API, ports[1].port, address))
+        async with (
+            ports[0].listen(listening=listening[0]),
+            ports[1].listen(listening=listening[1]),
+            running(seen) as monitor,
+        ):
+            want(
+                monitor,
+                balancer(WEB, ports[0].port, address),
+                balancer(API, ports[1].port, address),
+            )
             for health in ports:
                 await seen.wait(address, health.port, "up")
             # The cable is pulled: no answer, no refusal, as when the machine dies.
-            await asyncio.to_thread(subprocess.run, ["ip", "-n", node, "link", "set", "up0", "down"], check=True)
+            await asyncio.to_thread(
+                subprocess.run, ["ip", "-n", node, "link", "set", "up0", "down"], check=True
+            )
             for health in ports:
                 await seen.wait(address, health.port, "down")
             again = [["link", "set", "up0", "up"]]
@@ -323,7 +383,8 @@ def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> No
 
 
 class KeptPort:
-    """A health port that keeps connections open, as kube-proxy's does. Counts connections and questions."""
+    """A health port that keeps connections open, as kube-proxy's does. Counts connections and
+    questions."""
 
     def __init__(self) -> None:
         self.connections = self.asked = 0
@@ -333,7 +394,10 @@ class KeptPort:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
                 self.asked += 1
-                writer.write(b"HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: 1\r\nContent-Length: 2\r\n\r\n{}")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: 1\r\nContent-Length: "
+                    b"2\r\n\r\n{}"
+                )
                 await writer.drain()
         writer.close()
 
@@ -344,18 +408,25 @@ class KeptPort:
 
 
 async def test_questions_do_not_grow_with_services_and_connections_are_kept() -> None:
-    """One node with one Service, another with 40 of policy Local, each of which has a health port of its own."""
+    """One node with one Service, another with 40 of policy Local, each of which has a health port
+    of its own."""
     seen, one, many = Seen(), KeptPort(), [KeptPort() for _ in range(40)]
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(one.listen("127.0.77.1"))
         ports = [await stack.enter_async_context(each.listen("127.0.77.2")) for each in many]
         monitor = await stack.enter_async_context(running(seen))
         services = [ServiceKey("default", f"service-{each}") for each in ports]
-        balancers = [balancer(service, each, "127.0.77.2") for service, each in zip(services, ports, strict=True)]
+        balancers = [
+            balancer(service, each, "127.0.77.2")
+            for service, each in zip(services, ports, strict=True)
+        ]
         want(monitor, balancer(WEB, port, "127.0.77.1"), *balancers)
         for each in ports:
             await seen.wait("127.0.77.2", each, "up")
-        asked, connections = (one.asked, sum(each.asked for each in many)), sum(each.connections for each in many)
+        asked, connections = (
+            (one.asked, sum(each.asked for each in many)),
+            sum(each.connections for each in many),
+        )
         async with asyncio.timeout(DEADLINE_S):
             while one.asked < asked[0] + 100:
                 await asyncio.sleep(0.02)
@@ -401,7 +472,11 @@ async def test_what_is_held_back_for_a_new_service_is_told_to_another_that_comes
         monitor = await stack.enter_async_context(running(seen, timeout_s=0.1))
         want(monitor, balancer(API, soon.port, "127.0.77.3"))
         await seen.wait("127.0.77.3", soon.port, "up")
-        want(monitor, balancer(API, soon.port, "127.0.77.3"), balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        want(
+            monitor,
+            balancer(API, soon.port, "127.0.77.3"),
+            balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"),
+        )
         async with asyncio.timeout(DEADLINE_S):
             while monitor.verdicts[Target("127.0.77.1", soon.port, "/healthz")] is None:
                 await asyncio.sleep(0.002)

@@ -18,7 +18,9 @@ def service(version: str, uid: str = "u-1") -> Service:
 
 
 def grant(version: str, *holders: str, uid: str = "g-1") -> AddressGrant:
-    spec = AddressGrantSpec(NAME, holders=tuple(Holder("default", name, "u-1", ("TCP/80",)) for name in holders))
+    spec = AddressGrantSpec(
+        NAME, holders=tuple(Holder("default", name, "u-1", ("TCP/80",)) for name in holders)
+    )
     return AddressGrant(ObjectMeta(NAME, uid=uid, resource_version=version), spec)
 
 
@@ -64,7 +66,8 @@ def test_a_grant_counts_before_the_watch_shows_it(shown: str | None) -> None:
 
 
 def test_answers_that_are_heard_of_late_do_not_count() -> None:
-    """Two passes write the lock on a shared address, one after the other; the first one's answer comes last."""
+    """Two passes write the lock on a shared address, one after the other; the first one's answer
+    comes last."""
     newest = NewestGrants(State(()))
     newest.note(grant("6", "web", "api"))
     newest.note(grant("5", "web"))

@@ -1,4 +1,5 @@
-"""The prober as a gateway has it: a real process, real health ports, and what becomes of one when the other dies."""
+"""The prober as a gateway has it: a real process, real health ports, and what becomes of one when
+the other dies."""
 
 import asyncio
 import os
@@ -22,12 +23,17 @@ COMMAND = command(0.02, 0.2)
 def children() -> list[int]:
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
-        int(pid) for pids in found for pid in pids if b"fairlead.roles.probing" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid)
+        for pids in found
+        for pid in pids
+        if b"fairlead.roles.probing" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
 @asynccontextmanager
-async def running(seen: Seen, argv: Sequence[str] = COMMAND) -> AsyncIterator[tuple[Prober, "asyncio.Task[None]"]]:
+async def running(
+    seen: Seen, argv: Sequence[str] = COMMAND
+) -> AsyncIterator[tuple[Prober, "asyncio.Task[None]"]]:
     driver = Prober(seen, argv)
     task = asyncio.create_task(driver.run())
     try:
@@ -55,7 +61,11 @@ async def test_follows_health_ports_of_services_that_come_and_go() -> None:
         await seen.wait("127.0.0.1", health.port, "unready")
         assert driver.ports == 1
         async with HealthPort(1).listen() as other:
-            await want(driver, balancer(WEB, other.port, "127.0.0.1"), balancer(API, other.port, "127.0.0.1"))
+            await want(
+                driver,
+                balancer(WEB, other.port, "127.0.0.1"),
+                balancer(API, other.port, "127.0.0.1"),
+            )
             await driver.settled()
             await seen.wait("127.0.0.1", other.port, "up")
             await seen.wait("127.0.0.1", health.port, None)
@@ -67,9 +77,13 @@ async def test_follows_health_ports_of_services_that_come_and_go() -> None:
 
 async def test_a_prober_lets_its_gateway_go_first() -> None:
     async with HealthPort(1).listen() as health, running(Seen()) as (driver, _):
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))  # once it is told anything it is up
+        await want(
+            driver, balancer(WEB, health.port, "127.0.0.1")
+        )  # once it is told anything it is up
         (pid,) = children()
-        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVE_WAY)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(
+            19, os.getpriority(os.PRIO_PROCESS, 0) + GIVE_WAY
+        )
 
 
 async def test_a_gateway_without_its_prober_ends() -> None:
@@ -85,7 +99,8 @@ async def test_a_gateway_without_its_prober_ends() -> None:
 
 async def test_a_prober_without_its_gateway_ends() -> None:
     script = (
-        "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom fairlead.roles.probing import GIVE_WAY, command\n"
+        "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom "
+        "fairlead.roles.probing import GIVE_WAY, command\n"
         "async def main():\n"
         "    driver = Prober(lambda *_: None, command(0.02, 0.2))\n"
         "    task = asyncio.create_task(driver.run())\n"
@@ -94,7 +109,9 @@ async def test_a_prober_without_its_gateway_ends() -> None:
         "    await task\n"
         "asyncio.run(main())\n"
     )
-    gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
     assert gateway.stdout is not None
     async with asyncio.timeout(DEADLINE_S):
         prober = os.pidfd_open(int(await gateway.stdout.readline()))

@@ -1,10 +1,10 @@
 """Random changes to a cluster, as people and rollouts make them.
 
-In: a random source and what is wanted now. Out: one `Change` after the other: objects to apply, patch and delete. Pure.
-Invariant: equal seeds give equal changes, whatever the cluster does meanwhile; every change is one that an API server takes.
-Two apps, a few pods of each and a few Services over them; pods come in two makes that call other port numbers by the same
-names, so a named port means different numbers behind one Service.
-"""
+In: a random source and what is wanted now. Out: one `Change` after the other: objects to apply,
+patch and delete. Pure. Invariant: equal seeds give equal changes, whatever the cluster does
+meanwhile; every change is one that an API server takes. Two apps, a few pods of each and a few
+Services over them; pods come in two makes that call other port numbers by the same names, so a
+named port means different numbers behind one Service."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -37,7 +37,8 @@ FOREIGN_CLASS = "example.com/other"
 
 
 class Change(NamedTuple):
-    """One step: `patch` has merge patches by kind and name; deletions come before what is applied."""
+    """One step: `patch` has merge patches by kind and name; deletions come before what is
+    applied."""
 
     text: str
     services: tuple[str, ...] = ()
@@ -74,7 +75,9 @@ class Wanted:
     def next(self) -> Change:
         """The next change; what cannot be done now is passed over."""
         while True:
-            (kind,) = self.random.choices([make for _, make in self._kinds], [weight for weight, _ in self._kinds])
+            (kind,) = self.random.choices(
+                [make for _, make in self._kinds], [weight for weight, _ in self._kinds]
+            )
             if (change := kind()) is not None:
                 return change
 
@@ -104,14 +107,19 @@ class Wanted:
         ready = name in self.unready
         self.unready ^= {name}
         patch = {"metadata": {"annotations": {READY_ANNOTATION: None if ready else "false"}}}
-        return Change(f"make pod {name} {'ready' if ready else 'unready'}", patch=(("pods", name, patch),))
+        return Change(
+            f"make pod {name} {'ready' if ready else 'unready'}", patch=(("pods", name, patch),)
+        )
 
     def relabel_pod(self) -> Change | None:
         if not self.pods:
             return None
         name = self.random.choice(sorted(self.pods))
         app = self.pods[name] = self.random.choice([*APPS, "none"])
-        return Change(f"give pod {name} to {app}", patch=(("pods", name, {"metadata": {"labels": {"app": app}}}),))
+        return Change(
+            f"give pod {name} to {app}",
+            patch=(("pods", name, {"metadata": {"labels": {"app": app}}}),),
+        )
 
     def add_service(self) -> Change | None:
         if len(self.services) >= MOST_SERVICES:
@@ -139,13 +147,27 @@ class Wanted:
         name = self.random.choice(sorted(self.services))
         spec: Manifest = dict(self.services[name]["spec"])
         what = self.random.choice(
-            ("policy", "policy", "internal", "ports", "ports", "affinity", "ranges", "families", "selector")
+            (
+                "policy",
+                "policy",
+                "internal",
+                "ports",
+                "ports",
+                "affinity",
+                "ranges",
+                "families",
+                "selector",
+            )
         )
         match what:
             case "policy" if spec["type"] != "ClusterIP":
-                spec["externalTrafficPolicy"] = "Cluster" if spec["externalTrafficPolicy"] == "Local" else "Local"
+                spec["externalTrafficPolicy"] = (
+                    "Cluster" if spec["externalTrafficPolicy"] == "Local" else "Local"
+                )
             case "internal":
-                spec["internalTrafficPolicy"] = "Cluster" if spec.get("internalTrafficPolicy") == "Local" else "Local"
+                spec["internalTrafficPolicy"] = (
+                    "Cluster" if spec.get("internalTrafficPolicy") == "Local" else "Local"
+                )
             case "ports":
                 spec["ports"] = self._ports()
             case "affinity":
@@ -156,7 +178,9 @@ class Wanted:
                 both = spec["ipFamilyPolicy"] == "SingleStack"
                 spec["ipFamilyPolicy"] = "RequireDualStack" if both else "SingleStack"
                 first = spec["ipFamilies"][0]
-                spec["ipFamilies"] = [first, "IPv6" if first == "IPv4" else "IPv4"] if both else [first]
+                spec["ipFamilies"] = (
+                    [first, "IPv6" if first == "IPv4" else "IPv4"] if both else [first]
+                )
             case "selector":
                 spec["selector"] = {"app": self.random.choice(APPS)}
                 spec["publishNotReadyAddresses"] = self.random.random() < 0.2
@@ -177,7 +201,9 @@ class Wanted:
         ):
             spec.pop(field, None)
         spec |= self._type(
-            self.random.choice([kind for kind in ("ClusterIP", "NodePort", "LoadBalancer") if kind != spec["type"]])
+            self.random.choice(
+                [kind for kind in ("ClusterIP", "NodePort", "LoadBalancer") if kind != spec["type"]]
+            )
         )
         return self._put(name, _service(name, spec), "change the type of")
 
@@ -186,7 +212,9 @@ class Wanted:
         self.excluded ^= {name}
         value = "true" if name in self.excluded else None
         patch = {"metadata": {"labels": {EXCLUDE_LABEL: value}}}
-        return Change(f"{'exclude' if value else 'include'} {name}", patch=(("nodes", name, patch),))
+        return Change(
+            f"{'exclude' if value else 'include'} {name}", patch=(("nodes", name, patch),)
+        )
 
     def _put(self, name: str, manifest: Manifest, verb: str) -> Change:
         self.services[name] = manifest
@@ -206,7 +234,9 @@ class Wanted:
         name, app, node = f"p{self._count()}", self.random.choice(APPS), self.random.choice(NODES)
         make, grace_s = self.random.randrange(2), self.random.choice((2, 2, 5))
         self.pods[name] = app
-        return pod(name, app, node, make=make, grace_s=grace_s), f"pod {name} of {app} on {node}, make {make}"
+        return pod(
+            name, app, node, make=make, grace_s=grace_s
+        ), f"pod {name} of {app} on {node}, make {make}"
 
     def _new_service(self, name: str) -> Manifest:
         first = self.random.choice(("IPv4", "IPv4", "IPv6"))
@@ -219,14 +249,20 @@ class Wanted:
             "ipFamilies": families,
         }
         spec |= self._affinity(self.random.random() < 0.2)
-        return _service(name, spec | self._type(self.random.choice(("LoadBalancer",) * 6 + ("NodePort", "ClusterIP"))))
+        return _service(
+            name,
+            spec
+            | self._type(self.random.choice(("LoadBalancer",) * 6 + ("NodePort", "ClusterIP"))),
+        )
 
     def _type(self, kind: str) -> Manifest:
         fields: Manifest = {"type": kind}
         if kind != "ClusterIP":
             fields["externalTrafficPolicy"] = self.random.choice(("Local", "Local", "Cluster"))
         if kind == "LoadBalancer":
-            if (name := self.random.choice((OUR_CLASS, OUR_CLASS, "", "", "", FOREIGN_CLASS))) != "":
+            if (
+                name := self.random.choice((OUR_CLASS, OUR_CLASS, "", "", "", FOREIGN_CLASS))
+            ) != "":
                 fields["loadBalancerClass"] = name
             if self.random.random() < 0.2:
                 fields["allocateLoadBalancerNodePorts"] = False
@@ -235,7 +271,12 @@ class Wanted:
     def _ports(self) -> list[Manifest]:
         chosen = self.random.sample(sorted(PORTS), self.random.choice((1, 2, 2, 3)))
         return [
-            {"name": name, "port": PORTS[name][0], "protocol": PORTS[name][1], "targetPort": self.random.choice(PORTS[name][2])}
+            {
+                "name": name,
+                "port": PORTS[name][0],
+                "protocol": PORTS[name][1],
+                "targetPort": self.random.choice(PORTS[name][2]),
+            }
             for name in sorted(chosen)
         ]
 
@@ -244,11 +285,14 @@ class Wanted:
 
 
 def pod(name: str, app: str, node: str, *, make: int = 0, grace_s: int = 2) -> Manifest:
-    """A pod that serves every port number there is; `make` says which of them it calls by which name."""
+    """A pod that serves every port number there is; `make` says which of them it calls by which
+    name."""
     ports: list[Manifest] = []
     for label, protocol, numbers in (("web", "TCP", NUMBERS[0]), ("dns", "UDP", NUMBERS[1])):
         ports.append({"name": label, "containerPort": numbers[make], "protocol": protocol})
-        ports.append({"name": f"other-{label}", "containerPort": numbers[1 - make], "protocol": protocol})
+        ports.append(
+            {"name": f"other-{label}", "containerPort": numbers[1 - make], "protocol": protocol}
+        )
     if make:
         ports.append({"name": "admin", "containerPort": 8081})
     spec = {
@@ -256,7 +300,12 @@ def pod(name: str, app: str, node: str, *, make: int = 0, grace_s: int = 2) -> M
         "terminationGracePeriodSeconds": grace_s,
         "containers": [{"name": "echo", "image": "echo", "ports": ports}],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": spec,
+    }
 
 
 def _service(name: str, spec: Manifest) -> Manifest:

@@ -23,7 +23,12 @@ BOTH = ("test_service_life", "test_leadership", "test_random_changes")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "apiserver" in metafunc.fixturenames:
         both = metafunc.module.__name__.rpartition(".")[2] in BOTH
-        metafunc.parametrize("apiserver", ["embedded", "real"] if both else ["embedded"], indirect=True, scope="module")
+        metafunc.parametrize(
+            "apiserver",
+            ["embedded", "real"] if both else ["embedded"],
+            indirect=True,
+            scope="module",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +43,12 @@ def apiserver(request: pytest.FixtureRequest) -> ApiServerKind:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
     """Three nodes, two gateways, two clients. Each module has its own, with each API server."""
-    async with Site.create(f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2, apiserver=apiserver) as site:
+    async with Site.create(
+        f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2, apiserver=apiserver
+    ) as site:
         for host in (*site.topology.of("node"), *site.topology.of("client")):
-            # Refusals of datagrams are ICMP; at the usual limit of one a second, silence would prove nothing.
+            # Refusals of datagrams are ICMP; at the usual limit of one a second, silence would
+            # prove nothing.
             limits = {"net/ipv4/icmp_ratelimit": 0, "net/ipv6/icmp/ratelimit": 0}
             namespace.set_sysctls(site.namespace(host.name), limits)
         yield site

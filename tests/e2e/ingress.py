@@ -1,12 +1,13 @@
-"""Real nginx and real HAProxy as ingress controllers in pods of a lab, behind Services of classes direct and proxy.
+"""Real nginx and real HAProxy as ingress controllers in pods of a lab, behind Services of classes
+direct and proxy.
 
-In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by either controller, in each
-set-up of VARIANTS at the same time, on ports of its own; and Services for them, as `fairlead ingress` prints them: of class
-direct, and of class proxy with no PROXY header, with version 1, with version 2.
-The controllers themselves (the programs that write these files) need images and a whole cluster. What stands here for them
-turns their settings into the servers' own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
-kubernetes-ingress's pkg/handler/proxy-protocol.go.
-"""
+In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by
+either controller, in each set-up of VARIANTS at the same time, on ports of its own; and Services
+for them, as `fairlead ingress` prints them: of class direct, and of class proxy with no PROXY
+header, with version 1, with version 2. The controllers themselves (the programs that write these
+files) need images and a whole cluster. What stands here for them turns their settings into the
+servers' own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
+kubernetes-ingress's pkg/handler/proxy-protocol.go."""
 
 import itertools
 import subprocess
@@ -23,7 +24,12 @@ from fairlead.lab.site import Site
 
 HOSTS = ("a.example.com", "b.example.com")
 CONTROLLERS: tuple[Controller, ...] = ("nginx", "haproxy")
-NODES: Mapping[str, str] = {"nginx": "node1", "haproxy": "node2", "app-a": "node2", "app-b": "node1"}
+NODES: Mapping[str, str] = {
+    "nginx": "node1",
+    "haproxy": "node2",
+    "app-a": "node2",
+    "app-b": "node1",
+}
 VARIANTS = ("off", "narrow", "wide")
 """No PROXY header expected; expected and believed from the balancer; from everybody."""
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
@@ -75,12 +81,15 @@ class Ingresses:
                 four, six = (each.ip for each in pod.status.pod_ips)
                 self.pods[pod.metadata.name] = (four, six)
         certificate = _certificate(self.folder)
-        applications = {host: self.pods[name][0] for host, name in zip(HOSTS, ("app-a", "app-b"), strict=True)}
+        applications = {
+            host: self.pods[name][0] for host, name in zip(HOSTS, ("app-a", "app-b"), strict=True)
+        }
         for controller, text in (
             ("nginx", _nginx(self._settings("nginx"), applications, self.folder, certificate)),
             (
                 "haproxy",
-                _haproxy(self._settings("haproxy"), applications, certificate) + _either(self.gateway[0], applications),
+                _haproxy(self._settings("haproxy"), applications, certificate)
+                + _either(self.gateway[0], applications),
             ),
         ):
             self._run(controller, f"default/{controller}", text)
@@ -110,8 +119,15 @@ class Ingresses:
         service["metadata"]["name"] = entry.name
         if entry.sends == "none":  # which nobody would ask for
             service["metadata"].pop("annotations", None)
-        ports = [port | {"targetPort": port["port"] + VARIANTS.index(entry.variant)} for port in service["spec"]["ports"]]
-        service["spec"] |= {"selector": {"app": entry.controller}, "ipFamilyPolicy": "RequireDualStack", "ports": ports}
+        ports = [
+            port | {"targetPort": port["port"] + VARIANTS.index(entry.variant)}
+            for port in service["spec"]["ports"]
+        ]
+        service["spec"] |= {
+            "selector": {"app": entry.controller},
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": ports,
+        }
         return service
 
     def _run(self, program: str, place: str, text: str) -> None:
@@ -126,13 +142,28 @@ class Ingresses:
 
     async def _all_answer(self) -> bool:
         """Whether those that are set up well do, by every address."""
-        well = {("off", "direct", "none"), ("off", "proxy", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")}
+        well = {
+            ("off", "direct", "none"),
+            ("off", "proxy", "none"),
+            ("narrow", "proxy", "v1"),
+            ("narrow", "proxy", "v2"),
+        }
         for entry, addresses in self.services.items():
             if entry[1:] not in well:
                 continue
             for address in addresses:
                 where = f"[{address}]" if ":" in address else address
-                argv = ["curl", "-sf", "--max-time", "1", "-o", "/dev/null", "-H", f"Host: {HOSTS[0]}", f"http://{where}/"]
+                argv = [
+                    "curl",
+                    "-sf",
+                    "--max-time",
+                    "1",
+                    "-o",
+                    "/dev/null",
+                    "-H",
+                    f"Host: {HOSTS[0]}",
+                    f"http://{where}/",
+                ]
                 code, _, _ = await self.site.exec("client1", argv)
                 if code:
                     return False
@@ -140,10 +171,14 @@ class Ingresses:
 
 
 def _nginx(
-    settings: Mapping[str, Mapping[str, str]], applications: Mapping[str, str], folder: Path, certificate: tuple[Path, Path]
+    settings: Mapping[str, Mapping[str, str]],
+    applications: Mapping[str, str],
+    folder: Path,
+    certificate: tuple[Path, Path],
 ) -> str:
-    """As nginx.tmpl has it: with use-proxy-protocol every listener wants a header, and real_ip takes the address from it if the
-    peer is in proxy-real-ip-cidr; X-Forwarded-For is written anew."""
+    """As nginx.tmpl has it: with use-proxy-protocol every listener wants a header, and real_ip
+    takes the address from it if the peer is in proxy-real-ip-cidr; X-Forwarded-For is written
+    anew."""
     servers = []
     for number, data in enumerate(settings.values()):
         header, trust = "", ""
@@ -158,20 +193,28 @@ def _nginx(
             for port, tls in ((80, ""), (443, " ssl"))
         )
         servers += [
-            f"server {{ {listen} server_name {host}; {trust}location / {{ proxy_pass http://{address}:{APPLICATION_PORT}; "
+            f"server {{ {listen} server_name {host}; {trust}location / {{ proxy_pass "
+            f"http://{address}:{APPLICATION_PORT}; "
             "proxy_set_header Host $host; proxy_set_header X-Forwarded-For $remote_addr; } }\n"
             for host, address in applications.items()
         ]
     whole, key = certificate
     return (
-        "daemon off; worker_processes 1; pid nginx.pid; error_log nginx.err; user root;\nevents { worker_connections 512; }\n"
+        "daemon off; worker_processes 1; pid nginx.pid; error_log nginx.err; user root;\nevents "
+        "{ worker_connections 512; }\n"
         f"http {{ access_log off; ssl_certificate {whole}; ssl_certificate_key {key};\n"
-        f"proxy_temp_path {folder}/proxy; client_body_temp_path {folder}/body;\n{''.join(servers)}}}\n"
+        f"proxy_temp_path {folder}/proxy; client_body_temp_path "
+        f"{folder}/body;\n{''.join(servers)}}}\n"
     )
 
 
-def _haproxy(settings: Mapping[str, Mapping[str, str]], applications: Mapping[str, str], certificate: tuple[Path, Path]) -> str:
-    """As the controller does it: `expect-proxy layer4` for the sources in proxy-protocol, and option forwardfor."""
+def _haproxy(
+    settings: Mapping[str, Mapping[str, str]],
+    applications: Mapping[str, str],
+    certificate: tuple[Path, Path],
+) -> str:
+    """As the controller does it: `expect-proxy layer4` for the sources in proxy-protocol, and
+    option forwardfor."""
     whole, _ = certificate
     text = _HAPROXY_HEAD.format(mode="http")
     for number, data in enumerate(settings.values()):
@@ -179,11 +222,18 @@ def _haproxy(settings: Mapping[str, Mapping[str, str]], applications: Mapping[st
         for port, tls in ((80 + number, ""), (443 + number, f" ssl crt {whole}")):
             text += f"  bind :{port}{tls}\n  bind :::{port} v6only{tls}\n"
         if ranges := data.get("proxy-protocol"):
-            text += f"  tcp-request connection expect-proxy layer4 if {{ src {ranges.replace(',', ' ')} }}\n"
+            text += (
+                f"  tcp-request connection expect-proxy layer4 if {{ src "
+                f"{ranges.replace(',', ' ')} }}\n"
+            )
         text += "  option forwardfor\n"
-        text += "".join(f"  use_backend {host} if {{ req.hdr(host),field(1,:) -i {host} }}\n" for host in applications)
+        text += "".join(
+            f"  use_backend {host} if {{ req.hdr(host),field(1,:) -i {host} }}\n"
+            for host in applications
+        )
     return text + "".join(
-        f"backend {host}\n  server application {address}:{APPLICATION_PORT}\n" for host, address in applications.items()
+        f"backend {host}\n  server application {address}:{APPLICATION_PORT}\n"
+        for host, address in applications.items()
     )
 
 
@@ -193,7 +243,9 @@ def _either(gateway: str, applications: Mapping[str, str]) -> str:
     text, documented, _ = text.partition("```")
     assert documented
     assert TRUSTED in text
-    server = f"backend application\n  server application {applications[HOSTS[0]]}:{APPLICATION_PORT}\n"
+    server = (
+        f"backend application\n  server application {applications[HOSTS[0]]}:{APPLICATION_PORT}\n"
+    )
     return f"frontend either\n{text.replace(TRUSTED, gateway)}{server}"
 
 
@@ -211,9 +263,30 @@ defaults
 def _certificate(folder: Path) -> tuple[Path, Path]:
     """(certificate and key in one file, the key), for both applications, by nobody we trust."""
     key, whole = folder / "key.pem", folder / "tls.pem"
-    subject = ["-subj", "/CN=lab", "-addext", "subjectAltName=" + ",".join(f"DNS:{host}" for host in HOSTS)]
-    new = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-keyout", str(key)]
-    subprocess.run(["openssl", "req", *new, *subject, "-out", str(whole)], check=True, capture_output=True, timeout=60)
+    subject = [
+        "-subj",
+        "/CN=lab",
+        "-addext",
+        "subjectAltName=" + ",".join(f"DNS:{host}" for host in HOSTS),
+    ]
+    new = [
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-keyout",
+        str(key),
+    ]
+    subprocess.run(
+        ["openssl", "req", *new, *subject, "-out", str(whole)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     whole.write_text(whole.read_text() + key.read_text())
     return whole, key
 
@@ -224,5 +297,8 @@ def _pod(name: str, node: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
-        "spec": {"nodeName": node, "containers": [{"name": name, "image": "echo", "ports": [port]}]},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": name, "image": "echo", "ports": [port]}],
+        },
     }

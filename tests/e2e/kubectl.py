@@ -1,7 +1,7 @@
 """kubectl, and Services as people write them.
 
-In: command lines; the fields of a Service. Out: what kubectl prints, and a failed test when it does not do as expected.
-"""
+In: command lines; the fields of a Service. Out: what kubectl prints, and a failed test when it does
+not do as expected."""
 
 import asyncio
 import json
@@ -34,7 +34,9 @@ class Kubectl:
         )
         async with asyncio.timeout(TIMEOUT_S):
             output, errors = await child.communicate(given.encode())
-        assert (child.returncode != 0) == fails, f"{' '.join(arguments)}: {errors.decode()}{output.decode()}"
+        assert (child.returncode != 0) == fails, (
+            f"{' '.join(arguments)}: {errors.decode()}{output.decode()}"
+        )
         return (errors if fails else output).decode()
 
     async def apply(self, name: str, **fields: Any) -> None:
@@ -46,7 +48,9 @@ class Kubectl:
         return answer
 
 
-def service(name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+def service(
+    name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     fields = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",

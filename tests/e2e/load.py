@@ -1,10 +1,10 @@
 """A Service of the lab under steady load, and what is needed to put it through events.
 
-In: a lab that is up. Out: `Load`, which counts what callers and open connections go through while something happens;
-`Web`, a Service with policy Local whose pods can be placed on nodes, one graceful step at a time; what the kernels of
-gateway and nodes hold, as values to compare.
-Invariant: nothing here looks into Fairlead's own process but by its HTTP views and by what it left in the kernel.
-"""
+In: a lab that is up. Out: `Load`, which counts what callers and open connections go through while
+something happens; `Web`, a Service with policy Local whose pods can be placed on nodes, one
+graceful step at a time; what the kernels of gateway and nodes hold, as values to compare.
+Invariant: nothing here looks into Fairlead's own process but by its HTTP views and by what it left
+in the kernel."""
 
 import asyncio
 import itertools
@@ -35,8 +35,11 @@ LOOK_S = 0.05
 _numbers = itertools.count(1)
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str, *, deadline_s: float = DEADLINE_S) -> None:
-    """Wait for it to be true. Fails with `what` and the last answer when it takes longer than `deadline_s`."""
+async def until(
+    condition: Callable[[], Awaitable[object]], what: str, *, deadline_s: float = DEADLINE_S
+) -> None:
+    """Wait for it to be true. Fails with `what` and the last answer when it takes longer than
+    `deadline_s`."""
     end_s = time.monotonic() + deadline_s
     while not (answer := await condition()):
         if time.monotonic() > end_s:
@@ -45,10 +48,12 @@ async def until(condition: Callable[[], Awaitable[object]], what: str, *, deadli
 
 
 class Load:
-    """Callers and open connections on a lab's client, or another host or pod. Use as an async context manager: inside, all
-    connections are open."""
+    """Callers and open connections on a lab's client, or another host or pod. Use as an async
+    context manager: inside, all connections are open."""
 
-    def __init__(self, site: Site, address: str, *, host: str = CLIENT, timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, site: Site, address: str, *, host: str = CLIENT, timeout_s: float = 1.0
+    ) -> None:
         self._site = site
         self._host = host
         options = ("--timeout", str(timeout_s), "--open", str(OPEN_CONNECTIONS))
@@ -79,7 +84,11 @@ class Load:
 
     async def _all_open(self) -> bool:
         period = await self.take()
-        return period.open_connections == OPEN_CONNECTIONS and period.requests > 0 and not period.failed
+        return (
+            period.open_connections == OPEN_CONNECTIONS
+            and period.requests > 0
+            and not period.failed
+        )
 
 
 class Web:
@@ -107,7 +116,9 @@ class Web:
             "ports": [{"port": 80, "targetPort": "http"}],
         }
         metadata = {"name": NAME, "namespace": "default"}
-        await self.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fields}])
+        await self.site.apply(
+            [{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fields}]
+        )
         self.addresses = await addresses_of(self.site, NAME)
 
     async def answers(self) -> bool:
@@ -121,11 +132,17 @@ class Web:
         """The node of each pod that is to stay."""
         async with self.site.client() as client:
             pods = await client.list(PODS)
-        return {pod.metadata.name: pod.spec.node_name for pod in pods if not pod.metadata.deletion_timestamp}
+        return {
+            pod.metadata.name: pod.spec.node_name
+            for pod in pods
+            if not pod.metadata.deletion_timestamp
+        }
 
     async def start(self, nodes: Iterable[str]) -> None:
         """A new pod on each node; they are ready when this returns."""
-        await self.site.apply([_pod(f"{NAME}-{next(_numbers)}", node, self.pod_fields) for node in nodes])
+        await self.site.apply(
+            [_pod(f"{NAME}-{next(_numbers)}", node, self.pod_fields) for node in nodes]
+        )
         await self.site.await_pods()
 
     async def end(self, names: Iterable[str]) -> None:
@@ -141,7 +158,8 @@ class Web:
             await client.patch(PODS, ObjectKey("default", name), body)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """Have as many pods on each node as it is named here, as a rollout would: first the new ones, then the old ones go."""
+        """Have as many pods on each node as it is named here, as a rollout would: first the new
+        ones, then the old ones go."""
         there = await self.pods()
         missing = Counter(nodes) - Counter(there.values())
         surplus = Counter(there.values()) - Counter(nodes)
@@ -155,20 +173,26 @@ class Web:
         await self.settled(nodes)
 
     async def settled(self, nodes: Collection[str]) -> None:
-        """Wait until the gateways' weights are those of pods on these nodes, one for each time that a node is named."""
+        """Wait until the gateways' weights are those of pods on these nodes, one for each time that
+        a node is named."""
         wanted = Counter(nodes)
         seen: dict[str, dict[str, tuple[int, str]]] = {}
 
         async def as_wanted() -> bool:
             for gateway in self.gateways:
                 seen[gateway] = await self.members(gateway)
-            active = [{node: weight for node, (weight, state) in each.items() if state == "active"} for each in seen.values()]
+            active = [
+                {node: weight for node, (weight, state) in each.items() if state == "active"}
+                for each in seen.values()
+            ]
             return all(each == wanted for each in active)
 
         try:
             await until(as_wanted, "weights")
         except AssertionError as late:
-            raise AssertionError(f"the gateways' members are {seen}, wanted are {dict(wanted)}") from late
+            raise AssertionError(
+                f"the gateways' members are {seen}, wanted are {dict(wanted)}"
+            ) from late
 
     async def on_one_node(self) -> bool:
         """Whether the gateway knows of one member only, draining ones included."""
@@ -177,8 +201,13 @@ class Web:
     async def members(self, gateway: str = GATEWAY) -> dict[str, tuple[int, str]]:
         """(weight, state) of each node at a gateway, as its process last put them into force."""
         view = await fetch(self.site, gateway, "/state")
-        plan = view["services"].get(f"default/{NAME}", {}).get("plan") or {"listeners": [{"members": []}]}
-        return {member["node"]: (member["weight"], member["state"]) for member in plan["listeners"][0]["members"]}
+        plan = view["services"].get(f"default/{NAME}", {}).get("plan") or {
+            "listeners": [{"members": []}]
+        }
+        return {
+            member["node"]: (member["weight"], member["state"])
+            for member in plan["listeners"][0]["members"]
+        }
 
 
 async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
@@ -199,7 +228,9 @@ async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
 async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
     """A view of the role on a host, decoded; empty while the role does not answer."""
     try:
-        reader, writer = await site.connect(host, "127.0.0.1", ROLE_PORTS[site.topology.host(host).kind], timeout_s=1)
+        reader, writer = await site.connect(
+            host, "127.0.0.1", ROLE_PORTS[site.topology.host(host).kind], timeout_s=1
+        )
     except Unavailable:
         return {"services": {}}
     try:
@@ -215,11 +246,15 @@ async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
 
 
 async def forwarding(site: Site) -> dict[str, Any]:
-    """What forwards packets on the gateway: its filters, and the records that name the slots of each listener. A change of
-    weights, even one that is taken back, leaves other records."""
-    filters = json.loads(await output(site, GATEWAY, "tc", "-j", "filter", "show", "dev", "eth0", "ingress"))
+    """What forwards packets on the gateway: its filters, and the records that name the slots of
+    each listener. A change of weights, even one that is taken back, leaves other records."""
+    filters = json.loads(
+        await output(site, GATEWAY, "tc", "-j", "filter", "show", "dev", "eth0", "ingress")
+    )
     for each in filters:
-        each.get("options", {}).get("prog", {}).pop("id", None)  # each start loads the same program anew
+        each.get("options", {}).get("prog", {}).pop(
+            "id", None
+        )  # each start loads the same program anew
     (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
     listeners = Map.open(layout / "listeners")
     try:
@@ -230,7 +265,9 @@ async def forwarding(site: Site) -> dict[str, Any]:
 
 async def rules(site: Site, node: str) -> list[Any]:
     """All nftables objects of a node with their handles."""
-    listed: list[Any] = json.loads(await output(site, node, "nft", "-j", "-a", "list", "ruleset"))["nftables"]
+    listed: list[Any] = json.loads(await output(site, node, "nft", "-j", "-a", "list", "ruleset"))[
+        "nftables"
+    ]
     return listed
 
 

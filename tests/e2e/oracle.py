@@ -1,12 +1,13 @@
-"""What a packet to a Service must lead to, written from Kubernetes' rules and by nothing of Fairlead.
+"""What a packet to a Service must lead to, written from Kubernetes' rules and by nothing of
+Fairlead.
 
-In: the API's objects as JSON (Services, Pods, Nodes), who sends, where to. Out: which pods may answer and which source
-address each of them may see, or that nobody answers, and whether by refusal or by silence; and whether what was observed
-agrees with it. Pure. It looks at Pods and not at EndpointSlices, so it holds the endpoint controller to the rules too.
-Rules: kube-proxy's (KEP-1669 terminating endpoints, KEP-2086 internal policy, KEP-1860 ipMode, the tables of its own
-tests); for a client that calls a load-balancer address: it enters at a node with usable pods, and with policy Local it
-ends there with the client's address.
-"""
+In: the API's objects as JSON (Services, Pods, Nodes), who sends, where to. Out: which pods may
+answer and which source address each of them may see, or that nobody answers, and whether by refusal
+or by silence; and whether what was observed agrees with it. Pure. It looks at Pods and not at
+EndpointSlices, so it holds the endpoint controller to the rules too. Rules: kube-proxy's (KEP-1669
+terminating endpoints, KEP-2086 internal policy, KEP-1860 ipMode, the tables of its own tests); for
+a client that calls a load-balancer address: it enters at a node with usable pods, and with policy
+Local it ends there with the client's address."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
@@ -18,7 +19,8 @@ EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
 class Source(NamedTuple):
-    """Who sends. `node`: the node it is on, or that it is; empty for a client outside. `name` of a pod: NAMESPACE/NAME."""
+    """Who sends. `node`: the node it is on, or that it is; empty for a client outside. `name` of a
+    pod: NAMESPACE/NAME."""
 
     name: str
     kind: Literal["client", "pod", "node"]
@@ -51,8 +53,8 @@ Observed = Answer | Literal["refused", "silence", "unreachable", "broken"]
 
 
 class Expected(NamedTuple):
-    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session affinity).
-    `must_answer` False: it is well too if nobody answers."""
+    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session
+    affinity). `must_answer` False: it is well too if nobody answers."""
 
     answers: frozenset[Answer]
     otherwise: Silent = "silence"
@@ -78,7 +80,8 @@ class Scene(NamedTuple):
     target: Target
 
     def usable(self, nodes: Iterable[str] | None = None) -> list[Json]:
-        """The pods, of these nodes or of all, that may get it: the ready ones, or else those that still serve (KEP-1669)."""
+        """The pods, of these nodes or of all, that may get it: the ready ones, or else those that
+        still serve (KEP-1669)."""
         among = [pod for pod in pods_of(self) if nodes is None or pod["spec"]["nodeName"] in nodes]
         publish = self.service["spec"].get("publishNotReadyAddresses", False)
         ready = [pod for pod in among if publish or (_is_ready(pod) and not _is_going(pod))]
@@ -94,17 +97,20 @@ def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
             if port.get("protocol", "TCP") == target.protocol:
                 scene = Scene(cluster, service, port, source, target)
                 if (expected := _for_port(scene)) is not None:
-                    return expected._replace(one_pod=service["spec"].get("sessionAffinity") == "ClientIP")
+                    return expected._replace(
+                        one_pod=service["spec"].get("sessionAffinity") == "ClientIP"
+                    )
     return Expected(frozenset(), _of_nobody(cluster, source, target))
 
 
 def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
-    """What must become of a datagram from a port that its sender has used all along, so that the kernel may know the flow.
+    """What must become of a datagram from a port that its sender has used all along, so that the
+    kernel may know the flow.
 
-    A flow stays with a pod that still serves, whatever became of policies, readiness and ranges since (kube-proxy too leaves
-    it), so the address that is seen says nothing (it is empty here). Where a new flow is answered, this one must be. Where no
-    pod serves, or no Service is left, flows are left alone: whoever answered may go on.
-    """
+    A flow stays with a pod that still serves, whatever became of policies, readiness and ranges
+    since (kube-proxy too leaves it), so the address that is seen says nothing (it is empty here).
+    Where a new flow is answered, this one must be. Where no pod serves, or no Service is left,
+    flows are left alone: whoever answered may go on."""
     fresh = expect(cluster, source, target)
     pods: set[str] = set()
     serving = False
@@ -117,7 +123,9 @@ def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
                 serving |= bool(scene.usable())
     if not serving:
         pods = {_name(pod) for pod in cluster.pods}
-    return Expected(frozenset(Answer(pod, "") for pod in pods), fresh.otherwise, must_answer=bool(fresh.answers))
+    return Expected(
+        frozenset(Answer(pod, "") for pod in pods), fresh.otherwise, must_answer=bool(fresh.answers)
+    )
 
 
 def objection(expected: Expected, observed: Sequence[Observed]) -> str:
@@ -130,7 +138,8 @@ def objection(expected: Expected, observed: Sequence[Observed]) -> str:
             return f"no answer, but {one}"
         elif not expected.must_answer:
             continue
-        # A router's word that there is no way is as good as silence: nobody of the cluster has answered.
+        # A router's word that there is no way is as good as silence: nobody of the cluster has
+        # answered.
         elif one != expected.otherwise and (one, expected.otherwise) != ("unreachable", "silence"):
             return f"{one} instead of {expected.otherwise}"
     pods = {one.pod for one in observed if isinstance(one, Answer)}
@@ -145,7 +154,11 @@ def pods_of(scene: Scene) -> Iterator[Json]:
     for pod in scene.cluster.pods:
         labels = pod["metadata"].get("labels", {})
         status = pod.get("status", {})
-        if not selector or not selector.items() <= labels.items() or status.get("phase") in ("Succeeded", "Failed"):
+        if (
+            not selector
+            or not selector.items() <= labels.items()
+            or status.get("phase") in ("Succeeded", "Failed")
+        ):
             continue
         if _pod_address(pod, scene.target.address) and _has_port(pod, scene.port):
             yield pod
@@ -168,17 +181,23 @@ def frontends(service: Json, nodes: Sequence[Json]) -> Iterator[Target]:
 def balancer_addresses(service: Json) -> tuple[str, ...]:
     """The addresses that the nodes answer for themselves (ipMode VIP)."""
     ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
-    return tuple(entry["ip"] for entry in ingress if entry.get("ip") and entry.get("ipMode", "VIP") == "VIP")
+    return tuple(
+        entry["ip"] for entry in ingress if entry.get("ip") and entry.get("ipMode", "VIP") == "VIP"
+    )
 
 
 def is_ours(service: Json) -> bool:
     """Whether Fairlead has to serve it, as the lab is configured: its class is the default."""
     spec = service["spec"]
-    return bool(spec.get("type") == "LoadBalancer" and spec.get("loadBalancerClass", OUR_CLASS) == OUR_CLASS)
+    return bool(
+        spec.get("type") == "LoadBalancer" and spec.get("loadBalancerClass", OUR_CLASS) == OUR_CLASS
+    )
 
 
 def internal_addresses(node: Json) -> tuple[str, ...]:
-    return tuple(entry["address"] for entry in node["status"]["addresses"] if entry["type"] == "InternalIP")
+    return tuple(
+        entry["address"] for entry in node["status"]["addresses"] if entry["type"] == "InternalIP"
+    )
 
 
 def _for_port(scene: Scene) -> Expected | None:
@@ -228,8 +247,9 @@ def _entries(scene: Scene) -> set[str]:
 
 
 def _external(scene: Scene, entry: str) -> Expected:
-    """A NodePort or load-balancer address, at the node `entry`. The policy is about callers from outside only, and from
-    another node: a pod elsewhere would answer those directly, past the translation."""
+    """A NodePort or load-balancer address, at the node `entry`. The policy is about callers from
+    outside only, and from another node: a pod elsewhere would answer those directly, past the
+    translation."""
     if scene.service["spec"].get("externalTrafficPolicy") != "Local":
         return _answers(scene, scene.usable(), entry, masquerade=True)
     if scene.source.node == entry:
@@ -238,7 +258,8 @@ def _external(scene: Scene, entry: str) -> Expected:
 
 
 def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool) -> Expected:
-    """Silence where another node could have answered, so that the caller tries again; refusal where none can."""
+    """Silence where another node could have answered, so that the caller tries again; refusal where
+    none can."""
     if not pods:
         return Expected(frozenset(), "silence" if scene.usable() else "refused")
     own = {
@@ -251,7 +272,8 @@ def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool
     answers: set[Answer] = set()
     for pod in pods:
         name = _name(pod)
-        # A pod that is given its own call back would see itself as the caller, and answer past the translation.
+        # A pod that is given its own call back would see itself as the caller, and answer past the
+        # translation.
         hidden = masquerade or name == scene.source.name
         seen = own if hidden else {scene.source.address(scene.target.address)}
         answers |= {Answer(name, address) for address in seen}
@@ -259,18 +281,27 @@ def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool
 
 
 def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
-    """No Service has this port there. A node's own address and a ClusterIP refuse; any other address leads nowhere."""
+    """No Service has this port there. A node's own address and a ClusterIP refuse; any other
+    address leads nowhere."""
     if any(target.address in internal_addresses(node) for node in cluster.nodes):
         return "refused"
-    known = {ip for service in cluster.services if not _is_going(service) for ip in service["spec"].get("clusterIPs", ())}
+    known = {
+        ip
+        for service in cluster.services
+        if not _is_going(service)
+        for ip in service["spec"].get("clusterIPs", ())
+    }
     return "refused" if source.node and target.address in known else "silence"
 
 
 def _in_ranges(scene: Scene) -> bool:
-    """Ranges of the other family alone let nobody in from outside, for gateways close what was not opened. For callers inside,
-    at their node, they restrict nothing, as in kube-proxy."""
+    """Ranges of the other family alone let nobody in from outside, for gateways close what was not
+    opened. For callers inside, at their node, they restrict nothing, as in kube-proxy."""
     like = ip_address(scene.target.address).version
-    ranges = [ip_network(text.strip()) for text in scene.service["spec"].get("loadBalancerSourceRanges") or ()]
+    ranges = [
+        ip_network(text.strip())
+        for text in scene.service["spec"].get("loadBalancerSourceRanges") or ()
+    ]
     if scene.source.kind != "client":
         ranges = [network for network in ranges if network.version == like]
     address = ip_address(scene.source.address(scene.target.address))
@@ -278,15 +309,26 @@ def _in_ranges(scene: Scene) -> bool:
 
 
 def health_answer(cluster: Cluster, service: Json, node: str) -> tuple[int, int] | None:
-    """(status, number of ready pods) that a node's healthCheckNodePort has to give; None: the Service has none."""
+    """(status, number of ready pods) that a node's healthCheckNodePort has to give; None: the
+    Service has none."""
     spec = service["spec"]
-    if spec.get("type") != "LoadBalancer" or not spec.get("healthCheckNodePort") or _is_going(service):
+    if (
+        spec.get("type") != "LoadBalancer"
+        or not spec.get("healthCheckNodePort")
+        or _is_going(service)
+    ):
         return None
     names: set[str] = set()
     for port in spec["ports"]:
         for address in spec["clusterIPs"]:
             source = Source("", "client", "", (address,))
-            scene = Scene(cluster, service, port, source, Target(address, port["port"], port.get("protocol", "TCP")))
+            scene = Scene(
+                cluster,
+                service,
+                port,
+                source,
+                Target(address, port["port"], port.get("protocol", "TCP")),
+            )
             publish = spec.get("publishNotReadyAddresses", False)
             names |= {_name(p) for p in scene.usable({node}) if publish or not _is_going(p)}
     return (200 if names else 503), len(names)
@@ -298,9 +340,13 @@ def _name(pod: Json) -> str:
 
 def _has_port(pod: Json, port: Json) -> bool:
     wanted = port.get("targetPort", port["port"])
-    ports = [known for container in pod["spec"]["containers"] for known in container.get("ports", ())]
+    ports = [
+        known for container in pod["spec"]["containers"] for known in container.get("ports", ())
+    ]
     protocol = port.get("protocol", "TCP")
-    return isinstance(wanted, int) or any((p.get("name"), p.get("protocol", "TCP")) == (wanted, protocol) for p in ports)
+    return isinstance(wanted, int) or any(
+        (p.get("name"), p.get("protocol", "TCP")) == (wanted, protocol) for p in ports
+    )
 
 
 def _pod_address(pod: Json, like: str) -> str:
@@ -309,7 +355,10 @@ def _pod_address(pod: Json, like: str) -> str:
 
 
 def _is_ready(pod: Json) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+    return any(
+        c["type"] == "Ready" and c["status"] == "True"
+        for c in pod.get("status", {}).get("conditions", ())
+    )
 
 
 def _is_going(thing: Json) -> bool:

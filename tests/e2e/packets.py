@@ -1,9 +1,9 @@
 """Send packets through a lab and hold what comes back against the oracle.
 
-In: a lab that is up, sources, targets. Out: nothing if all agree in the end; else a `Disagreement` that says which packet,
-what was expected and what was observed. A mismatch counts once it has lasted past the deadline: the system is
-asynchronous, and what it promises is where it arrives. Everything is read from the API server and sent from real hosts.
-"""
+In: a lab that is up, sources, targets. Out: nothing if all agree in the end; else a `Disagreement`
+that says which packet, what was expected and what was observed. A mismatch counts once it has
+lasted past the deadline: the system is asynchronous, and what it promises is where it arrives.
+Everything is read from the API server and sent from real hosts."""
 
 import asyncio
 import itertools
@@ -14,7 +14,17 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tests import sctp
-from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, expect_kept, objection
+from tests.e2e.oracle import (
+    Answer,
+    Cluster,
+    Expected,
+    Observed,
+    Source,
+    Target,
+    expect,
+    expect_kept,
+    objection,
+)
 
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.client import Client
@@ -23,7 +33,8 @@ from fairlead.lab import namespace
 from fairlead.lab.site import Site
 
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
-"""So long an answer may take, at first and in the end; a lost one is asked for again with a new packet."""
+"""So long an answer may take, at first and in the end; a lost one is asked for again with a new
+packet."""
 SILENCE_S = 0.2
 LOOK_S = 0.05
 AT_ONCE = 48
@@ -31,8 +42,8 @@ _sctp_ports = itertools.cycle(range(20_000, 60_000))
 
 
 class Probe(NamedTuple):
-    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or later.
-    `source_port`: for datagrams, always the same one; 0: a new one each time."""
+    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or
+    later. `source_port`: for datagrams, always the same one; 0: a new one each time."""
 
     source: Source
     target: Target
@@ -60,7 +71,9 @@ async def read_cluster(client: Client) -> Cluster:
 def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
     """Everybody who can send now: clients, nodes, and the pods that run and are to stay."""
     hosts = [Source(host.name, "client", "", host.addresses) for host in site.topology.of("client")]
-    hosts += [Source(host.name, "node", host.name, host.addresses) for host in site.topology.of("node")]
+    hosts += [
+        Source(host.name, "node", host.name, host.addresses) for host in site.topology.of("node")
+    ]
     for pod in cluster.pods:
         addresses = tuple(entry["ip"] for entry in pod.get("status", {}).get("podIPs", ()))
         if addresses and not pod["metadata"].get("deletionTimestamp"):
@@ -72,8 +85,11 @@ def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
 class Prober:
     """Sends from the hosts of one lab."""
 
-    def __init__(self, site: Site, read: Callable[[], Awaitable[Cluster]], *, silence_s: float = SILENCE_S) -> None:
-        """`read` gives the objects that the oracle is asked about. So long nobody may answer where nobody should."""
+    def __init__(
+        self, site: Site, read: Callable[[], Awaitable[Cluster]], *, silence_s: float = SILENCE_S
+    ) -> None:
+        """`read` gives the objects that the oracle is asked about. So long nobody may answer where
+        nobody should."""
         self._site = site
         self._read = read
         self._silence_s = silence_s
@@ -81,7 +97,8 @@ class Prober:
         self.sent = 0
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
-        """Return once every probe has agreed with the oracle. Raises Disagreement with those that do not in time."""
+        """Return once every probe has agreed with the oracle. Raises Disagreement with those that
+        do not in time."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
@@ -90,14 +107,20 @@ class Prober:
         while True:
             before = await self._read()
             waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
-            observed = await asyncio.gather(*(self._observe(probe, probe.expected(before), patience_s) for probe in waiting))
+            observed = await asyncio.gather(
+                *(self._observe(probe, probe.expected(before), patience_s) for probe in waiting)
+            )
             after = await self._read()
             left = []
             complaints = []
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
-                # Pods come and go by themselves: what was right when the packets were sent, or is now, is right.
-                said = [_complaint(probe, probe.expected(cluster), found, seen[probe]) for cluster in (before, after)]
+                # Pods come and go by themselves: what was right when the packets were sent, or is
+                # now, is right.
+                said = [
+                    _complaint(probe, probe.expected(cluster), found, seen[probe])
+                    for cluster in (before, after)
+                ]
                 if all(said):
                     left.append(probe)
                     complaints.append(said[1])
@@ -105,7 +128,9 @@ class Prober:
             if not waiting:
                 return
             if loop.time() > end_s:
-                raise Disagreement("\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)")
+                raise Disagreement(
+                    "\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)"
+                )
             patience_s = min(2 * patience_s, LAST_ANSWER_S)
             await asyncio.sleep(LOOK_S)
 
@@ -113,23 +138,36 @@ class Prober:
         speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
         timeout_s = patience_s if speaks else self._silence_s
         if not (expected.one_pod and expected.answers):
-            return list(await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets))))
+            return list(
+                await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets)))
+            )
         # Calls that come at the same moment may be given out before the first is remembered.
         return [await self._call(probe, timeout_s) for _ in range(probe.packets)]
 
     async def _call(self, probe: Probe, timeout_s: float) -> Observed:
         async with self._turns:
             self.sent += 1
-            found = await call(self._site, probe.source, probe.target, timeout_s=timeout_s, source_port=probe.source_port)
+            found = await call(
+                self._site,
+                probe.source,
+                probe.target,
+                timeout_s=timeout_s,
+                source_port=probe.source_port,
+            )
         return found._replace(seen="") if isinstance(found, Answer) and probe.source_port else found
 
 
-async def call(site: Site, source: Source, target: Target, *, timeout_s: float, source_port: int = 0) -> Observed:
-    """One new connection, or one datagram (from a new port unless one is given), and what becomes of it."""
+async def call(
+    site: Site, source: Source, target: Target, *, timeout_s: float, source_port: int = 0
+) -> Observed:
+    """One new connection, or one datagram (from a new port unless one is given), and what becomes
+    of it."""
     kind = socket.SOCK_STREAM if target.protocol == "TCP" else socket.SOCK_DGRAM
     loop = asyncio.get_running_loop()
     try:
-        sock = site.socket(source.name, socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind)
+        sock = site.socket(
+            source.name, socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind
+        )
     except (Refused, Conflict):  # the pod that was to send is gone
         return "broken"
     connected = False
@@ -141,7 +179,8 @@ async def call(site: Site, source: Source, target: Target, *, timeout_s: float, 
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, (target.address, target.port))
             connected = target.protocol == "TCP"
-            # What the node's own rules refuse or drop fails at once, for datagrams; a refusal follows by ICMP.
+            # What the node's own rules refuse or drop fails at once, for datagrams; a refusal
+            # follows by ICMP.
             with suppress(PermissionError):
                 await loop.sock_sendall(sock, b"who\n")
             answer = b""
@@ -163,18 +202,22 @@ async def call(site: Site, source: Source, target: Target, *, timeout_s: float, 
 
 
 async def associate(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
-    """One SCTP INIT from a new port, and what becomes of it. One at a time from this source to this address: errors are told to
-    all raw sockets."""
+    """One SCTP INIT from a new port, and what becomes of it. One at a time from this source to this
+    address: errors are told to all raw sockets."""
     port, loop = next(_sctp_ports), asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
-    with namespace.make_socket(site.namespace(source.name), family, socket.SOCK_RAW, sctp.PROTOCOL) as sock:
+    with namespace.make_socket(
+        site.namespace(source.name), family, socket.SOCK_RAW, sctp.PROTOCOL
+    ) as sock:
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):
                 with sctp.nobody_listens():
                     with suppress(PermissionError):  # of a refusal the socket is told, too
                         sctp.start(sock, target.address, target.port, source_port=port)
-                    while (told := sctp.read(await loop.sock_recv(sock, 4096), family, port)) is None:
+                    while (
+                        told := sctp.read(await loop.sock_recv(sock, 4096), family, port)
+                    ) is None:
                         pass
         except TimeoutError:
             return "silence"
@@ -198,16 +241,21 @@ async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[in
     return None
 
 
-def _complaint(probe: Probe, expected: Expected, observed: Sequence[Observed], seen: set[str]) -> str:
+def _complaint(
+    probe: Probe, expected: Expected, observed: Sequence[Observed], seen: set[str]
+) -> str:
     problem = objection(expected, observed)
     if not problem and probe.all_pods and not expected.one_pod:
         missing = {answer.pod for answer in expected.answers} - seen
         problem = f"{', '.join(sorted(missing))} never answered" if missing else ""
     if not problem:
         return ""
-    wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [expected.otherwise]
+    wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [
+        expected.otherwise
+    ]
     return (
-        f"from {probe.source.name} ({', '.join(probe.source.addresses)}; node {probe.source.node or 'none'}) "
+        f"from {probe.source.name} ({', '.join(probe.source.addresses)}; node "
+        f"{probe.source.node or 'none'}) "
         f"to {probe.target.address} port {probe.target.port}/{probe.target.protocol}: {problem}\n"
         f"  expected: {'; '.join(wanted)}{' (always the same pod)' if expected.one_pod else ''}\n"
         f"  observed: {'; '.join(map(str, observed))}"

@@ -1,8 +1,7 @@
 """Callers of Services of class proxy in a lab: who they reach, and as whom the pod knows them.
 
-In: a lab that is up, hosts and pods of it, addresses. Out: what an echo server said (`fairlead.lab.echo`), waited for where the
-system has to arrive somewhere first.
-"""
+In: a lab that is up, hosts and pods of it, addresses. Out: what an echo server said
+(`fairlead.lab.echo`), waited for where the system has to arrive somewhere first."""
 
 import asyncio
 import json
@@ -18,8 +17,9 @@ from fairlead.lab.site import Site
 DEADLINE_S = 60.0
 PROXY = "fairlead.io/proxy"
 PATIENCE_S = 15.0
-"""How long callers wait for an answer where none may be lost. One that is lost has no answer at all, or an end of its
-connection at once; what merely takes its time, on a machine that has other work, is nobody's loss."""
+"""How long callers wait for an answer where none may be lost. One that is lost has no answer at
+all, or an end of its connection at once; what merely takes its time, on a machine that has other
+work, is nobody's loss."""
 
 
 class Line:
@@ -54,7 +54,9 @@ async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str,
         return {}
 
 
-async def until(site: Site, host: str, address: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+async def until(
+    site: Site, host: str, address: str, holds: Callable[[dict[str, Any]], bool]
+) -> None:
     said: dict[str, Any] = {}
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -65,7 +67,9 @@ async def until(site: Site, host: str, address: str, holds: Callable[[dict[str, 
         pytest.fail(f"{host} to {address} met {said}")
 
 
-async def ingress(kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def ingress(
+    kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     async with asyncio.timeout(DEADLINE_S):
         while True:
             shown = (await kubectl.service(name))["status"]["loadBalancer"].get("ingress", [])

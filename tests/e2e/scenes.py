@@ -1,9 +1,10 @@
-"""Services and EndpointSlices of every kind, for two service proxies that are to do the same with them. Pure.
+"""Services and EndpointSlices of every kind, for two service proxies that are to do the same with
+them. Pure.
 
-In: a random source, or nothing for the rows of upstream's own packet tables. Out: `Scene`s: a Service with addresses and ports
-of its own, its slices, and the status of its load balancer. Slices name pods, not addresses: each lab has its own.
-Services have no selector, so that slices say what they please: who is ready, serving, terminating, on no node, hinted at.
-"""
+In: a random source, or nothing for the rows of upstream's own packet tables. Out: `Scene`s: a
+Service with addresses and ports of its own, its slices, and the status of its load balancer. Slices
+name pods, not addresses: each lab has its own. Services have no selector, so that slices say what
+they please: who is ready, serving, terminating, on no node, hinted at."""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
@@ -59,7 +60,8 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
 class Scene(NamedTuple):
-    """`addresses`: every address of the Service at which a port is to be called; `node_ports` of its ports."""
+    """`addresses`: every address of the Service at which a port is to be called; `node_ports` of
+    its ports."""
 
     service: Manifest
     slices: tuple[Manifest, ...]
@@ -74,7 +76,9 @@ class Scene(NamedTuple):
         """The pods that any of its slices names."""
         return {endpoint["pod"] for each in self.slices for endpoint in each["endpoints"]}
 
-    def frontends(self, node_addresses: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, int, str]]:
+    def frontends(
+        self, node_addresses: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, int, str]]:
         """Where it can be called, whatever the answer: address, port and protocol."""
         spec = self.service["spec"]
         shown = [entry["ip"] for entry in self.ingress]
@@ -86,11 +90,16 @@ class Scene(NamedTuple):
                     for address in node_addresses[node]:
                         yield address, port["nodePort"], port["protocol"]
 
-    def strays(self, node_addresses: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, int, str]]:
+    def strays(
+        self, node_addresses: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, int, str]]:
         """Where it has an address, but not this port, or not by this protocol (P2.8, P2.9)."""
         frontends = set(self.frontends(node_addresses))
         for address, number, protocol in sorted(frontends):
-            for stray in ((address, number, "UDP" if protocol == "TCP" else "TCP"), (address, number + 1000, protocol)):
+            for stray in (
+                (address, number, "UDP" if protocol == "TCP" else "TCP"),
+                (address, number + 1000, protocol),
+            ):
                 if stray not in frontends:
                     yield stray
 
@@ -101,12 +110,21 @@ class Maker:
     def __init__(self) -> None:
         self._number = 0
 
-    def service(self, name: str, kind: str = "ClusterIP", *, ports: list[Manifest] | None = None, **fields: Any) -> Manifest:
+    def service(
+        self,
+        name: str,
+        kind: str = "ClusterIP",
+        *,
+        ports: list[Manifest] | None = None,
+        **fields: Any,
+    ) -> Manifest:
         """A Service of these fields, with addresses and ports that nobody else has."""
         self._number += 1
         number, families = self._number, fields.setdefault("ipFamilies", ["IPv4", "IPv6"])
         fields["ipFamilyPolicy"] = "RequireDualStack" if len(families) == 2 else "SingleStack"
-        fields["clusterIPs"] = [_address(family, "10.96.1.0", "2001:db8:96::1000", number) for family in families]
+        fields["clusterIPs"] = [
+            _address(family, "10.96.1.0", "2001:db8:96::1000", number) for family in families
+        ]
         fields["clusterIP"] = fields["clusterIPs"][0]
         wanted = [dict(each) for each in ports or [{"name": "web", "port": 80, "protocol": "TCP"}]]
         if kind != "ClusterIP" and fields.get("allocateLoadBalancerNodePorts", True):
@@ -115,15 +133,24 @@ class Maker:
         if kind == "LoadBalancer" and fields.get("externalTrafficPolicy") == "Local":
             fields["healthCheckNodePort"] = 30_000 + 4 * number + 3
         if external := fields.pop("external", 0):
-            fields["externalIPs"] = [_address(family, "203.0.113.0", "2001:db8:f::1:0", external) for family in families]
+            fields["externalIPs"] = [
+                _address(family, "203.0.113.0", "2001:db8:f::1:0", external) for family in families
+            ]
         labels = fields.pop("labels", {})
         metadata = {"name": name, "namespace": "default", "labels": labels}
-        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"type": kind, "ports": wanted, **fields}}
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"type": kind, "ports": wanted, **fields},
+        }
 
     def ingress(self, service: Manifest, number: int, mode: str = "VIP") -> tuple[Manifest, ...]:
         """Load-balancer addresses of its families."""
         families = service["spec"]["ipFamilies"]
-        addresses = [_address(family, "203.0.113.0", "2001:db8:f::1:0", number) for family in families]
+        addresses = [
+            _address(family, "203.0.113.0", "2001:db8:f::1:0", number) for family in families
+        ]
         return tuple({"ip": address, "ipMode": mode} for address in addresses)
 
 
@@ -138,8 +165,8 @@ def slices_of(
     suffix: str = "",
     headless: bool = False,
 ) -> tuple[Manifest, ...]:
-    """A slice for each family. `targets`: where its ports lead, by name; else to the first number of the protocol. `headless`:
-    whether the slices have the label of headless Services."""
+    """A slice for each family. `targets`: where its ports lead, by name; else to the first number
+    of the protocol. `headless`: whether the slices have the label of headless Services."""
     name, made = service["metadata"]["name"], []
     for family in service["spec"]["ipFamilies"]:
         ports = [
@@ -151,13 +178,20 @@ def slices_of(
             for port in service["spec"]["ports"]
             if targets is None or port["name"] in targets
         ]
-        labels = {"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "tests.fairlead.io"}
+        labels = {
+            "kubernetes.io/service-name": name,
+            "endpointslice.kubernetes.io/managed-by": "tests.fairlead.io",
+        }
         labels |= {HEADLESS_LABEL: ""} if headless else {}
         made.append(
             {
                 "apiVersion": "discovery.k8s.io/v1",
                 "kind": "EndpointSlice",
-                "metadata": {"name": f"{name}-{family.lower()}{suffix}", "namespace": "default", "labels": labels},
+                "metadata": {
+                    "name": f"{name}-{family.lower()}{suffix}",
+                    "namespace": "default",
+                    "labels": labels,
+                },
                 "addressType": family,
                 "ports": ports,
                 "endpoints": endpoints,
@@ -175,9 +209,15 @@ def rows(maker: Maker) -> list[Scene]:
     """The situations of upstream's packet tables (TestNoEndpointsReject and those after it)."""
     made: list[Scene] = []
 
-    def add(name: str, pods: list[Manifest], kind: str = "LoadBalancer", number: int = 0, **fields: Any) -> None:
+    def add(
+        name: str, pods: list[Manifest], kind: str = "LoadBalancer", number: int = 0, **fields: Any
+    ) -> None:
         service = maker.service(name, kind, **fields)
-        made.append(Scene(service, slices_of(service, pods), maker.ingress(service, number) if number else ()))
+        made.append(
+            Scene(
+                service, slices_of(service, pods), maker.ingress(service, number) if number else ()
+            )
+        )
 
     here, elsewhere = endpoint("a1"), endpoint("c1")
     add("no-endpoints", [], number=100, external=101)
@@ -190,42 +230,97 @@ def rows(maker: Maker) -> list[Scene]:
         {"name": "dns-sctp", "port": 53, "protocol": "SCTP"},
     ]
     add("many-ports", [here, elsewhere], "ClusterIP", ports=many)
-    add("ranges", [here], number=102, loadBalancerSourceRanges=["192.0.2.0/24", " 198.51.100.11/32", "2001:db8:2::b/128"])
+    add(
+        "ranges",
+        [here],
+        number=102,
+        loadBalancerSourceRanges=["192.0.2.0/24", " 198.51.100.11/32", "2001:db8:2::b/128"],
+    )
     add("node-port", [here, elsewhere], "NodePort")
     add("local", [here, elsewhere], number=103, external=104, externalTrafficPolicy="Local")
     add("cluster", [here, elsewhere], number=105, external=106, externalTrafficPolicy="Cluster")
     add("local-none-here", [elsewhere], number=107, external=108, externalTrafficPolicy="Local")
     add("inside-local", [here, elsewhere], number=109, internalTrafficPolicy="Local")
-    add("inside-local-two", [here, endpoint("a2"), endpoint("b1")], "ClusterIP", internalTrafficPolicy="Local")
-    add("inside-local-none", [endpoint("b1"), elsewhere], "ClusterIP", internalTrafficPolicy="Local")
-    add("terminating", [endpoint("a1", SERVING), elsewhere], number=110, externalTrafficPolicy="Local")
-    add("all-terminating", [endpoint("a1", SERVING), endpoint("c1", SERVING)], number=111, externalTrafficPolicy="Local")
+    add(
+        "inside-local-two",
+        [here, endpoint("a2"), endpoint("b1")],
+        "ClusterIP",
+        internalTrafficPolicy="Local",
+    )
+    add(
+        "inside-local-none", [endpoint("b1"), elsewhere], "ClusterIP", internalTrafficPolicy="Local"
+    )
+    add(
+        "terminating",
+        [endpoint("a1", SERVING), elsewhere],
+        number=110,
+        externalTrafficPolicy="Local",
+    )
+    add(
+        "all-terminating",
+        [endpoint("a1", SERVING), endpoint("c1", SERVING)],
+        number=111,
+        externalTrafficPolicy="Local",
+    )
     unsaid = [endpoint(pod, {"ready": False, "terminating": True}) for pod in ("a1", "c1")]
     add("all-terminating-serving-unsaid", unsaid, number=122, externalTrafficPolicy="Local")
     add("another-proxy", [here], number=112, labels={PROXY_NAME_LABEL: "other"})
-    add("labelled-headless", [here, elsewhere], number=123, labels={HEADLESS_LABEL: ""}, externalTrafficPolicy="Local")
+    add(
+        "labelled-headless",
+        [here, elsewhere],
+        number=123,
+        labels={HEADLESS_LABEL: ""},
+        externalTrafficPolicy="Local",
+    )
     unseen = maker.service("slices-labelled-headless", "LoadBalancer")
-    made.append(Scene(unseen, slices_of(unseen, [here, elsewhere], headless=True), maker.ingress(unseen, 124)))
-    partly = maker.service("one-slice-labelled-headless", "LoadBalancer", externalTrafficPolicy="Local")
-    slices = (*slices_of(partly, [elsewhere]), *slices_of(partly, [here], suffix="-dns", headless=True))
+    made.append(
+        Scene(
+            unseen, slices_of(unseen, [here, elsewhere], headless=True), maker.ingress(unseen, 124)
+        )
+    )
+    partly = maker.service(
+        "one-slice-labelled-headless", "LoadBalancer", externalTrafficPolicy="Local"
+    )
+    slices = (
+        *slices_of(partly, [elsewhere]),
+        *slices_of(partly, [here], suffix="-dns", headless=True),
+    )
     made.append(Scene(partly, slices, maker.ingress(partly, 125)))
     diameter = [{"name": "diameter", "port": 3868, "protocol": "SCTP"}]
-    add("sctp", [here, elsewhere], number=117, external=118, externalTrafficPolicy="Cluster", ports=diameter)
-    add("sctp-local", [here, elsewhere], number=119, external=120, externalTrafficPolicy="Local", ports=diameter)
+    add(
+        "sctp",
+        [here, elsewhere],
+        number=117,
+        external=118,
+        externalTrafficPolicy="Cluster",
+        ports=diameter,
+    )
+    add(
+        "sctp-local",
+        [here, elsewhere],
+        number=119,
+        external=120,
+        externalTrafficPolicy="Local",
+        ports=diameter,
+    )
     add("sctp-no-endpoints", [], number=121, ports=diameter)
     add("affine", [here, elsewhere], number=113, sessionAffinity="ClientIP")
     made[1] = made[1]._replace(ingress=())
     proxied = maker.service("proxied", "LoadBalancer")
-    made.append(Scene(proxied, slices_of(proxied, [here, elsewhere]), maker.ingress(proxied, 114, "Proxy")))
+    made.append(
+        Scene(proxied, slices_of(proxied, [here, elsewhere]), maker.ingress(proxied, 114, "Proxy"))
+    )
     zoned = [
-        endpoint(pod, hints={"forZones": [{"name": zone}]}) for pod, zone in (("a1", "east"), ("b1", "west"), ("c1", "west"))
+        endpoint(pod, hints={"forZones": [{"name": zone}]})
+        for pod, zone in (("a1", "east"), ("b1", "west"), ("c1", "west"))
     ]
     add("zones", zoned, number=115)
     add("zones-local", zoned, number=116, externalTrafficPolicy="Local")
     add("zones-of-some", [*zoned[:2], endpoint("c1")], "ClusterIP")
     add("zones-of-others", zoned[1:], "ClusterIP")
     noded = [
-        endpoint(pod, hints={"forNodes": [{"name": PODS[pod]}], "forZones": [{"name": "west"}]}) for pod in ("a1", "a2", "c1")
+        endpoint(pod, hints={"forNodes": [{"name": PODS[pod]}], "forZones": [{"name": "west"}]})
+        for pod in ("a1", "a2", "c1")
     ]
     add("same-node", noded, "ClusterIP", trafficDistribution="PreferSameNode")
     return made
@@ -240,8 +335,12 @@ class Drawer:
     def scene(self, name: str, number: int) -> Scene:
         """One of them. `number`: of its load-balancer address among those of its batch."""
         draw = self._random
-        kind = draw.choice(("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "LoadBalancer"))
-        fields: Manifest = {"ipFamilies": draw.choice((["IPv4"], ["IPv6"], ["IPv4", "IPv6"], ["IPv6", "IPv4"]))}
+        kind = draw.choice(
+            ("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "LoadBalancer")
+        )
+        fields: Manifest = {
+            "ipFamilies": draw.choice((["IPv4"], ["IPv6"], ["IPv4", "IPv6"], ["IPv6", "IPv4"]))
+        }
         if kind != "ClusterIP":
             fields["externalTrafficPolicy"] = draw.choice(("Local", "Cluster"))
         if kind == "LoadBalancer":
@@ -261,27 +360,40 @@ class Drawer:
         ports = [{"name": port, "port": at, "protocol": protocol} for port, at, protocol in kinds]
         service = self._maker.service(name, kind, ports=ports, **fields)
         mode = "Proxy" if draw.random() < 0.2 else "VIP"
-        shown = self._maker.ingress(service, number, mode) if kind == "LoadBalancer" and draw.random() < 0.9 else ()
+        shown = (
+            self._maker.ingress(service, number, mode)
+            if kind == "LoadBalancer" and draw.random() < 0.9
+            else ()
+        )
         return Scene(service, self._slices(service), shown)
 
     def changed(self, scene: Scene) -> Scene:
         """The same Service with other policies, and with other slices."""
         spec = dict(scene.service["spec"])
-        if "externalTrafficPolicy" in spec and "healthCheckNodePort" not in spec and spec["type"] == "NodePort":
+        if (
+            "externalTrafficPolicy" in spec
+            and "healthCheckNodePort" not in spec
+            and spec["type"] == "NodePort"
+        ):
             spec["externalTrafficPolicy"] = self._random.choice(("Local", "Cluster"))
         if spec["type"] == "LoadBalancer":
             spec["loadBalancerSourceRanges"] = list(self._random.choice(RANGES))
         spec["internalTrafficPolicy"] = self._random.choice(("Cluster", "Local"))
         mode = self._random.choice(("VIP", "Proxy"))
         service = {**scene.service, "spec": spec}
-        return Scene(service, self._slices(service), tuple({**entry, "ipMode": mode} for entry in scene.ingress))
+        return Scene(
+            service,
+            self._slices(service),
+            tuple({**entry, "ipMode": mode} for entry in scene.ingress),
+        )
 
     def zones(self) -> dict[str, str]:
         """For each node one of the zones."""
         return {node: self._random.choice(ZONES) for node in NODES}
 
     def _slices(self, service: Manifest) -> tuple[Manifest, ...]:
-        """One slice of a family, or two: no endpoint stands in both, for kube-proxy then takes either."""
+        """One slice of a family, or two: no endpoint stands in both, for kube-proxy then takes
+        either."""
         draw = self._random
         hinted = draw.choice((0.0, 0.0, 1.0, 0.7))
         pods = draw.sample(sorted(PODS), draw.choice((0, 1, 2, 2, 3, 4)))
@@ -291,14 +403,18 @@ class Drawer:
             ports = [port for port in service["spec"]["ports"] if draw.random() < 0.95]
             targets = {port["name"]: draw.choice(NUMBERS[port["protocol"]]) for port in ports}
             headless = draw.random() < 0.1
-            made += slices_of(service, [self._endpoint(pod, hinted) for pod in some], targets, suffix, headless)
+            made += slices_of(
+                service, [self._endpoint(pod, hinted) for pod in some], targets, suffix, headless
+            )
         return tuple(made)
 
     def _endpoint(self, pod: str, hinted: float) -> Manifest:
         draw = self._random
         made = endpoint(pod, dict(draw.choice(STATES)))
         if draw.random() < hinted:
-            hints: Manifest = {"forZones": [{"name": zone} for zone in draw.sample(ZONES, draw.choice((1, 1, 2)))]}
+            hints: Manifest = {
+                "forZones": [{"name": zone} for zone in draw.sample(ZONES, draw.choice((1, 1, 2)))]
+            }
             if draw.random() < 0.4:
                 hints["forNodes"] = [{"name": draw.choice(NODES)}]
             made["hints"] = hints

@@ -1,10 +1,10 @@
-"""Unusual packets: fragments, too long for the path, with options, with few hops left, pings, SCTP; to a Service that nodes do
-not serve, and to one without endpoints.
+"""Unusual packets: fragments, too long for the path, with options, with few hops left, pings, SCTP;
+to a Service that nodes do not serve, and to one without endpoints.
 
-A lab for each tunnel; of its four nodes two are on a link with the gateways and get packets as they are, two get them through
-the tunnel. The router spreads packets over two gateways by ports and addresses; fragments by addresses alone, for only the
-first one has ports. Each speaks to all four nodes, over both families. (Segments and datagrams of a size: test_tunnels.py.)
-"""
+A lab for each tunnel; of its four nodes two are on a link with the gateways and get packets as they
+are, two get them through the tunnel. The router spreads packets over two gateways by ports and
+addresses; fragments by addresses alone, for only the first one has ports. Each speaks to all four
+nodes, over both families. (Segments and datagrams of a size: test_tunnels.py.)"""
 
 import asyncio
 import errno
@@ -33,19 +33,27 @@ from fairlead.lab.topology import ROUTER
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-TRANSPORTS = (Transport(tunnel="ipip", attach="tc"), Transport(tunnel="vxlan", attach="xdp-generic"))
+TRANSPORTS = (
+    Transport(tunnel="ipip", attach="tc"),
+    Transport(tunnel="vxlan", attach="xdp-generic"),
+)
 FLOWS, ROUNDS = 24, 40
-"""So many flows at once. Four times in a thousand they miss one of four nodes: then others follow, each round a second after
-the last, for a node of a busy machine that ceased to answer its probes may have to show for a while that it does again."""
+"""So many flows at once. Four times in a thousand they miss one of four nodes: then others follow,
+each round a second after the last, for a node of a busy machine that ceased to answer its probes
+may have to show for a while that it does again."""
 TRIES = 10
 BRANCH_MTU = 1300
 SCTP_PORT = 7000
 CURL_REFUSED = 7
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS, ids=[each.tunnel for each in TRANSPORTS])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=TRANSPORTS, ids=[each.tunnel for each in TRANSPORTS]
+)
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
-    lab = Site.create(f"any{os.getpid()}", nodes=2, far_nodes=2, gateways=2, clients=1, transport=request.param)
+    lab = Site.create(
+        f"any{os.getpid()}", nodes=2, far_nodes=2, gateways=2, clients=1, transport=request.param
+    )
     async with lab as site:
         shop = Shop(site)
         places = [host.name for host in site.topology.of("node")]
@@ -70,16 +78,21 @@ class Asker:
 
     def __init__(self, shop: Shop, address: str) -> None:
         self.six = ":" in address
-        self.socket = shop.site.socket(CLIENT, socket.AF_INET6 if self.six else socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket = shop.site.socket(
+            CLIENT, socket.AF_INET6 if self.six else socket.AF_INET, socket.SOCK_DGRAM
+        )
         self.socket.setblocking(False)
         self.socket.connect((address, 53))
 
     def set(self, four: int, six: int, value: int | bytes) -> None:
         """Set the option of the address's family."""
-        self.socket.setsockopt(*((socket.IPPROTO_IPV6, six) if self.six else (socket.IPPROTO_IP, four)), value)
+        self.socket.setsockopt(
+            *((socket.IPPROTO_IPV6, six) if self.six else (socket.IPPROTO_IP, four)), value
+        )
 
     async def ask(self, data: bytes, *, tries: int = 1) -> Answer | None:
-        """The answer, None if there is none within a second. Later tries are for who has been told to send less at a time."""
+        """The answer, None if there is none within a second. Later tries are for who has been told
+        to send less at a time."""
         loop = asyncio.get_running_loop()
         for _ in range(tries):
             try:
@@ -126,11 +139,25 @@ async def test_fragments_go_where_the_first_one_went(shop: Shop, size: int) -> N
 
 
 async def test_a_narrow_way_to_the_client_is_told_to_the_pod(shop: Shop) -> None:
-    """The router's "too big" is for the VIP, whose packets the pod sends: the gateway hands it to the connection's owner."""
+    """The router's "too big" is for the VIP, whose packets the pod sends: the gateway hands it to
+    the connection's owner."""
     client = shop.site.topology.host(CLIENT)
     for family, address in zip(("-4", "-6"), client.addresses, strict=True):
         whole = f"{address}/{128 if family == '-6' else 32}"
-        await output(shop.site, ROUTER, "ip", family, "route", "add", whole, "dev", "wan", "mtu", "lock", str(BRANCH_MTU))
+        await output(
+            shop.site,
+            ROUTER,
+            "ip",
+            family,
+            "route",
+            "add",
+            whole,
+            "dev",
+            "wan",
+            "mtu",
+            "lock",
+            str(BRANCH_MTU),
+        )
     path = b"x" * 60_000
 
     async def each(address: str) -> str:
@@ -155,7 +182,9 @@ async def test_a_narrow_way_to_the_client_is_told_to_the_pod(shop: Shop) -> None
 async def test_options_and_extension_headers(shop: Shop) -> None:
     async def each(address: str) -> str:
         flow = Asker(shop, address)
-        flow.set(socket.IP_OPTIONS, socket.IPV6_HOPOPTS, b"\0\0\1\4\0\0\0\0" if flow.six else b"\1\1\1\0")
+        flow.set(
+            socket.IP_OPTIONS, socket.IPV6_HOPOPTS, b"\0\0\1\4\0\0\0\0" if flow.six else b"\1\1\1\0"
+        )
         if flow.six:
             flow.set(0, socket.IPV6_DSTOPTS, b"\0\0\1\4\0\0\0\0")
         answer = await flow.ask(b"who?")
@@ -166,8 +195,8 @@ async def test_options_and_extension_headers(shop: Shop) -> None:
 
 
 async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
-    """The router uses one hop. Packets with no hop left at the gateway are dropped there and counted; so are packets with as
-    few hops as those that have passed a gateway."""
+    """The router uses one hop. Packets with no hop left at the gateway are dropped there and
+    counted; so are packets with as few hops as those that have passed a gateway."""
     site = shop.site
 
     async def ended(reason: str) -> int:
@@ -183,7 +212,9 @@ async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
         assert await flow.ask(b"who?") is not None
 
     async def counted() -> bool:
-        return {reason: await ended(reason) for reason in before} == {reason: count + 2 for reason, count in before.items()}
+        return {reason: await ended(reason) for reason in before} == {
+            reason: count + 2 for reason, count in before.items()
+        }
 
     await until(counted, "two drops of each kind for want of hops")
 
@@ -192,8 +223,14 @@ async def test_load_balancer_addresses_answer_pings(shop: Shop) -> None:
     loop = asyncio.get_running_loop()
     for address in shop.addresses:
         six = ":" in address
-        family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
-        with namespace.make_socket(shop.site.namespace(CLIENT), family, socket.SOCK_RAW, protocol) as sock:
+        family, protocol = (
+            (socket.AF_INET6, socket.IPPROTO_ICMPV6)
+            if six
+            else (socket.AF_INET, socket.IPPROTO_ICMP)
+        )
+        with namespace.make_socket(
+            shop.site.namespace(CLIENT), family, socket.SOCK_RAW, protocol
+        ) as sock:
             sock.setblocking(False)
             sock.connect((address, 0))
             body = struct.pack("!HH", 7, 1) + bytes(range(40))
@@ -215,25 +252,34 @@ def _folded(data: bytes) -> int:
 
 
 async def test_nothing_goes_in_circles(shop: Shop) -> None:
-    """A port of the VIP that no Service has: the gateway's blackhole route ends the packet, the router sees it once."""
+    """A port of the VIP that no Service has: the gateway's blackhole route ends the packet, the
+    router sees it once."""
     rule = "meta l4proto udp th dport 9 counter name met"
     await output(
         shop.site,
         ROUTER,
         "nft",
-        f"table inet circles {{ counter met {{}}; chain through {{ type filter hook forward priority 0; {rule}; }}; }}",
+        f"table inet circles {{ counter met {{}}; chain through {{ type filter hook forward "
+        f"priority 0; {rule}; }}; }}",
     )
     for address in shop.addresses:
-        with shop.site.socket(CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with shop.site.socket(
+            CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+        ) as sock:
             for _ in range(50):
                 sock.sendto(b"anybody?", (address, 9))
     await asyncio.sleep(0.5)  # what circles, circles within microseconds
-    listed = json.loads(await output(shop.site, ROUTER, "nft", "-j", "list", "counter", "inet", "circles", "met"))
+    listed = json.loads(
+        await output(shop.site, ROUTER, "nft", "-j", "list", "counter", "inet", "circles", "met")
+    )
     assert listed["nftables"][1]["counter"]["packets"] == 50 * len(shop.addresses)
 
 
-async def make(shop: Shop, name: str, ports: Mapping[str, int], selector: str = NAME, **labels: str) -> tuple[str, ...]:
-    """Make or change a Service with these ports (http, dns), and wait until all gateways serve it so; its addresses."""
+async def make(
+    shop: Shop, name: str, ports: Mapping[str, int], selector: str = NAME, **labels: str
+) -> tuple[str, ...]:
+    """Make or change a Service with these ports (http, dns), and wait until all gateways serve it
+    so; its addresses."""
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -243,7 +289,12 @@ async def make(shop: Shop, name: str, ports: Mapping[str, int], selector: str = 
             "selector": {"app": selector},
             "ipFamilyPolicy": "RequireDualStack",
             "ports": [
-                {"name": kind, "port": port, "targetPort": kind, "protocol": "UDP" if kind == "dns" else "TCP"}
+                {
+                    "name": kind,
+                    "port": port,
+                    "targetPort": kind,
+                    "protocol": "UDP" if kind == "dns" else "TCP",
+                }
                 for kind, port in ports.items()
             ],
         },
@@ -257,7 +308,10 @@ async def make(shop: Shop, name: str, ports: Mapping[str, int], selector: str = 
         return all(
             len(plan["listeners"]) == 2 * len(ports)
             and each["outcome"]["state"] == "done"
-            and all(listener.get("has_endpoints", True) == (selector == NAME) for listener in plan["listeners"])
+            and all(
+                listener.get("has_endpoints", True) == (selector == NAME)
+                for listener in plan["listeners"]
+            )
             for plan, each in zip(plans, found, strict=True)
         )
 
@@ -266,20 +320,35 @@ async def make(shop: Shop, name: str, ports: Mapping[str, int], selector: str = 
 
 
 async def service_at(shop: Shop, gateway: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = (await fetch(shop.site, gateway, "/state"))["services"].get(f"default/{name}", {})
+    found: dict[str, Any] = (await fetch(shop.site, gateway, "/state"))["services"].get(
+        f"default/{name}", {}
+    )
     return found
 
 
 async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
-    """Nodes leave the Service to another proxy, which does not exist: nodes on the gateways' link send its packets to the
-    router, and so to a gateway. Nodes do not take packets out of a tunnel for addresses that they do not serve."""
+    """Nodes leave the Service to another proxy, which does not exist: nodes on the gateways' link
+    send its packets to the router, and so to a gateway. Nodes do not take packets out of a tunnel
+    for addresses that they do not serve."""
     site, sent = shop.site, 100
-    addresses = await make(shop, "aside", {"http": 9080, "dns": 9053}, **{PROXY_NAME_LABEL: "other"})
+    addresses = await make(
+        shop, "aside", {"http": 9080, "dns": 9053}, **{PROXY_NAME_LABEL: "other"}
+    )
     for address in addresses:
         for kind, port in (("tcp", 9080), ("udp", 9053)):
             options = ("--count", str(sent), "--per-second", "2000")
             source = SOURCES[6 if ":" in address else 4]
-            argv = [sys.executable, "-m", "fairlead.probe", "flood", kind, source, address, str(port), *options]
+            argv = [
+                sys.executable,
+                "-m",
+                "fairlead.probe",
+                "flood",
+                kind,
+                source,
+                address,
+                str(port),
+                *options,
+            ]
             code, said, errors = await site.exec(CLIENT, argv)
             assert (code, said.strip()) == (0, str(sent)), errors
     everything = sent * 4
@@ -288,7 +357,9 @@ async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
         traffic = [(await fetch(site, gateway, "/state"))["traffic"] for gateway in shop.gateways]
         ours = [each["services"]["default/aside"] for each in traffic]
         returned = sum(each["drops"].get("returned", 0) for each in ours)
-        assert sum(node["returned"] for each in traffic for node in each["nodes"].values()) >= returned
+        assert (
+            sum(node["returned"] for each in traffic for node in each["nodes"].values()) >= returned
+        )
         return sum(each["packets"] for each in ours), returned
 
     async def all_passed() -> bool:
@@ -306,7 +377,9 @@ async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, b
     host = f"[{address}]" if ":" in address else address
     code, _, _ = await shop.site.exec(CLIENT, ["curl", "-sS", "-m", "5", f"http://{host}:{tcp}/"])
     loop = asyncio.get_running_loop()
-    with shop.site.socket(CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with shop.site.socket(
+        CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as sock:
         sock.setblocking(False)
         sock.connect((address, udp))
         await loop.sock_sendall(sock, b"anybody?")
@@ -333,13 +406,17 @@ async def test_a_service_without_endpoints_refuses(shop: Shop) -> None:
     await make(shop, "empty", {"http": 80, "dns": 53}, selector="nobody")
     for address in addresses:
         assert await refused(shop, address, 80, 53) == (True, True)
-    messages = [(await fetch(shop.site, gateway, "/state"))["traffic"]["messages"] for gateway in shop.gateways]
+    messages = [
+        (await fetch(shop.site, gateway, "/state"))["traffic"]["messages"]
+        for gateway in shop.gateways
+    ]
     assert sum(each["refusal"] for each in messages) >= 8
 
 
 async def test_sctp(shop: Shop) -> None:
-    """The kernel may have no SCTP of its own: the association is opened by hand, at both ends. What gateways and nodes make of
-    it is real: the pod sees the client's address, and the client an answer of the VIP."""
+    """The kernel may have no SCTP of its own: the association is opened by hand, at both ends. What
+    gateways and nodes make of it is real: the pod sees the client's address, and the client an
+    answer of the VIP."""
     site = shop.site
     service = {
         "apiVersion": "v1",
@@ -355,7 +432,9 @@ async def test_sctp(shop: Shop) -> None:
     await site.apply([service])
     loop = asyncio.get_running_loop()
     pods = {
-        pod: namespace.make_socket(site.namespace(f"default/{pod}"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)
+        pod: namespace.make_socket(
+            site.namespace(f"default/{pod}"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP
+        )
         for pod in await shop.pods()
     }
     met: set[str] = set()
@@ -366,11 +445,19 @@ async def test_sctp(shop: Shop) -> None:
             if SCTPChunkInit in packet:
                 assert packet.src == site.topology.host(CLIENT).addresses[0]
                 met.add(pod)
-                answer = SCTP(sport=SCTP_PORT, dport=packet[SCTP].sport, tag=packet[SCTPChunkInit].init_tag)
-                await loop.sock_sendto(sock, bytes(answer / SCTPChunkInitAck(init_tag=7, a_rwnd=65536)), (packet.src, 0))
+                answer = SCTP(
+                    sport=SCTP_PORT, dport=packet[SCTP].sport, tag=packet[SCTPChunkInit].init_tag
+                )
+                await loop.sock_sendto(
+                    sock,
+                    bytes(answer / SCTPChunkInitAck(init_tag=7, a_rwnd=65536)),
+                    (packet.src, 0),
+                )
 
     (address,) = await addresses_of(site, "calls")
-    client = namespace.make_socket(site.namespace(CLIENT), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)
+    client = namespace.make_socket(
+        site.namespace(CLIENT), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP
+    )
     for sock in (client, *pods.values()):
         sock.setblocking(False)
     answered: set[int] = set()
@@ -381,13 +468,17 @@ async def test_sctp(shop: Shop) -> None:
             if SCTPChunkInitAck in packet and packet.src == address:
                 answered.add(packet[SCTP].dport)
 
-    tasks = [asyncio.ensure_future(serve(pod, sock)) for pod, sock in pods.items()] + [asyncio.ensure_future(hear())]
+    tasks = [asyncio.ensure_future(serve(pod, sock)) for pod, sock in pods.items()] + [
+        asyncio.ensure_future(hear())
+    ]
     ports = range(20_000, 20_000 + 4 * FLOWS)
     try:
 
         async def all_answered() -> bool:
             for port in set(ports) - answered:
-                opening = SCTP(sport=port, dport=SCTP_PORT, tag=0) / SCTPChunkInit(init_tag=port, a_rwnd=65536)
+                opening = SCTP(sport=port, dport=SCTP_PORT, tag=0) / SCTPChunkInit(
+                    init_tag=port, a_rwnd=65536
+                )
                 await loop.sock_sendto(client, bytes(opening), (address, 0))
             await asyncio.sleep(0.2)
             return answered == set(ports)

@@ -1,5 +1,6 @@
-"""The API server's own balancer: the gateway is there first, without so much as a kubeconfig; then come two real API servers,
-which everybody reaches through it, the gateway too; what becomes of one of them, or of the gateway's process, stops nobody."""
+"""The API server's own balancer: the gateway is there first, without so much as a kubeconfig; then
+come two real API servers, which everybody reaches through it, the gateway too; what becomes of one
+of them, or of the gateway's process, stops nobody."""
 
 import asyncio
 import json
@@ -34,7 +35,9 @@ MOST_LINES = 10
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(real_programs: None) -> AsyncIterator[Site]:
-    async with Site.create(f"apibal{os.getpid()}", nodes=0, gateways=1, clients=2, roles=False) as site:
+    async with Site.create(
+        f"apibal{os.getpid()}", nodes=0, gateways=1, clients=2, roles=False
+    ) as site:
         yield site
 
 
@@ -50,18 +53,34 @@ class Gateway:
         config["gateway"]["apiServer"] = {
             "addresses": [ADDRESS, ADDRESS6],
             "servers": self.servers,
-            "sourceRanges": [str(ip_network(each)) for each in site.topology.host("client1").addresses],
+            "sourceRanges": [
+                str(ip_network(each)) for each in site.topology.host("client1").addresses
+            ],
         }
         self._config.write_text(yaml.safe_dump(config))
 
     def _command(self, *more: str) -> list[str]:
         files = self.site.directory
-        argv = [str(Path(sys.executable).with_name("fairlead")), "gateway", "--config", str(self._config)]
-        return [*argv, "--pin-path", str(files.pins("gw1")), "--proxy-path", str(files.proxy("gw1")), *more]
+        argv = [
+            str(Path(sys.executable).with_name("fairlead")),
+            "gateway",
+            "--config",
+            str(self._config),
+        ]
+        return [
+            *argv,
+            "--pin-path",
+            str(files.pins("gw1")),
+            "--proxy-path",
+            str(files.proxy("gw1")),
+            *more,
+        ]
 
     def start(self) -> Process:
         return self.site.spawn(
-            "gw1", self._command("--kubeconfig", str(self.kubeconfig), "--node-name", "gw1"), label="gw1/gateway"
+            "gw1",
+            self._command("--kubeconfig", str(self.kubeconfig), "--node-name", "gw1"),
+            label="gw1/gateway",
         )
 
     async def clean_up(self) -> None:
@@ -75,7 +94,9 @@ class Gateway:
     async def open_connections(self) -> list[int]:
         """Of each API server, by HAProxy's own word."""
         rows = await runtime.statistics(f"{self.site.directory.proxy('gw1')}-api/worker.sock")
-        return [int(row["scur"]) for server in self.servers for row in rows if row["svname"] == server]
+        return [
+            int(row["scur"]) for server in self.servers for row in rows if row["svname"] == server
+        ]
 
     async def found(self) -> list[str]:
         """What it shows of the API servers, in the order of its configuration."""
@@ -101,9 +122,17 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
         pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
 
 
-async def asked(site: Site, token: str, host: str = "client1", times: int = 1, url: str = URL) -> bool:
+async def asked(
+    site: Site, token: str, host: str = "client1", times: int = 1, url: str = URL
+) -> bool:
     """Whether each of so many connections, one after the other, gets the list of Services."""
-    ask = ["curl", "-skfm5", "-H", f"Authorization: Bearer {token}", f"{url}/api/v1/namespaces/default/services"]
+    ask = [
+        "curl",
+        "-skfm5",
+        "-H",
+        f"Authorization: Bearer {token}",
+        f"{url}/api/v1/namespaces/default/services",
+    ]
     for _ in range(times):
         if (await site.exec(host, ask))[0]:
             return False
@@ -152,7 +181,8 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         shown = {row[0]: row[1] for row in rows if row and row[0] in gateway.servers}
         assert shown == dict.fromkeys(gateway.servers, "ready")
 
-        # Its process dies: nobody notices. An API server freezes: who has a connection to it is told, and comes to the other.
+        # Its process dies: nobody notices. An API server freezes: who has a connection to it is
+        # told, and comes to the other.
         await site.kill_role("gw1")
         assert await asked(site, token, times=4)
         await until("nobody's connections", lambda: has_open(gateway, 0, 0))

@@ -1,8 +1,9 @@
-"""A node that only ends tunnels, where another program is the service proxy, with the rights that the chart gives it.
+"""A node that only ends tunnels, where another program is the service proxy, with the rights that
+the chart gives it.
 
-No kube-proxy runs here. In its place stands a second `fairlead node`, which knows of no tunnel, and translates what comes to
-a published address as kube-proxy's rules do. So this shows that the two leave each other's rules alone and that a packet meets
-both, not what kube-proxy itself would do.
+No kube-proxy runs here. In its place stands a second `fairlead node`, which knows of no tunnel, and
+translates what comes to a published address as kube-proxy's rules do. So this shows that the two
+leave each other's rules alone and that a packet meets both, not what kube-proxy itself would do.
 """
 
 import asyncio
@@ -31,7 +32,10 @@ CAPABILITIES = {"ipip": "+net_admin,+bpf,+perfmon", "vxlan": "+net_admin"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CAPABILITIES)
 async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     async with Site.create(
-        f"beside{os.getpid()}", nodes=0, far_nodes=1, transport=Transport(tunnel=request.param, attach="tc")
+        f"beside{os.getpid()}",
+        nodes=0,
+        far_nodes=1,
+        transport=Transport(tunnel=request.param, attach="tc"),
     ) as made:
         await made.stop_role(NODE)
         await run(made, "--config", str(made.directory.config), "--cleanup")
@@ -44,18 +48,37 @@ async def run(site: Site, *options: str) -> None:
 
 
 def start(site: Site, name: str, port: int, allowed: str, **sections: Any) -> Process:
-    """A `fairlead node` with these sections in its configuration, and no more capabilities than are named."""
+    """A `fairlead node` with these sections in its configuration, and no more capabilities than are
+    named."""
     config = yaml.safe_load(site.directory.config.read_text()) | sections
     path = site.directory.path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config))
-    confine = ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", f"-all,{allowed}"]
+    confine = [
+        "setpriv",
+        "--no-new-privs",
+        "--inh-caps",
+        "-all",
+        "--bounding-set",
+        f"-all,{allowed}",
+    ]
     program = str(Path(sys.executable).with_name("fairlead"))
-    files = ["--config", str(path), "--kubeconfig", str(site.directory.kubeconfig_inside), "--node-name", NODE]
+    files = [
+        "--config",
+        str(path),
+        "--kubeconfig",
+        str(site.directory.kubeconfig_inside),
+        "--node-name",
+        NODE,
+    ]
     listen = f"127.0.0.1:{port}"
-    return site.spawn(NODE, [*confine, program, "node", *files, "--listen", listen], label=f"{NODE}/{name}")
+    return site.spawn(
+        NODE, [*confine, program, "node", *files, "--listen", listen], label=f"{NODE}/{name}"
+    )
 
 
-async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_process(site: Site) -> None:
+async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_process(
+    site: Site,
+) -> None:
     web = Web(site)
     await web.start([NODE])
     await web.create()
@@ -71,7 +94,9 @@ async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_proc
     await web.settled([NODE])
     assert not await answers()
     before = await rules_of_the_proxy(site)
-    tunnel = start(site, "tunnel", 9452, CAPABILITIES[site.size.transport.tunnel], node={"serviceProxy": False})
+    tunnel = start(
+        site, "tunnel", 9452, CAPABILITIES[site.size.transport.tunnel], node={"serviceProxy": False}
+    )
     await until(lambda: ready(9452), "the tunnel's end")
     await until(answers, "an answer through the tunnel")
     assert await rules_of_the_proxy(site) == before

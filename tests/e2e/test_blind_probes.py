@@ -1,4 +1,5 @@
-"""The gateway's own probes do not get out: all nodes seem dead. The Service goes on by the API's word; its owner is told."""
+"""The gateway's own probes do not get out: all nodes seem dead. The Service goes on by the API's
+word; its owner is told."""
 
 import os
 from collections.abc import AsyncIterator
@@ -31,11 +32,17 @@ async def test_a_service_goes_on_while_every_probe_fails(site: Site, policy: str
 
     async def told() -> bool:
         async with site.client() as client:
-            said = [each.message for each in await client.list(EVENTS) if each.reason == HEALTH_CHECKS_FAILING]
+            said = [
+                each.message
+                for each in await client.list(EVENTS)
+                if each.reason == HEALTH_CHECKS_FAILING
+            ]
         return any(("port 10256" in message) == (policy == "Cluster") for message in said)
 
     async def failing() -> bool:
-        return "health port" in str((await fetch(site, GATEWAY, "/state"))["services"][f"default/{NAME}"]["plan"]["notes"])
+        return "health port" in str(
+            (await fetch(site, GATEWAY, "/state"))["services"][f"default/{NAME}"]["plan"]["notes"]
+        )
 
     async def proved() -> bool:
         return not await failing()

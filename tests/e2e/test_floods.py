@@ -1,8 +1,9 @@
-"""A flood of SYNs, and one of datagrams, from made-up sources: who is connected stays so, who comes gets in.
+"""A flood of SYNs, and one of datagrams, from made-up sources: who is connected stays so, who comes
+gets in.
 
-The slots are in transition, so that each packet of the flood is one that might be remembered: this is what a flood is to push
-out what matters by. All sizes are bounded: the tables in the kernel by their maps, the process by not hearing of any of it.
-"""
+The slots are in transition, so that each packet of the flood is one that might be remembered: this
+is what a flood is to push out what matters by. All sizes are bounded: the tables in the kernel by
+their maps, the process by not hearing of any of it."""
 
 import json
 import os
@@ -26,10 +27,12 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 COUNT, PER_S = 100_000, 20_000
 FEW = 15
-"""Of 300 flows of datagrams: those of which the gateway has seen one packet when the flood comes."""
+"""Of 300 flows of datagrams: those of which the gateway has seen one packet when the flood
+comes."""
 MEMORY_KIB = 16 << 10
-"""What the process may have taken more after a flood of 200,000 packets. A hundred bytes for each, less than an entry of a
-table takes in Python, would be more; what its allocator keeps for later is less."""
+"""What the process may have taken more after a flood of 200,000 packets. A hundred bytes for each,
+less than an entry of a table takes in Python, would be more; what its allocator keeps for later is
+less."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,12 +68,24 @@ def memory_kib(site: Site) -> int:
 async def flood(site: Site, kind: str, address: str, port: int) -> None:
     source = SOURCES[ip_address(address).version]
     options = ("--count", str(COUNT), "--per-second", str(PER_S))
-    argv = [sys.executable, "-m", "fairlead.probe", "flood", kind, source, address, str(port), *options]
+    argv = [
+        sys.executable,
+        "-m",
+        "fairlead.probe",
+        "flood",
+        kind,
+        source,
+        address,
+        str(port),
+        *options,
+    ]
     code, sent, errors = await site.exec(CLIENT, argv, timeout_s=60)
     assert (code, sent.strip()) == (0, str(COUNT)), errors
 
 
-@pytest.mark.parametrize(("kind", "port", "table"), [("tcp", 80, "connections"), ("udp", 53, "datagrams")])
+@pytest.mark.parametrize(
+    ("kind", "port", "table"), [("tcp", 80, "connections"), ("udp", 53, "datagrams")]
+)
 async def test_a_flood_harms_nobody(shop: Shop, kind: str, port: int, table: str) -> None:
     site = shop.site
     await shop.place(["node1", "node2"])
@@ -91,7 +106,16 @@ async def test_a_flood_harms_nobody(shop: Shop, kind: str, port: int, table: str
         print(summary(period))
         unharmed(forgiving(period, FEW), await shop.excused(since))
         half_known = entries(site, f"new_{table}")
-        print(json.dumps({"known": known, "after": entries(site, table), "half known": half_known, "KiB": memory_kib(site)}))
+        print(
+            json.dumps(
+                {
+                    "known": known,
+                    "after": entries(site, table),
+                    "half known": half_known,
+                    "KiB": memory_kib(site),
+                }
+            )
+        )
         # Of the flood nothing is known for good, and of those who were known nobody was pushed out.
         opened = sum(count.new for count in period.values())
         assert known <= entries(site, table) <= known + opened

@@ -1,4 +1,5 @@
-"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and show that no gateway is alive."""
+"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and show that
+no gateway is alive."""
 
 import asyncio
 import json
@@ -45,7 +46,11 @@ def kubectl(site: Site) -> Kubectl:
 async def has(site: Site, status: str, reason: str) -> None:
     async def shown() -> bool:
         found = (await kubectl(site).service("web"))["status"].get("conditions", ())
-        return (status, reason) in {(each["status"], each["reason"]) for each in found if each["type"] == "fairlead.io/Ready"}
+        return (status, reason) in {
+            (each["status"], each["reason"])
+            for each in found
+            if each["type"] == "fairlead.io/Ready"
+        }
 
     await until(shown, f"Ready is {status}, {reason}")
 
@@ -77,7 +82,9 @@ async def fairlead(lab: str, *words: str) -> str:
 
 
 async def instances(site: Site) -> dict[tuple[str, str], Mapping[str, Any]]:
-    return {(each["role"], each["name"]): each for each in json.loads(await status(site, "-o", "json"))}
+    return {
+        (each["role"], each["name"]): each for each in json.loads(await status(site, "-o", "json"))
+    }
 
 
 async def test_all_roles_are_shown(web: Web) -> None:
@@ -87,7 +94,12 @@ async def test_all_roles_are_shown(web: Web) -> None:
     assert controller["state"] == "leads"
     assert found.keys() >= {("gateway", "gw1"), ("gateway", "gw2"), ("node", "node1")}
     gateway = found["gateway", "gw1"]
-    assert (gateway["state"], gateway["interfaces"], gateway["served"], gateway["not_served_count"]) == (
+    assert (
+        gateway["state"],
+        gateway["interfaces"],
+        gateway["served"],
+        gateway["not_served_count"],
+    ) == (
         "ready",
         ["eth0"],
         1,
@@ -102,7 +114,11 @@ async def test_killed_gateways_are_noticed_and_packets_go_on(web: Web) -> None:
     async with Load(site, web.address) as load:
         await site.kill_role("gw1")
         text = await status(site)
-        (row,) = [row for line in text.splitlines() if (row := " ".join(line.split())).startswith("gateway gw1 ")]
+        (row,) = [
+            row
+            for line in text.splitlines()
+            if (row := " ".join(line.split())).startswith("gateway gw1 ")
+        ]
         assert row.startswith("gateway gw1 gone ")
         assert "by its own clock" in row
         assert "no gateway is alive" not in text
@@ -124,9 +140,21 @@ async def test_a_gateway_that_is_taken_away_takes_its_lease_along(web: Web) -> N
     site = web.site
     await site.stop_role("gw2")
     assert ("gateway", "gw2") in await instances(site)
-    paths = ("--pin-path", str(site.directory.pins("gw2")), "--proxy-path", str(site.directory.proxy("gw2")))
-    files = ("--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_inside))
-    code, _, errors = await site.exec("gw2", [PROGRAM, "gateway", "--cleanup", "--node-name", "gw2", *paths, *files])
+    paths = (
+        "--pin-path",
+        str(site.directory.pins("gw2")),
+        "--proxy-path",
+        str(site.directory.proxy("gw2")),
+    )
+    files = (
+        "--config",
+        str(site.directory.config),
+        "--kubeconfig",
+        str(site.directory.kubeconfig_inside),
+    )
+    code, _, errors = await site.exec(
+        "gw2", [PROGRAM, "gateway", "--cleanup", "--node-name", "gw2", *paths, *files]
+    )
     assert code == 0, errors
     assert ("gateway", "gw2") not in await instances(site)
 

@@ -1,7 +1,8 @@
-"""No tier of gateways: every node is one. Whichever node a packet enters at, it gets to a pod, with its source, under Local.
+"""No tier of gateways: every node is one. Whichever node a packet enters at, it gets to a pod, with
+its source, under Local.
 
-Three nodes share a link, the fourth is behind the router, so that both ways between nodes are walked: the link and the tunnel.
-"""
+Three nodes share a link, the fourth is behind the router, so that both ways between nodes are
+walked: the link and the tunnel."""
 
 import asyncio
 import json
@@ -49,15 +50,27 @@ class NodesShop(Shop):
     """A Shop whose gateways are the nodes: there they show themselves at the gateway's port."""
 
     async def members(self, gateway: str = "node1") -> dict[str, tuple[int, str]]:
-        view = json.loads(await output(self.site, gateway, "curl", "-s", "http://127.0.0.1:9441/state"))
-        plan = view["services"].get("default/web", {}).get("plan") or {"listeners": [{"members": []}]}
-        return {member["node"]: (member["weight"], member["state"]) for member in plan["listeners"][0]["members"]}
+        view = json.loads(
+            await output(self.site, gateway, "curl", "-s", "http://127.0.0.1:9441/state")
+        )
+        plan = view["services"].get("default/web", {}).get("plan") or {
+            "listeners": [{"members": []}]
+        }
+        return {
+            member["node"]: (member["weight"], member["state"])
+            for member in plan["listeners"][0]["members"]
+        }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ROWS)
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[NodesShop]:
     lab = Site.create(
-        f"nodes{os.getpid()}", nodes=3, far_nodes=1, clients=1, gateways_on_nodes=True, transport=ROWS[request.param]
+        f"nodes{os.getpid()}",
+        nodes=3,
+        far_nodes=1,
+        clients=1,
+        gateways_on_nodes=True,
+        transport=ROWS[request.param],
     )
     async with lab as site:
         made = NodesShop(site)
@@ -81,7 +94,9 @@ async def ask(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
 
 async def ask_by_datagram(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
     """The same by UDP."""
-    with shop.site.socket(caller, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with shop.site.socket(
+        caller, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as sock:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (address, 53))
@@ -115,13 +130,20 @@ async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) ->
                 assert answered.total() == 5
 
 
-async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(shop: NodesShop) -> None:
-    """The packet may be sent to another node, which is a gateway too and does not serve the Service either."""
+async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
+    shop: NodesShop,
+) -> None:
+    """The packet may be sent to another node, which is a gateway too and does not serve the Service
+    either."""
     site, sent = shop.site, 100
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": "aside", "namespace": "default", "labels": {PROXY_NAME_LABEL: "other"}},
+        "metadata": {
+            "name": "aside",
+            "namespace": "default",
+            "labels": {PROXY_NAME_LABEL: "other"},
+        },
         "spec": {
             "type": "LoadBalancer",
             "selector": {"app": NAME},
@@ -133,21 +155,36 @@ async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(s
     addresses = await addresses_of(site, "aside")
 
     async def views() -> list[dict[str, Any]]:
-        return [json.loads(await output(site, each, "curl", "-s", "http://127.0.0.1:9441/state")) for each in shop.gateways]
+        return [
+            json.loads(await output(site, each, "curl", "-s", "http://127.0.0.1:9441/state"))
+            for each in shop.gateways
+        ]
 
     async def served() -> bool:
-        plans = [view["services"].get("default/aside", {}).get("plan") or {"listeners": []} for view in await views()]
-        return all(len([each for each in plan["listeners"] if each["members"]]) == 2 for plan in plans)
+        plans = [
+            view["services"].get("default/aside", {}).get("plan") or {"listeners": []}
+            for view in await views()
+        ]
+        return all(
+            len([each for each in plan["listeners"] if each["members"]]) == 2 for plan in plans
+        )
 
     await until(served, "all gateways serve it")
     for address in addresses:
         source = SOURCES[6 if ":" in address else 4]
         argv = [sys.executable, "-m", "fairlead.probe", "flood", "tcp", source, address, "9080"]
-        code, said, errors = await site.exec("client1", [*argv, "--count", str(sent), "--per-second", "2000"])
+        code, said, errors = await site.exec(
+            "client1", [*argv, "--count", str(sent), "--per-second", "2000"]
+        )
         assert (code, said.strip()) == (0, str(sent)), errors
 
     async def passed() -> int:
-        return sum([view["traffic"]["services"].get("default/aside", {}).get("packets", 0) for view in await views()])
+        return sum(
+            [
+                view["traffic"]["services"].get("default/aside", {}).get("packets", 0)
+                for view in await views()
+            ]
+        )
 
     async def all_passed() -> bool:
         return await passed() >= 2 * sent
@@ -158,7 +195,8 @@ async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(s
 
 
 async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:
-    """The nodes' tables change one after the other; what enters at one and is handed to another stays there meanwhile."""
+    """The nodes' tables change one after the other; what enters at one and is handed to another
+    stays there meanwhile."""
     steps: Sequence[Sequence[str]] = (
         ("node2", "node2", "node3"),
         ("node4",),

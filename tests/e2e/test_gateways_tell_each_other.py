@@ -1,8 +1,8 @@
-"""A gateway is lost while slots are in transition, with real connections through three gateways and the real roles.
+"""A gateway is lost while slots are in transition, with real connections through three gateways and
+the real roles.
 
-Without peers those break that were opened since the change, in a slot that changed, and pass to another gateway. With peers
-none does.
-"""
+Without peers those break that were opened since the change, in a slot that changed, and pass to
+another gateway. With peers none does."""
 
 import asyncio
 import os
@@ -19,16 +19,24 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 GATEWAYS = ("gw1", "gw2", "gw3")
 FEW = 40
-"""Flows of datagrams that may have begun within the seconds before a loss, and asked only once yet: of some 400 a period.
-Without peers ten times as many break, all of QUIC."""
+"""Flows of datagrams that may have begun within the seconds before a loss, and asked only once yet:
+of some 400 a period. Without peers ten times as many break, all of QUIC."""
 TRIES = 3
-"""Where a busy machine made a node seem dead to a gateway meanwhile, something else was shown than what this is about."""
+"""Where a busy machine made a node seem dead to a gateway meanwhile, something else was shown than
+what this is about."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
-    """A Service whose tables are in transition at all gateways: connections were open when pods came."""
-    lab = Site.create(f"peers{os.getpid()}", nodes=4, gateways=3, clients=1, transport=Transport(peers=request.param))
+    """A Service whose tables are in transition at all gateways: connections were open when pods
+    came."""
+    lab = Site.create(
+        f"peers{os.getpid()}",
+        nodes=4,
+        gateways=3,
+        clients=1,
+        transport=Transport(peers=request.param),
+    )
     async with lab as site:
         made = Shop(site)
         await made.start(["node1", "node2"])
@@ -75,7 +83,9 @@ async def die_and_come_back(shop: Shop) -> None:
     shop.gateways = list(GATEWAYS[1:])
     await shop.place(["node1", "node2", "node3", "node3", "node4", "node4", "node1"])
     await asyncio.sleep(shop.turn_s)
-    await shop.place(["node1", "node2", "node3", "node3", "node4", "node4", "node1", "node2", "node2"])
+    await shop.place(
+        ["node1", "node2", "node3", "node3", "node4", "node4", "node1", "node2", "node2"]
+    )
     await shop.site.start_role("gw1")
     shop.gateways = list(GATEWAYS)
     await shop.site.route_vips(GATEWAYS)

@@ -1,8 +1,9 @@
-"""Callers inside the cluster reach a Service of class proxy through a gateway, and so with a header: pods beside an endpoint
-and far from all, the endpoint itself, nodes, what runs in a node's network. With `fairlead node`, and with the real kube-proxy.
+"""Callers inside the cluster reach a Service of class proxy through a gateway, and so with a
+header: pods beside an endpoint and far from all, the endpoint itself, nodes, what runs in a node's
+network. With `fairlead node`, and with the real kube-proxy.
 
-A header that is switched on and off on a live Service costs pods that take both kinds nothing, whoever calls.
-"""
+A header that is switched on and off on a live Service costs pods that take both kinds nothing,
+whoever calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,7 +32,8 @@ PODS = {
     "beside": ("idle", "node1", False),
     "away": ("idle", "node3", False),
 }
-"""App, node, and whether it uses the node's network: of `hosted`, whose packets are those of node2."""
+"""App, node, and whether it uses the node's network: of `hosted`, whose packets are those of
+node2."""
 CALLERS = {
     "client1": "client1",
     "node1": "node1",
@@ -41,7 +43,8 @@ CALLERS = {
     "default/beside": "node1",
     "default/away": "node3",
 }
-"""Whose address a pod should be told: pods call the outside world as their nodes do (`lab.wiring`)."""
+"""Whose address a pod should be told: pods call the outside world as their nodes do
+(`lab.wiring`)."""
 HEADER, SUFFIX = "fairlead.io/proxy-protocol", "fairlead.io/hostname-suffix"
 PROXIED: Mapping[str, dict[str, Any]] = {
     "first": {"annotations": {HEADER: "v1"}},
@@ -49,7 +52,8 @@ PROXIED: Mapping[str, dict[str, Any]] = {
     "named": {"annotations": {HEADER: "v2", SUFFIX: "nip.io"}},
 }
 CALLS = 8
-"""From each caller to each address: enough for every pod's turn, at whichever gateways they arrive."""
+"""From each caller to each address: enough for every pod's turn, at whichever gateways they
+arrive."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -58,7 +62,9 @@ async def kubectl(site: Site) -> Kubectl:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shown(site: Site, client: Client, kubectl: Kubectl) -> AsyncIterator[Mapping[str, Sequence[LoadBalancerIngress]]]:
+async def shown(
+    site: Site, client: Client, kubectl: Kubectl
+) -> AsyncIterator[Mapping[str, Sequence[LoadBalancerIngress]]]:
     """What the status of each Service shows, of both families."""
     made = {name: pod(name, app, node) for name, (app, node, _) in PODS.items()}
     for name, (_, _, hosted) in PODS.items():
@@ -81,23 +87,33 @@ async def entries(client: Client, name: str) -> Sequence[LoadBalancerIngress]:
             await asyncio.sleep(0.05)
 
 
-async def all_are_served_and_named(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
+async def all_are_served_and_named(
+    site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
+) -> None:
     """Callers resolve nothing: they call the address that a hostname stands for."""
     for name, fields in PROXIED.items():
         for address in filter(None, map(shown_address, shown[name])):
             # With policy Cluster a node may hand a connection on to another one, in its own name.
-            senders = site.topology.of("gateway") if "externalTrafficPolicy" not in fields else site.topology.hosts
+            senders = (
+                site.topology.of("gateway")
+                if "externalTrafficPolicy" not in fields
+                else site.topology.hosts
+            )
             for caller, known_as in CALLERS.items():
                 met = await settled(site, caller, address)
                 family = ":" in address
                 named = {(said.get("proxy"), said.get("proxy_peer")) for said in met}
-                assert named == {(fields["annotations"][HEADER], site.topology.host(known_as).addresses[family])}, (caller, met)
-                assert {said["peer"] for said in met} <= {host.addresses[family] for host in senders}, (caller, met)
+                assert named == {
+                    (fields["annotations"][HEADER], site.topology.host(known_as).addresses[family])
+                }, (caller, met)
+                assert {said["peer"] for said in met} <= {
+                    host.addresses[family] for host in senders
+                }, (caller, met)
 
 
 async def settled(site: Site, caller: str, address: str) -> list[dict[str, Any]]:
-    """Some calls in a row that both pods answer, and nobody else. Each gateway finds for itself that nodes answer, and with
-    policy Cluster a node draws one of the pods for each call."""
+    """Some calls in a row that both pods answer, and nobody else. Each gateway finds for itself
+    that nodes answer, and with policy Cluster a node draws one of the pods for each call."""
     met: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -108,8 +124,11 @@ async def settled(site: Site, caller: str, address: str) -> list[dict[str, Any]]
     return met
 
 
-async def nodes_answer_for_direct_alone(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
-    """Where no gateway is reached a caller inside has an answer of class direct, from its own node, and of no other."""
+async def nodes_answer_for_direct_alone(
+    site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
+) -> None:
+    """Where no gateway is reached a caller inside has an answer of class direct, from its own node,
+    and of no other."""
     await site.route_vips([])
     try:
         for entry in shown["direct"]:
@@ -120,7 +139,9 @@ async def nodes_answer_for_direct_alone(site: Site, shown: Mapping[str, Sequence
         await site.route_vips([gateway.name for gateway in site.topology.gateways])
 
 
-async def test_with_our_own_service_proxy(site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]) -> None:
+async def test_with_our_own_service_proxy(
+    site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
+) -> None:
     assert [entry.ip_mode for entry in shown["direct"]] == ["VIP", "VIP"]
     assert [entry.ip_mode for name in ("first", "second") for entry in shown[name]] == ["Proxy"] * 4
     assert [entry.ip for entry in shown["named"]] == ["", ""]
@@ -131,15 +152,20 @@ async def test_with_our_own_service_proxy(site: Site, shown: Mapping[str, Sequen
 async def test_a_header_that_is_switched_costs_nobody_anything(
     site: Site, kubectl: Kubectl, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Pods take connections with and without a header. Callers inside never go past the gateways meanwhile."""
+    """Pods take connections with and without a header. Callers inside never go past the gateways
+    meanwhile."""
     await kubectl.apply("live", loadBalancerClass=PROXY)
     published = await ingress(kubectl, "live", lambda entry: entry["ipMode"] == "Proxy")
     address = published["ip"]
     await settled(site, "client1", address)
-    outside, within = (Load(site, address, host=host, timeout_s=PATIENCE_S) for host in ("client1", "default/away"))
+    outside, within = (
+        Load(site, address, host=host, timeout_s=PATIENCE_S) for host in ("client1", "default/away")
+    )
     async with outside, within:
         for header, suffix in (("v2", "none"), ("v1", "nip.io"), ("false", "none")):
-            await kubectl.apply("live", loadBalancerClass=PROXY, annotations={HEADER: header, SUFFIX: suffix})
+            await kubectl.apply(
+                "live", loadBalancerClass=PROXY, annotations={HEADER: header, SUFFIX: suffix}
+            )
             for caller in ("client1", "default/away"):
                 await until(site, caller, address, begins_with(header))
             if suffix == "none":
@@ -149,8 +175,18 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
                 assert named["hostname"] == f"{address}.nip.io"
         for load in (outside, within):
             period = await load.take()
-            assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), period
-    await told(kubectl, "live", "ProxyHeaderSwitched", "a PROXY header v2, open ones go on with no", "with a PROXY header v1:")
+            assert (period.failed, period.broken, period.open_connections) == (
+                0,
+                [],
+                OPEN_CONNECTIONS,
+            ), period
+    await told(
+        kubectl,
+        "live",
+        "ProxyHeaderSwitched",
+        "a PROXY header v2, open ones go on with no",
+        "with a PROXY header v1:",
+    )
 
 
 def begins_with(header: str) -> Callable[[dict[str, Any]], bool]:
@@ -163,7 +199,9 @@ async def test_with_the_real_kube_proxy(
 ) -> None:
     async def replace(node: str) -> None:
         await site.stop_role(node)
-        code, said, errors = await site.exec(node, ["fairlead", "node", "--config", str(site.directory.config), "--cleanup"])
+        code, said, errors = await site.exec(
+            node, ["fairlead", "node", "--config", str(site.directory.config), "--cleanup"]
+        )
         assert code == 0, said + errors
         await kubeproxy.start(site, node)
         tables = await output(site, node, "nft", "list", "tables")

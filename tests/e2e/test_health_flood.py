@@ -1,4 +1,5 @@
-"""A node whose health ports are flooded, from outside and by a pod of its own, stays a member of all gateways."""
+"""A node whose health ports are flooded, from outside and by a pod of its own, stays a member of
+all gateways."""
 
 import asyncio
 import json

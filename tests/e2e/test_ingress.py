@@ -1,4 +1,5 @@
-"""Ingress behind a load balancer: applications see the client's address, and `fairlead ingress check` finds what is wrong."""
+"""Ingress behind a load balancer: applications see the client's address, and `fairlead ingress
+check` finds what is wrong."""
 
 import asyncio
 import itertools
@@ -50,7 +51,8 @@ SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
 ]
 """How the controller is set up, who balances, what that one sends, what must be found wrong."""
 OTHERWISE: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
-"""HAProxy wants a header from those whom it trusts, and none from others: behind class direct, all clients are others."""
+"""HAProxy wants a header from those whom it trusts, and none from others: behind class direct, all
+clients are others."""
 
 
 def program(name: str) -> Path:
@@ -72,12 +74,14 @@ async def ingresses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize(
-    ("variant", "by", "sends"), [("off", "direct", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")]
+    ("variant", "by", "sends"),
+    [("off", "direct", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")],
 )
 async def test_applications_see_the_client(
     ingresses: Ingresses, controller: Controller, variant: str, by: Class, sends: Header
 ) -> None:
-    """Two of them, by host name with TLS, over both families; behind class direct with no setting anywhere."""
+    """Two of them, by host name with TLS, over both families; behind class direct with no setting
+    anywhere."""
     own = ingresses.site.topology.host(CLIENT).addresses
     for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
         for address in ingresses.services[Entry(controller, variant, by, sends)]:
@@ -99,13 +103,17 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
         async def as_expected() -> bool:
             nonlocal report
             report = await check(asked)
-            return {each.code for each in report.findings if each.level in ("security", "error")} == expected
+            return {
+                each.code for each in report.findings if each.level in ("security", "error")
+            } == expected
 
         try:
             # The wrong ones cannot be awaited otherwise: they do not answer when they are ready.
             await until(as_expected, "the findings")
         except AssertionError:
-            pytest.fail(f"{variant} {by} {sends} {tls=} {family=}: {expected} is not what {report} says")
+            pytest.fail(
+                f"{variant} {by} {sends} {tls=} {family=}: {expected} is not what {report} says"
+            )
         assert report.wrong == bool(expected)
 
     async def scenario() -> None:
@@ -124,25 +132,41 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
     ],
     ids=lambda each: each.name if isinstance(each, Entry) else "",
 )
-async def test_a_service_is_checked_by_its_name(ingresses: Ingresses, entry: Entry, expected: set[str]) -> None:
+async def test_a_service_is_checked_by_its_name(
+    ingresses: Ingresses, entry: Entry, expected: set[str]
+) -> None:
     """As a user does it: the front, a pod and a node port are found and tried."""
     site = ingresses.site
     report = await checked(site, entry.name, "--echo", "/")
     found = {each["code"] for each in report["findings"] if each["level"] in ("security", "error")}
     assert found == expected, report
-    assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {"load balancer", "pod", "node port"}
+    assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {
+        "load balancer",
+        "pod",
+        "node port",
+    }
     assert report["sends"] == entry.sends
     codes = {each["code"] for each in report["findings"]}
     if not expected:
         assert {"address-seen", "forgery-without-effect"} <= codes
     if "client-may-forge" in codes:
-        assert any("198.18.254.1, 198.18.254.2 is believed" in each["message"] for each in report["findings"])
+        assert any(
+            "198.18.254.1, 198.18.254.2 is believed" in each["message"]
+            for each in report["findings"]
+        )
 
 
 async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
-    """HAProxy closes connections for which it has nobody: just as a pod does that expects no header."""
+    """HAProxy closes connections for which it has nobody: just as a pod does that expects no
+    header."""
     site = ingresses.site
-    await site.apply([to_nginx("deserted", ingresses.port("narrow", tls=False), "v2", selector={"app": "nobody"})])
+    await site.apply(
+        [
+            to_nginx(
+                "deserted", ingresses.port("narrow", tls=False), "v2", selector={"app": "nobody"}
+            )
+        ]
+    )
     await addresses_of(site, "deserted")
 
     async def is_said() -> bool:
@@ -154,8 +178,11 @@ async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
     await until(is_said, "the balancer without a pod")
 
 
-async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(ingresses: Ingresses, tmp_path: Path) -> None:
-    """A pod that believes headers from the balancer, which writes none: everybody's are believed."""
+async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
+    ingresses: Ingresses, tmp_path: Path
+) -> None:
+    """A pod that believes headers from the balancer, which writes none: everybody's are
+    believed."""
     site = ingresses.site
     named = to_nginx("named", ingresses.port("narrow", tls=False), ipFamilies=["IPv6"])
     named["metadata"]["annotations"]["fairlead.io/hostname-suffix"] = "nip.io"
@@ -170,24 +197,47 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(ingresses: 
         name = await hostname()
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{address_in(name)} {name}\n")
-    # nip.io's DNS is out of the lab's reach; what it would say stands in a file that this command alone sees.
-    there = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
+    # nip.io's DNS is out of the lab's reach; what it would say stands in a file that this command
+    # alone sees.
+    there = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount --bind "$0" /etc/hosts && exec "$@"',
+        str(hosts),
+    ]
 
     async def is_found() -> bool:
         report = await checked(site, "named", "--echo", "/", through=there)
-        assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {"load balancer", "pod", "node port"}
-        messages = {each["code"]: each["message"] for each in report["findings"] if each["level"] in ("security", "error")}
-        return messages.keys() == {"header-missing", "client-may-forge"} and "2001:2:0:fe::2 is believed" in "".join(
-            messages.values()
-        )
+        assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {
+            "load balancer",
+            "pod",
+            "node port",
+        }
+        messages = {
+            each["code"]: each["message"]
+            for each in report["findings"]
+            if each["level"] in ("security", "error")
+        }
+        return messages.keys() == {
+            "header-missing",
+            "client-may-forge",
+        } and "2001:2:0:fe::2 is believed" in "".join(messages.values())
 
     await until(is_found, "the forgery")
 
 
-async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_second_service(ingresses: Ingresses) -> None:
-    """nginx takes connections with a header on one port, without on another (docs/proxy.md): clients go from Service to Service
-    and lose nothing; one Service that is switched costs new connections, and its owner is told what to do instead."""
-    site, kubectl = ingresses.site, Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name)
+async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_second_service(
+    ingresses: Ingresses,
+) -> None:
+    """nginx takes connections with a header on one port, without on another (docs/proxy.md):
+    clients go from Service to Service and lose nothing; one Service that is switched costs new
+    connections, and its owner is told what to do instead."""
+    site, kubectl = (
+        ingresses.site,
+        Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name),
+    )
     own = site.topology.host(CLIENT).addresses[0]
     without, expecting = (ingresses.port(variant, tls=False) for variant in ("off", "narrow"))
     await site.apply([to_nginx("first", without)])
@@ -199,14 +249,24 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
         async with Load(site, second, timeout_s=PATIENCE_S) as clients:
             assert (await plain(site, second))["forwarded_for"] == own
             await site.apply([to_nginx("second", expecting, "v2")])
-            await told(kubectl, "second", "ProxyHeaderSwitched", "pods have to understand both versions before")
+            await told(
+                kubectl,
+                "second",
+                "ProxyHeaderSwitched",
+                "pods have to understand both versions before",
+            )
             for load in (old_clients, clients):
                 assert lost(await load.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
 
-            # What docs/proxy.md warns of: open connections go on, new ones fail until it is taken back.
+            # What docs/proxy.md warns of: open connections go on, new ones fail until it is taken
+            # back.
             await site.apply([to_nginx("first", without, "v2")])
             await told(
-                kubectl, "first", "ProxyHeaderSwitched", "with and without a header before", "move clients to a second one"
+                kubectl,
+                "first",
+                "ProxyHeaderSwitched",
+                "with and without a header before",
+                "move clients to a second one",
             )
             failures, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
             assert (bool(failures), broken, still_open) == (True, [], OPEN_CONNECTIONS)
@@ -221,10 +281,16 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
             assert lost(await clients.take()) == ({}, [], OPEN_CONNECTIONS)
 
 
-async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_nothing_is_lost(ingresses: Ingresses) -> None:
-    """HAProxy that looks for a header from the gateways (docs/proxy.md): on, to the other version, and off, under load. New
-    connections are logged with the client's address from the switch on, until the switch off; open ones as they began."""
-    site, kubectl = ingresses.site, Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name)
+async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_nothing_is_lost(
+    ingresses: Ingresses,
+) -> None:
+    """HAProxy that looks for a header from the gateways (docs/proxy.md): on, to the other version,
+    and off, under load. New connections are logged with the client's address from the switch on,
+    until the switch off; open ones as they began."""
+    site, kubectl = (
+        ingresses.site,
+        Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name),
+    )
     client, gateway = (site.topology.host(host).addresses[0] for host in (CLIENT, GATEWAY))
     await site.apply([to_either("")])
     (address,) = await addresses_of(site, "either")
@@ -244,11 +310,20 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
         assert through_switch.clients.keys() <= {gateway, client}
 
         open_since_v1 = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
-        for header, told_as, seen in (("v2", "a PROXY header v2", client), ("", "no PROXY header", gateway)):
+        for header, told_as, seen in (
+            ("v2", "a PROXY header v2", client),
+            ("", "no PROXY header", gateway),
+        ):
             await open_since_none.take()
-            during = await open_since_v1.through(switch(header, told_as)), await open_since_none.take()
+            during = (
+                await open_since_v1.through(switch(header, told_as)),
+                await open_since_none.take(),
+            )
             after = await open_since_v1.through(asyncio.sleep(0)), await open_since_none.take()
-            for period, begun in (*zip(during, (client, gateway), strict=True), *zip(after, (client, gateway), strict=True)):
+            for period, begun in (
+                *zip(during, (client, gateway), strict=True),
+                *zip(after, (client, gateway), strict=True),
+            ):
                 assert lost(period) == ({}, [], OPEN_CONNECTIONS)
                 assert period.clients.keys() <= {client, seen}
                 assert period.open_clients.keys() == {begun}
@@ -257,9 +332,21 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
                 assert await wrong(ingresses, address, header) == set()
 
 
-async def checked(site: Site, name: str, *options: str, through: Sequence[str] = ()) -> dict[str, Any]:
-    """What `fairlead ingress check` reports of a Service, run by a program that runs it. Its exit status says the same."""
-    argv = ["fairlead", "ingress", "check", name, "--kubeconfig", str(site.directory.kubeconfig_inside), "--host", HOSTS[0]]
+async def checked(
+    site: Site, name: str, *options: str, through: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What `fairlead ingress check` reports of a Service, run by a program that runs it. Its exit
+    status says the same."""
+    argv = [
+        "fairlead",
+        "ingress",
+        "check",
+        name,
+        "--kubeconfig",
+        str(site.directory.kubeconfig_inside),
+        "--host",
+        HOSTS[0],
+    ]
     code, output, errors = await site.exec(CLIENT, [*through, *argv, *options, "-o", "json"])
     assert output, errors
     report: dict[str, Any] = json.loads(output)
@@ -271,10 +358,27 @@ async def checked(site: Site, name: str, *options: str, through: Sequence[str] =
 async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
     """What a check of the Service and of the pod behind it finds."""
     behind = f"{ingresses.pods['haproxy'][0]}:{EITHER_PORT}"
-    argv = ["fairlead", "ingress", "check", f"{address}:80", "--behind", behind, "--host", HOSTS[0], "--echo", "/"]
-    _, output, errors = await ingresses.site.exec(CLIENT, [*argv, "--proxy-protocol", sends, "-o", "json"])
+    argv = [
+        "fairlead",
+        "ingress",
+        "check",
+        f"{address}:80",
+        "--behind",
+        behind,
+        "--host",
+        HOSTS[0],
+        "--echo",
+        "/",
+    ]
+    _, output, errors = await ingresses.site.exec(
+        CLIENT, [*argv, "--proxy-protocol", sends, "-o", "json"]
+    )
     assert output, errors
-    return {each["code"] for each in json.loads(output)["findings"] if each["level"] in ("security", "error")}
+    return {
+        each["code"]
+        for each in json.loads(output)["findings"]
+        if each["level"] in ("security", "error")
+    }
 
 
 async def plain(site: Site, address: str) -> dict[str, Any]:
@@ -291,7 +395,8 @@ async def is_gone(site: Site, address: str) -> bool:
 
 
 def lost(period: Period) -> tuple[dict[str, int], list[Broken], int]:
-    """New connections that failed, by what they met, open ones that broke, and how many are open."""
+    """New connections that failed, by what they met, open ones that broke, and how many are
+    open."""
     return period.failures, period.broken, period.open_connections
 
 
@@ -307,13 +412,27 @@ def to_either(header: str) -> dict[str, Any]:
     """A Service of class proxy for the port of HAProxy that takes both."""
     annotations = {"fairlead.io/proxy-protocol": header} if header else {}
     ports = [{"name": "web", "port": 80, "targetPort": EITHER_PORT}]
-    return service("either", annotations=annotations, selector={"app": "haproxy"}, loadBalancerClass=PROXY, ports=ports)
+    return service(
+        "either",
+        annotations=annotations,
+        selector={"app": "haproxy"},
+        loadBalancerClass=PROXY,
+        ports=ports,
+    )
 
 
 async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
     """What an application says to the client, over TLS with SNI."""
     where = f"[{address}]" if ":" in address else address
-    argv = ["curl", "-sk", "--max-time", "5", "--connect-to", f"{name}:443:{where}:443", f"https://{name}/"]
+    argv = [
+        "curl",
+        "-sk",
+        "--max-time",
+        "5",
+        "--connect-to",
+        f"{name}:443:{where}:443",
+        f"https://{name}/",
+    ]
     code, output, errors = await site.exec(CLIENT, argv)
     assert code == 0, f"{name} at {address}: {code} {errors}"
     said: dict[str, Any] = json.loads(output)
@@ -325,4 +444,6 @@ def plan(ingresses: Ingresses, entry: Entry, tls: bool, family: int) -> Plan:
     front = ingresses.services[entry][family], 443 if tls else 80
     own = ingresses.pods[entry.controller][family], ingresses.port(entry.variant, tls=tls)
     doors = [Door(*end, tls, HOSTS[0]) for end in (front, own)]
-    return Plan((Entrance(doors[0], (("pod", doors[1]),)),), entry.sends, echo=True, client="", timeout_s=10)
+    return Plan(
+        (Entrance(doors[0], (("pod", doors[1]),)),), entry.sends, echo=True, client="", timeout_s=10
+    )

@@ -1,4 +1,5 @@
-"""Two controllers, one leader: whatever becomes of it, every Service gets one address, of its own, written once."""
+"""Two controllers, one leader: whatever becomes of it, every Service gets one address, of its own,
+written once."""
 
 import asyncio
 import json
@@ -34,7 +35,12 @@ class Controllers:
     def start(self, name: str) -> Process:
         files = self.site.directory
         argv = [str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
-        argv += ["--config", str(files.config), "--kubeconfig", str(files.kubeconfig_of("controller"))]
+        argv += [
+            "--config",
+            str(files.config),
+            "--kubeconfig",
+            str(files.kubeconfig_of("controller")),
+        ]
         return self.site.spawn("control", argv, label=f"control/{name}")
 
     async def holder(self) -> str:
@@ -51,7 +57,10 @@ class Controllers:
 async def create(site: Site, names: list[str]) -> None:
     async with site.client() as client:
         for name in names:
-            body = {"metadata": {"name": name}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}}
+            body = {
+                "metadata": {"name": name},
+                "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+            }
             await client.create(SERVICES, body, namespace="default")
             await asyncio.sleep(0.02)
 
@@ -60,7 +69,10 @@ async def addresses(site: Site, names: list[str]) -> dict[str, str]:
     """Wait until each of them has its address."""
     async with site.client() as client, asyncio.timeout(DEADLINE_S):
         while True:
-            services = {each.metadata.name: each for each in await client.list(SERVICES, namespace="default")}
+            services = {
+                each.metadata.name: each
+                for each in await client.list(SERVICES, namespace="default")
+            }
             shown = {name: services[name].status.load_balancer.ingress for name in names}
             if all(shown.values()):
                 return {name: ingress[0].ip for name, ingress in shown.items()}
@@ -68,17 +80,22 @@ async def addresses(site: Site, names: list[str]) -> dict[str, str]:
 
 
 class Written(NamedTuple):
-    """How often the address of each Service was written, by the API server's own log. `cut`: whose write lost its answer when
-    the writer died; it may have taken effect or not."""
+    """How often the address of each Service was written, by the API server's own log. `cut`: whose
+    write lost its answer when the writer died; it may have taken effect or not."""
 
     times: Counter[str]
     cut: set[str]
 
 
 def published(site: Site) -> Written:
-    writes = [(path.split("/")[-2], code) for path, query, code in patches(site) if "fieldManager=fairlead-publish" in query]
+    writes = [
+        (path.split("/")[-2], code)
+        for path, query, code in patches(site)
+        if "fieldManager=fairlead-publish" in query
+    ]
     return Written(
-        Counter(name for name, code in writes if code == 200), {name for name, code in writes if code not in (200, 409)}
+        Counter(name for name, code in writes if code == 200),
+        {name for name, code in writes if code not in (200, 409)},
     )
 
 
@@ -86,9 +103,15 @@ def patches(site: Site) -> Iterator[tuple[str, str, int]]:
     """Path, query and status of every PATCH."""
     if site.size.apiserver == "embedded":
         with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
-            yield from ((each["path"], each["query"], 200) for each in json.load(answer) if each["method"] == "PATCH")
+            yield from (
+                (each["path"], each["query"], 200)
+                for each in json.load(answer)
+                if each["method"] == "PATCH"
+            )
         return
-    for line in real_server(site.topology, site.directory).audit_log.read_text().splitlines(keepends=True):
+    for line in (
+        real_server(site.topology, site.directory).audit_log.read_text().splitlines(keepends=True)
+    ):
         if not line.endswith("\n"):
             continue  # still being written: about something later
         told = json.loads(line)
@@ -107,7 +130,9 @@ async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
         await made.down()
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda fate: fate.name)
+@pytest.mark.parametrize(
+    "fate", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda fate: fate.name
+)
 async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals) -> None:
     controllers = Controllers(site)
     leader = process.one(site.name, "control/controller")
@@ -118,7 +143,8 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         load = asyncio.ensure_future(create(site, names))
         await asyncio.sleep(0.6)
         leader.send(fate)
-        # It may pass on again before the end: a controller that a busy machine does not let renew in time loses the lease.
+        # It may pass on again before the end: a controller that a busy machine does not let renew
+        # in time loses the lease.
         await controllers.other_than(before)
         if fate == signal.SIGSTOP:
             leader.send(signal.SIGCONT)
@@ -127,8 +153,8 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         assert len(set(given.values())) == len(names), "two Services on one address"
         written = published(site)
         wrong = {name: written.times[name] for name in names if written.times[name] != 1}
-        assert {name for name, times in wrong.items() if times or name not in written.cut} == set(), (
-            f"written so often: {wrong}"
-        )
+        assert {
+            name for name, times in wrong.items() if times or name not in written.cut
+        } == set(), f"written so often: {wrong}"
     finally:
         await second.stop(5)

@@ -1,9 +1,10 @@
-"""Nothing breaks: under steady load of new and of long-lived connections, whatever happens to Fairlead or to the pods.
+"""Nothing breaks: under steady load of new and of long-lived connections, whatever happens to
+Fairlead or to the pods.
 
-Each test puts one Service, policy Local, five pods placed 3/1/1/0 on four nodes, through an event of one kind, and counts:
-`failed`, new connections without an answer within a second; `broken`, open ones that ended other than by the server's word.
-Real packets, real processes, real SIGKILL. Random moments follow from the seed, which a failure shows; FAIRLEAD_SEED sets it.
-"""
+Each test puts one Service, policy Local, five pods placed 3/1/1/0 on four nodes, through an event
+of one kind, and counts: `failed`, new connections without an answer within a second; `broken`, open
+ones that ended other than by the server's word. Real packets, real processes, real SIGKILL. Random
+moments follow from the seed, which a failure shows; FAIRLEAD_SEED sets it."""
 
 import asyncio
 import os
@@ -34,7 +35,8 @@ CONTROLLER = "control"
 NODES = ("node1", "node2", "node3", "node4")
 FOREIGN_FILTER = ("dev", "eth0", "ingress", "pref", "7")
 EVERY_WATCH: dict[str, Any] = {"method": "GET", "path": "[?&]watch=true", "count": 22}
-"""A fault that is met as often as there are watches: three of each role, four of the lab's control plane."""
+"""A fault that is met as often as there are watches: three of each role, four of the lab's control
+plane."""
 
 BACK_WITHIN_MS = 1000
 """A dead node must not cost a caller more than this."""
@@ -86,8 +88,9 @@ def unharmed(period: Period) -> None:
 
 
 def nearly_unharmed(period: Period, late: int) -> None:
-    """Nothing broke, and at most so many connections had to knock twice. While the API server fails, a gateway may not be told
-    that the only pod of a node goes; its probes find out, and whoever called in between is answered a second later."""
+    """Nothing broke, and at most so many connections had to knock twice. While the API server
+    fails, a gateway may not be told that the only pod of a node goes; its probes find out, and
+    whoever called in between is answered a second later."""
     assert period.requests > 50
     assert period.broken == [], f"seed {SEED}: {period}"
     assert period.failed <= late, f"seed {SEED}: {period}"
@@ -96,7 +99,8 @@ def nearly_unharmed(period: Period, late: int) -> None:
 
 
 async def test_the_load_sees_what_is_lost(web: Web) -> None:
-    """The proof that the other tests can fail: for four seconds the router knows no way to the VIP."""
+    """The proof that the other tests can fail: for four seconds the router knows no way to the
+    VIP."""
 
     async def cut() -> None:
         await web.site.route_vips([])
@@ -111,7 +115,8 @@ async def test_the_load_sees_what_is_lost(web: Web) -> None:
 
 
 async def test_roles_are_killed_at_any_moment(web: Web) -> None:
-    """Each role again and again, several at once. Nothing in the cluster changes, so the nodes' rules must not either."""
+    """Each role again and again, several at once. Nothing in the cluster changes, so the nodes'
+    rules must not either."""
     chance = dice("roles")
     before = {node: await rules(web.site, node) for node in NODES}
 
@@ -134,8 +139,9 @@ async def test_roles_are_killed_at_any_moment(web: Web) -> None:
 
 
 async def test_roles_hang(web: Web) -> None:
-    """Stopped for some seconds, as by a machine that is short of memory: a node whose health port is silent gets nothing new
-    and keeps what it has; a gateway that was not there does not hold its own silence against the nodes."""
+    """Stopped for some seconds, as by a machine that is short of memory: a node whose health port
+    is silent gets nothing new and keeps what it has; a gateway that was not there does not hold its
+    own silence against the nodes."""
     chance = dice("hang roles")
 
     async def stop(host: str, after_s: float, for_s: float) -> None:
@@ -158,8 +164,8 @@ async def test_roles_hang(web: Web) -> None:
 
 
 async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
-    """The kernel forwards without the process as with it, and the successor changes nothing: no member is left out because
-    its node has not been asked yet."""
+    """The kernel forwards without the process as with it, and the successor changes nothing: no
+    member is left out because its node has not been asked yet."""
     chance = dice("gateway")
     left = await forwarding(web.site)
     dropped = await drops(web.site)
@@ -180,7 +186,8 @@ async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
 
 
 async def test_the_api_server_hangs(web: Web) -> None:
-    """Stopped for some seconds. Roles die and start meanwhile, and what is asked of the API arrives when it goes on."""
+    """Stopped for some seconds. Roles die and start meanwhile, and what is asked of the API arrives
+    when it goes on."""
     chance = dice("hang")
     server = process.one(web.site.name, SERVER_LABEL)
     target = [*PLACEMENT, "node4"]
@@ -209,7 +216,8 @@ async def test_the_api_server_hangs(web: Web) -> None:
 
 
 async def test_the_api_server_fails(web: Web) -> None:
-    """Watches are cut, expire and are refused, lists fail, connections are refused, while pods move to and fro."""
+    """Watches are cut, expire and are refused, lists fail, connections are refused, while pods move
+    to and fro."""
     chance = dice("faults")
     faults: list[list[dict[str, Any]]] = [
         [{"action": "cut"} | EVERY_WATCH],
@@ -256,8 +264,9 @@ async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
 
 
 async def test_a_service_is_edited(web: Web) -> None:
-    """In place, each edit and its opposite. Another policy has another health port, of which a gateway knows nothing at first:
-    that is no reason to turn to a pod which is about to go, still serves by the API's word, and answers nobody any more."""
+    """In place, each edit and its opposite. Another policy has another health port, of which a
+    gateway knows nothing at first: that is no reason to turn to a pod which is about to go, still
+    serves by the API's word, and answers nobody any more."""
     port = {"port": 80, "targetPort": "http"}
     edits: list[dict[str, Any]] = [
         {"externalTrafficPolicy": "Cluster"},
@@ -331,9 +340,24 @@ async def test_roles_end_in_good_order_and_leave_the_data_plane(web: Web) -> Non
 
 async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
     site = web.site
-    foreign = "table inet foreign { chain input { type filter hook input priority 0; tcp dport 7 drop; }; }"
+    foreign = (
+        "table inet foreign { chain input { type filter hook input priority 0; tcp dport 7 "
+        "drop; }; }"
+    )
     await output(site, "node1", "nft", foreign)
-    await output(site, GATEWAY, "tc", "filter", "add", *FOREIGN_FILTER, "bpf", "bytecode", "1,6 0 0 0", "flowid", "1:1")
+    await output(
+        site,
+        GATEWAY,
+        "tc",
+        "filter",
+        "add",
+        *FOREIGN_FILTER,
+        "bpf",
+        "bytecode",
+        "1,6 0 0 0",
+        "flowid",
+        "1:1",
+    )
     other_pins = PINS / f"{site.name}-other"
     other_pins.mkdir()
     try:
@@ -346,10 +370,20 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
         await _run_once(site, "node1", program)
         assert any(map(ours, await rules(site, "node1")))
         await output(site, "node1", program, "node", "--cleanup")
-        await output(site, GATEWAY, program, "gateway", "--cleanup", "--pin-path", str(site.directory.pins(GATEWAY)))
+        await output(
+            site,
+            GATEWAY,
+            program,
+            "gateway",
+            "--cleanup",
+            "--pin-path",
+            str(site.directory.pins(GATEWAY)),
+        )
         assert await rules(site, "node1") == [each for each in before if not ours(each)]
         filters = await output(site, GATEWAY, "tc", "filter", "show", "dev", "eth0", "ingress")
-        assert {line.partition("chain")[0] for line in filters.splitlines()} == {"filter protocol all pref 7 bpf "}
+        assert {line.partition("chain")[0] for line in filters.splitlines()} == {
+            "filter protocol all pref 7 bpf "
+        }
         assert not site.directory.pins(GATEWAY).exists()
         assert other_pins.exists()
     finally:
@@ -363,8 +397,15 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
 
 async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
     """The role `node` starts, puts its rules into force, and is stopped."""
-    settings = ("--config", str(site.directory.config), "--kubeconfig", str(site.directory.kubeconfig_of("node")))
-    role = site.spawn(host, [program, "node", *settings, "--node-name", host, *options], label=f"{host}/once")
+    settings = (
+        "--config",
+        str(site.directory.config),
+        "--kubeconfig",
+        str(site.directory.kubeconfig_of("node")),
+    )
+    role = site.spawn(
+        host, [program, "node", *settings, "--node-name", host, *options], label=f"{host}/once"
+    )
 
     async def is_ready() -> bool:
         code, _, _ = await site.exec(host, ["curl", "-sf", "http://127.0.0.1:9442/readyz"])
@@ -385,11 +426,11 @@ def ours(listed: dict[str, dict[str, str]]) -> bool:
 
 
 async def test_weights_change_a_hundred_times(web: Web) -> None:
-    """Pods become unready and ready again at random, never all at once. Those who are connected notice nothing.
+    """Pods become unready and ready again at random, never all at once. Those who are connected
+    notice nothing.
 
-    At first one node has all pods, as when a Service's first pod becomes ready: its slots then need no state, and connections
-    to the other nodes are known by their entries alone.
-    """
+    At first one node has all pods, as when a Service's first pod becomes ready: its slots then need
+    no state, and connections to the other nodes are known by their entries alone."""
     chance = dice("weights")
     await web.place(["node1"])
     await until(web.on_one_node, "the pods that ended are still known")

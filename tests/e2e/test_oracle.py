@@ -1,9 +1,20 @@
-"""The oracle against the tables of kube-proxy's own tests, and against plain cases of a load balancer with policy Local."""
+"""The oracle against the tables of kube-proxy's own tests, and against plain cases of a load
+balancer with policy Local."""
 
 from typing import Any, Literal
 
 import pytest
-from tests.e2e.oracle import Answer, Cluster, Expected, Observed, Source, Target, expect, health_answer, objection
+from tests.e2e.oracle import (
+    Answer,
+    Cluster,
+    Expected,
+    Observed,
+    Source,
+    Target,
+    expect,
+    health_answer,
+    objection,
+)
 
 HERE, THERE, VIP, CLUSTER_IP = "192.0.2.21", "192.0.2.22", "203.0.113.10", "10.96.0.10"
 NODE_PORT = 30080
@@ -14,7 +25,11 @@ SOURCES = {
     "node": Source("node1", "node", "node1", (HERE,)),
     "client": Source("client1", "client", "", ("198.51.100.11",)),
 }
-TARGETS = {"cIP": Target(CLUSTER_IP, 80, "TCP"), "NP": Target(HERE, NODE_PORT, "TCP"), "LB": Target(VIP, 80, "TCP")}
+TARGETS = {
+    "cIP": Target(CLUSTER_IP, 80, "TCP"),
+    "NP": Target(HERE, NODE_PORT, "TCP"),
+    "LB": Target(VIP, 80, "TCP"),
+}
 State = Literal["ready", "unready", "leaving", "gone"]
 
 
@@ -25,12 +40,21 @@ def pod(name: str, node: str, address: str, state: State = "ready") -> dict[str,
     ready = "True" if state in ("ready", "leaving") else "False"
     return {
         "metadata": metadata,
-        "spec": {"nodeName": node, "containers": [{"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}]},
-        "status": {"phase": "Running", "podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": ready}]},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}],
+        },
+        "status": {
+            "phase": "Running",
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
     }
 
 
-def cluster(*, here: State = "ready", there: State = "ready", pods: bool = True, **spec: Any) -> Cluster:
+def cluster(
+    *, here: State = "ready", there: State = "ready", pods: bool = True, **spec: Any
+) -> Cluster:
     """One Service; an endpoint on node1 (`here`) and one on node2 (`there`)."""
     fields = {
         "type": "LoadBalancer",
@@ -48,19 +72,29 @@ def cluster(*, here: State = "ready", there: State = "ready", pods: bool = True,
     both = [pod("here", "node1", "10.244.1.2", here), pod("there", "node2", "10.244.2.2", there)]
     addresses = {"node1": HERE, "node2": THERE, "node3": "192.0.2.23"}
     nodes = [
-        {"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+        {
+            "metadata": {"name": name},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+        }
         for name, address in addresses.items()
     ]
     return Cluster([service], both if pods else [], nodes)
 
 
 def told(expected: Expected) -> str:
-    """In the words of the tables: who may answer, and whether it sees the source or an address of a node."""
+    """In the words of the tables: who may answer, and whether it sees the source or an address of a
+    node."""
     if not expected.answers:
         return expected.otherwise
     nodes = {HERE, THERE, "192.0.2.23"}
-    hidden = {answer.pod.removeprefix("default/") for answer in expected.answers if answer.seen in nodes}
-    plain = {answer.pod.removeprefix("default/") for answer in expected.answers if answer.seen not in nodes}
+    hidden = {
+        answer.pod.removeprefix("default/") for answer in expected.answers if answer.seen in nodes
+    }
+    plain = {
+        answer.pod.removeprefix("default/")
+        for answer in expected.answers
+        if answer.seen not in nodes
+    }
     return " ".join(sorted({f"{name} SNAT" for name in hidden} | plain))
 
 
@@ -90,7 +124,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     ],
 )
 def test_the_matrix_of_policies(source: str, target: str, svc1: str, svc2: str, svc3: str) -> None:
-    answers = [told(expect(cluster(**POLICIES[name]), SOURCES[source], TARGETS[target])) for name in POLICIES]
+    answers = [
+        told(expect(cluster(**POLICIES[name]), SOURCES[source], TARGETS[target]))
+        for name in POLICIES
+    ]
     assert answers == [svc1, svc2, svc3]
 
 
@@ -101,7 +138,9 @@ def test_without_endpoints(source: str, target: str, policy: str) -> None:
     """P1, at a balancer in front of the nodes too; but a ClusterIP is not routed to it."""
     empty = cluster(pods=False, externalTrafficPolicy=policy)
     silent = source == "client" and target == "cIP"
-    assert told(expect(empty, SOURCES[source], TARGETS[target])) == ("silence" if silent else "refused")
+    assert told(expect(empty, SOURCES[source], TARGETS[target])) == (
+        "silence" if silent else "refused"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,13 +149,20 @@ def test_without_endpoints(source: str, target: str, policy: str) -> None:
         ("ready", "unready", "here", "here"),
         ("unready", "ready", "there", "silence"),
         ("unready", "unready", "refused", "refused"),
-        ("leaving", "ready", "there", "here"),  # KEP-1669: the node's own choice is made among its own endpoints
+        (
+            "leaving",
+            "ready",
+            "there",
+            "here",
+        ),  # KEP-1669: the node's own choice is made among its own endpoints
         ("leaving", "unready", "here", "here"),
         ("leaving", "leaving", BOTH, "here"),
         ("gone", "ready", "there", "silence"),
     ],
 )
-def test_readiness_with_policy_local(here: State, there: State, through_balancer: str, at_node: str) -> None:
+def test_readiness_with_policy_local(
+    here: State, there: State, through_balancer: str, at_node: str
+) -> None:
     now = cluster(here=here, there=there, externalTrafficPolicy="Local")
     assert told(expect(now, SOURCES["client"], TARGETS["LB"])) == through_balancer
     assert told(expect(now, SOURCES["client"], TARGETS["NP"])) == at_node
@@ -151,7 +197,9 @@ def test_other_ports_classes_and_excluded_nodes() -> None:
     assert told(expect(foreign, pod_, TARGETS["LB"])) == BOTH_HIDDEN
     for policy, wanted in (("Local", "there"), ("Cluster", BOTH_HIDDEN)):
         excluding = cluster(externalTrafficPolicy=policy)
-        excluding.nodes[0]["metadata"]["labels"] = {"node.kubernetes.io/exclude-from-external-load-balancers": "true"}
+        excluding.nodes[0]["metadata"]["labels"] = {
+            "node.kubernetes.io/exclude-from-external-load-balancers": "true"
+        }
         assert told(expect(excluding, client, TARGETS["LB"])) == wanted
 
 
@@ -163,7 +211,11 @@ def test_other_ports_classes_and_excluded_nodes() -> None:
         (Expected(frozenset({Answer("a", "x")})), [Answer("a", "y")], False),
         (Expected(frozenset({Answer("a", "x")})), ["silence"], False),
         (Expected(frozenset({Answer("a", "x")}), must_answer=False), ["silence"], True),
-        (Expected(frozenset({Answer("a", "x"), Answer("b", "x")}), one_pod=True), [Answer("a", "x"), Answer("b", "x")], False),
+        (
+            Expected(frozenset({Answer("a", "x"), Answer("b", "x")}), one_pod=True),
+            [Answer("a", "x"), Answer("b", "x")],
+            False,
+        ),
         (Expected(frozenset(), "refused"), ["refused"], True),
         (Expected(frozenset(), "refused"), ["silence"], False),
         (Expected(frozenset(), "refused"), ["unreachable"], False),

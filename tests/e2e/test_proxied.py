@@ -1,5 +1,6 @@
-"""A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what is edited takes effect in
-place; HAProxy outlives the gateway's process; connections follow the pods, and what goes takes nobody's with it."""
+"""A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what
+is edited takes effect in place; HAProxy outlives the gateway's process; connections follow the
+pods, and what goes takes nobody's with it."""
 
 import asyncio
 import re
@@ -48,7 +49,9 @@ async def kubectl(site: Site, client: Client) -> AsyncIterator[Kubectl]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def web(site: Site, kubectl: Kubectl) -> Proxied:
     header = {"fairlead.io/proxy-protocol": "v2"}
-    await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header, ports=[{"port": 80, "targetPort": 8080}])
+    await kubectl.apply(
+        "web", loadBalancerClass=PROXY, annotations=header, ports=[{"port": 80, "targetPort": 8080}]
+    )
     made = Proxied(site, await addresses_of(site, "web"))
     await until(site, "client1", made.address, lambda said: said.get("proxy") == "v2")
     return made
@@ -57,7 +60,9 @@ async def web(site: Site, kubectl: Kubectl) -> Proxied:
 def unharmed(site: Site, period: Period) -> None:
     """Nobody lost anything, and every answer is for him who asked."""
     assert period.requests > 20
-    assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), period
+    assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), (
+        period
+    )
     named(site, period)
 
 
@@ -86,11 +91,16 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     line = await Line.open(site, "client1", address)
     first = await line.ask()
     await kubectl.apply(
-        "web", loadBalancerClass=PROXY, annotations={OPENSTACK_HEADER: "v2", "fairlead.io/proxy-protocol": "v1"}
+        "web",
+        loadBalancerClass=PROXY,
+        annotations={OPENSTACK_HEADER: "v2", "fairlead.io/proxy-protocol": "v1"},
     )
     await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
     client1 = site.topology.host("client1").addresses[0]
-    within: dict[str, Any] = {"loadBalancerSourceRanges": [f"{client1}/32"], "loadBalancerClass": PROXY}
+    within: dict[str, Any] = {
+        "loadBalancerSourceRanges": [f"{client1}/32"],
+        "loadBalancerClass": PROXY,
+    }
     await kubectl.apply("web", annotations={}, **within)
     await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
     await until(site, "client2", address, lambda said: not said)
@@ -112,9 +122,17 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     for gateway in site.topology.gateways:
         _, shown, _ = await site.exec(gateway.name, ["fairlead", "status"])
         proxied = shown.partition("PROXIED SERVICE")[2].splitlines()
-        assert any(line.startswith("default/web ") and line.split()[1] != "0" for line in proxied), shown
-        _, metrics, _ = await site.exec(gateway.name, ["curl", "-sf", "http://127.0.0.1:9441/metrics"])
-        assert re.search(r'^fairlead_proxy_connections_total\{service="default/web"\} [1-9]', metrics, re.MULTILINE), metrics
+        assert any(
+            line.startswith("default/web ") and line.split()[1] != "0" for line in proxied
+        ), shown
+        _, metrics, _ = await site.exec(
+            gateway.name, ["curl", "-sf", "http://127.0.0.1:9441/metrics"]
+        )
+        assert re.search(
+            r'^fairlead_proxy_connections_total\{service="default/web"\} [1-9]',
+            metrics,
+            re.MULTILINE,
+        ), metrics
 
     # Whoever is killed, HAProxy goes on; whoever comes next goes on with it.
     for gateway in site.topology.gateways:
@@ -123,14 +141,17 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     assert await line.ask() == first
     for gateway in site.topology.gateways:
         await site.start_role(gateway.name)
-    await kubectl.apply("web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "true"})
+    await kubectl.apply(
+        "web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "true"}
+    )
     await until(site, "client1", address, lambda said: said.get("proxy") == "v1")
     assert await line.ask() == first
     line.close()
 
 
 async def test_nodes_get_connections_by_their_ready_pods(site: Site, web: Proxied) -> None:
-    """Three on one node, one on another, none on the third; then one and one, as two cease to be ready."""
+    """Three on one node, one on another, none on the third; then one and one, as two cease to be
+    ready."""
     await web.place(("node1",) * 3 + ("node2",))
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
         uneven = await load.through(asyncio.sleep(2))
@@ -145,11 +166,16 @@ async def test_nodes_get_connections_by_their_ready_pods(site: Site, web: Proxie
         await web.set_ready(name, ready=True)
     for period, share in ((uneven, 3 / 4), (even, 1 / 2)):
         assert period.nodes.keys() == {"node1", "node2"}, period
-        assert period.nodes["node1"] / sum(period.nodes.values()) == pytest.approx(share, abs=0.06), period
+        assert period.nodes["node1"] / sum(period.nodes.values()) == pytest.approx(
+            share, abs=0.06
+        ), period
 
 
-async def test_a_pod_that_terminates_ends_its_connections_in_order(site: Site, web: Proxied) -> None:
-    """The only one of its node: its connections end by its own word, none is cut, no new one fails."""
+async def test_a_pod_that_terminates_ends_its_connections_in_order(
+    site: Site, web: Proxied
+) -> None:
+    """The only one of its node: its connections end by its own word, none is cut, no new one
+    fails."""
     await web.place(("node1", "node2"))
     (leaving,) = [name for name, node in (await web.pods()).items() if node == "node1"]
 
@@ -172,8 +198,8 @@ async def test_a_pod_that_terminates_ends_its_connections_in_order(site: Site, w
 
 
 async def test_a_node_that_does_not_answer_gets_nothing_new(site: Site, web: Proxied) -> None:
-    """First its health port alone is silent: nobody notices. Then it dies: its own connections are lost, no others, and
-    callers come to the other one."""
+    """First its health port alone is silent: nobody notices. Then it dies: its own connections are
+    lost, no others, and callers come to the other one."""
     await web.place(("node1", "node2"))
     role = process.one(site.name, "node1/node")
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
@@ -200,8 +226,13 @@ async def test_a_node_that_does_not_answer_gets_nothing_new(site: Site, web: Pro
         unharmed(site, await load.take())
 
 
-async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site, kubectl: Kubectl) -> None:
-    ports = [{"name": "web", "port": 80, "targetPort": "web"}, {"name": "dns", "port": 53, "protocol": "UDP"}]
+async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(
+    site: Site, kubectl: Kubectl
+) -> None:
+    ports = [
+        {"name": "web", "port": 80, "targetPort": "web"},
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+    ]
     named = {"fairlead.io/hostname-suffix": "nip.io", "fairlead.io/proxy-protocol": "v2"}
     await kubectl.apply("names", loadBalancerClass=PROXY, annotations=named, ports=ports)
     shown = await ingress(kubectl, "names", lambda entry: "hostname" in entry)
@@ -214,7 +245,12 @@ async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site,
     assert said["proxy_peer"] == site.topology.host("node3").addresses[0]
     await told(kubectl, "names", "not served: 53/UDP", "fairlead.io/direct")
 
-    await kubectl.apply("names", loadBalancerClass=PROXY, annotations={"fairlead.io/hostname-suffix": "none"}, ports=ports)
+    await kubectl.apply(
+        "names",
+        loadBalancerClass=PROXY,
+        annotations={"fairlead.io/hostname-suffix": "none"},
+        ports=ports,
+    )
     assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
     await until(site, "client1", address, lambda said: bool(said) and "proxy" not in said)
 
@@ -222,10 +258,14 @@ async def test_a_hostname_in_the_status_is_served_and_udp_is_refused(site: Site,
 async def test_a_suffix_for_all_holds_where_there_is_a_header(site: Site, kubectl: Kubectl) -> None:
     """As for a cluster whose nodes would answer for an address that is shown."""
     config = yaml.safe_load(site.directory.config.read_text())
-    site.directory.config.write_text(yaml.safe_dump({**config, "proxy": {"hostnameSuffix": "nip.io"}}))
+    site.directory.config.write_text(
+        yaml.safe_dump({**config, "proxy": {"hostnameSuffix": "nip.io"}})
+    )
     await site.stop_role(CONTROL)
     await site.start_role(CONTROL)
-    await kubectl.apply("names", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "v1"})
+    await kubectl.apply(
+        "names", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "v1"}
+    )
     shown = await ingress(kubectl, "names", lambda entry: "hostname" in entry)
     assert "ip" not in shown
     address = shown["hostname"].removesuffix(".nip.io")
@@ -247,11 +287,18 @@ async def test_connections_that_too_many_edits_cost_are_told(site: Site, kubectl
     await until(site, "client1", address, bool)
     lines: list[list[Line]] = []
     for header in ("v2", "v1", "v2"):  # each a reload, on both gateways
-        await kubectl.apply("web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": header})
+        await kubectl.apply(
+            "web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": header}
+        )
         await until(site, "client1", address, partial(begins_with, header))
         lines.append([await Line.open(site, "client1", address) for _ in range(8)])
         assert all([await line.ask() for line in lines[-1]])
-    await told(kubectl, "web", "OldConnectionsEnded", "no more than 1 of its old workers go on (gateway.proxyOldWorkers)")
+    await told(
+        kubectl,
+        "web",
+        "OldConnectionsEnded",
+        "no more than 1 of its old workers go on (gateway.proxyOldWorkers)",
+    )
     assert all([await line.ask() for made in lines[1:] for line in made])
     for line in (line for made in lines for line in made):
         line.close()

@@ -1,9 +1,10 @@
-"""Five hundred random changes to a cluster, up to three on the heels of each other; then packets must agree with the rules.
+"""Five hundred random changes to a cluster, up to three on the heels of each other; then packets
+must agree with the rules.
 
-The whole system is real: API server, control plane, controller, two gateways, three nodes, pods, and two clients outside.
-Of the changes one in ten is made at a real API server, whose admission and garbage collection take longer for each.
-A run is repeated by its seed, which is printed: FAIRLEAD_SEED. FAIRLEAD_CHANGES makes it shorter or longer.
-"""
+The whole system is real: API server, control plane, controller, two gateways, three nodes, pods,
+and two clients outside. Of the changes one in ten is made at a real API server, whose admission and
+garbage collection take longer for each. A run is repeated by its seed, which is printed:
+FAIRLEAD_SEED. FAIRLEAD_CHANGES makes it shorter or longer."""
 
 import asyncio
 import json
@@ -26,7 +27,15 @@ from tests.e2e.oracle import (
     internal_addresses,
     is_ours,
 )
-from tests.e2e.packets import LAST_ANSWER_S, Disagreement, Probe, Prober, ask_health, read_cluster, sources_of
+from tests.e2e.packets import (
+    LAST_ANSWER_S,
+    Disagreement,
+    Probe,
+    Prober,
+    ask_health,
+    read_cluster,
+    sources_of,
+)
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, PODS, SERVICES, Resource
@@ -73,7 +82,9 @@ class Run:
         for change in changes:
             self.done.append(change.text)
             await carry_out(self.client, change)
-        self.former += [target for service in before.services for target in frontends(service, before.nodes)]
+        self.former += [
+            target for service in before.services for target in frontends(service, before.nodes)
+        ]
         self.former = sorted(set(self.former[-60:]))
         after = await read_cluster(self.client)
         self.keep(after)
@@ -82,15 +93,28 @@ class Run:
 
     def keep(self, cluster: Cluster) -> None:
         """Now and then another one takes the place of the oldest."""
-        targets = [t for service in cluster.services for t in frontends(service, cluster.nodes) if t.protocol == "UDP"]
+        targets = [
+            t
+            for service in cluster.services
+            for t in frontends(service, cluster.nodes)
+            if t.protocol == "UDP"
+        ]
         if targets and self.random.random() < 0.2:
             target = self.random.choice(targets)
-            sources = [s for s in sources_of(self.site, cluster) if s.kind != "pod" or s.name.startswith("default/caller")]
+            sources = [
+                s
+                for s in sources_of(self.site, cluster)
+                if s.kind != "pod" or s.name.startswith("default/caller")
+            ]
             if source := self.pick_source(sources, target):
-                self.kept = [*self.kept, Probe(source, target, 1, source_port=20000 + len(self.done))][-KEPT:]
+                self.kept = [
+                    *self.kept,
+                    Probe(source, target, 1, source_port=20000 + len(self.done)),
+                ][-KEPT:]
 
     async def hold(self, probes: Sequence[Probe]) -> None:
-        """All of these must agree with the oracle in the end, and so must what the Services say of themselves."""
+        """All of these must agree with the oracle in the end, and so must what the Services say of
+        themselves."""
         try:
             await self.prober.agree(probes, deadline_s=DEADLINE_S)
         except Disagreement as disagreement:
@@ -99,29 +123,54 @@ class Run:
     def choose(self, cluster: Cluster, changes: Sequence[Change]) -> list[Probe]:
         """A few packets, most of them to the Services that were changed."""
         sources = sources_of(self.site, cluster)
-        everywhere = [target for service in cluster.services for target in frontends(service, cluster.nodes)]
+        everywhere = [
+            target for service in cluster.services for target in frontends(service, cluster.nodes)
+        ]
         targets: list[Target] = []
         for change in changes:
             touched = [s for s in cluster.services if s["metadata"]["name"] in change.services]
             near = [target for service in touched for target in frontends(service, cluster.nodes)]
-            targets += [self.random.choice(near or everywhere) for _ in range(PROBES) if near or everywhere]
+            targets += [
+                self.random.choice(near or everywhere) for _ in range(PROBES) if near or everywhere
+            ]
         targets += [self.random.choice(everywhere) for _ in range(3) if everywhere]
         targets += self.random.sample(self.former, min(1, len(self.former)))
-        return [Probe(source, target) for target in targets if (source := self.pick_source(sources, target))]
+        return [
+            Probe(source, target)
+            for target in targets
+            if (source := self.pick_source(sources, target))
+        ]
 
     def pick_source(self, sources: Sequence[Source], target: Target) -> Source | None:
         """Clients as often as nodes and pods together: that is what it is all about."""
         reach = [source for source in sources if can_reach(source, target)]
         clients = [source for source in reach if source.kind == "client"]
-        return self.random.choice(clients if clients and self.random.random() < 0.5 else reach) if reach else None
+        return (
+            self.random.choice(clients if clients and self.random.random() < 0.5 else reach)
+            if reach
+            else None
+        )
 
     async def sweep(self) -> None:
         """Everything from everywhere, and some of it until every pod has answered."""
         cluster = await read_cluster(self.client)
-        targets = [target for service in cluster.services for target in frontends(service, cluster.nodes)]
-        pairs = [(s, target) for target in targets for s in sources_of(self.site, cluster) if can_reach(s, target)]
-        probes = [Probe(source, target, 1) for source, target in self.random.sample(pairs, min(len(pairs), 400))]
-        probes += [Probe(source, target, 8, True) for source, target in self.random.sample(pairs, min(len(pairs), 12))]
+        targets = [
+            target for service in cluster.services for target in frontends(service, cluster.nodes)
+        ]
+        pairs = [
+            (s, target)
+            for target in targets
+            for s in sources_of(self.site, cluster)
+            if can_reach(s, target)
+        ]
+        probes = [
+            Probe(source, target, 1)
+            for source, target in self.random.sample(pairs, min(len(pairs), 400))
+        ]
+        probes += [
+            Probe(source, target, 8, True)
+            for source, target in self.random.sample(pairs, min(len(pairs), 12))
+        ]
         await self.hold(probes)
         await self.hold_health_ports()
         for service in (await read_cluster(self.client)).services:
@@ -146,7 +195,10 @@ class Run:
                     continue
                 address, port = internal_addresses(node)[0], service["spec"]["healthCheckNodePort"]
                 if (found := await ask_health(self.site, "client1", address, port)) != wanted:
-                    wrong.append(f"health of {service['metadata']['name']} at {address}:{port}: {found}, expected {wanted}")
+                    wrong.append(
+                        f"health of {service['metadata']['name']} at {address}:{port}: {found}, "
+                        f"expected {wanted}"
+                    )
         return wrong
 
     async def fail(self, why: str) -> NoReturn:
@@ -154,7 +206,8 @@ class Run:
         changes = "\n".join(f"  {text}" for text in self.done[-12:])
         objects = "\n".join(f"  {line}" for line in described(cluster))
         pytest.fail(
-            f"after change {len(self.done)} of seed {SEED}:\n{why}\n\nthe last changes:\n{changes}\n\nthe objects:\n{objects}",
+            f"after change {len(self.done)} of seed {SEED}:\n{why}\n\nthe last "
+            f"changes:\n{changes}\n\nthe objects:\n{objects}",
             pytrace=False,
         )
 
@@ -176,10 +229,13 @@ async def carry_out(client: Client, change: Change) -> None:
 
 
 async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
-    """Apply it; if it is to be made anew, once its predecessor is gone: until then it would be an edit of that one."""
+    """Apply it; if it is to be made anew, once its predecessor is gone: until then it would be an
+    edit of that one."""
     key = ("default", manifest["metadata"]["name"])
     async with asyncio.timeout(DEADLINE_S):
-        while anew and any(s["metadata"]["name"] == key[1] for s in (await read_cluster(client)).services):
+        while anew and any(
+            s["metadata"]["name"] == key[1] for s in (await read_cluster(client)).services
+        ):
             await asyncio.sleep(0.01)
     await manifests.apply(client, [manifest])
 
@@ -187,11 +243,16 @@ async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
 def check_status(service: Json) -> None:
     """Its claim and its addresses are complete, or there is nothing of either."""
     name, metadata, spec = service["metadata"]["name"], service["metadata"], service["spec"]
-    shown = [entry["ip"] for entry in service.get("status", {}).get("loadBalancer", {}).get("ingress", ())]
+    shown = [
+        entry["ip"]
+        for entry in service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
+    ]
     claimed = "service.kubernetes.io/load-balancer-cleanup" in metadata.get("finalizers", ())
     families = [f"IPv{6 if ':' in address else 4}" for address in shown]
     assert claimed == is_ours(service), f"finalizer of {name}: {service}"
-    assert families == (spec["ipFamilies"] if is_ours(service) else []), f"addresses of {name}: {service}"
+    assert families == (spec["ipFamilies"] if is_ours(service) else []), (
+        f"addresses of {name}: {service}"
+    )
 
 
 def described(cluster: Cluster) -> list[str]:
@@ -199,19 +260,37 @@ def described(cluster: Cluster) -> list[str]:
     lines = []
     for one in cluster.pods:
         meta, status = one["metadata"], one.get("status", {})
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
-        words = [meta["labels"].get("app", ""), one["spec"]["nodeName"], *(ip["ip"] for ip in status.get("podIPs", ()))]
-        words += ["ready" if ready else "unready", "terminating" if meta.get("deletionTimestamp") else ""]
+        ready = any(
+            c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ())
+        )
+        words = [
+            meta["labels"].get("app", ""),
+            one["spec"]["nodeName"],
+            *(ip["ip"] for ip in status.get("podIPs", ())),
+        ]
+        words += [
+            "ready" if ready else "unready",
+            "terminating" if meta.get("deletionTimestamp") else "",
+        ]
         lines.append(f"Pod {meta['name']}: {' '.join(words)}")
     for one in cluster.services:
-        kept = {key: value for key, value in one["metadata"].items() if key in ("finalizers", "deletionTimestamp")}
-        lines.append(f"Service {one['metadata']['name']}: {json.dumps(kept | one['spec'] | one['status'])}")
-    return lines + [f"Node {one['metadata']['name']}: {one['metadata']['labels']}" for one in cluster.nodes]
+        kept = {
+            key: value
+            for key, value in one["metadata"].items()
+            if key in ("finalizers", "deletionTimestamp")
+        }
+        lines.append(
+            f"Service {one['metadata']['name']}: {json.dumps(kept | one['spec'] | one['status'])}"
+        )
+    return lines + [
+        f"Node {one['metadata']['name']}: {one['metadata']['labels']}" for one in cluster.nodes
+    ]
 
 
 async def test_packets_agree_with_the_rules_after_every_change(site: Site, client: Client) -> None:
     print(f"seed {SEED}")
-    # On each node a pod that belongs to no Service: nodes with endpoints and without both have callers.
+    # On each node a pod that belongs to no Service: nodes with endpoints and without both have
+    # callers.
     await manifests.apply(client, CALLERS)
     run = Run(site, client, SEED)
     changes = CHANGES - REAL_CHANGES if site.size.apiserver == "embedded" else REAL_CHANGES
@@ -265,13 +344,15 @@ TELLINGS = 3
 
 
 async def agree_again_and_again(prober: Prober, probes: Sequence[Probe]) -> None:
-    """While a slow machine stands still all is silent, which the oracle may have been told to expect: that was not it."""
+    """While a slow machine stands still all is silent, which the oracle may have been told to
+    expect: that was not it."""
     for _ in range(TELLINGS):
         await prober.agree(probes, deadline_s=0.5)
 
 
 async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
-    """The checks of this file, when the oracle is told of other objects than the system, and when the system is broken."""
+    """The checks of this file, when the oracle is told of other objects than the system, and when
+    the system is broken."""
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -283,13 +364,19 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
             "ports": [{"port": 80, "targetPort": 8080}],
         },
     }
-    await manifests.apply(client, [*CALLERS, pod("a1", "a", "node1"), pod("a2", "a", "node3"), service])
+    await manifests.apply(
+        client, [*CALLERS, pod("a1", "a", "node1"), pod("a2", "a", "node3"), service]
+    )
 
     async with asyncio.timeout(DEADLINE_S):
         while True:
             cluster = await read_cluster(client)
             targets = [target for one in cluster.services for target in at_client(one, cluster)]
-            sources = [one for one in sources_of(site, cluster) if one.name in ("client1", "node2", "default/caller1")]
+            sources = [
+                one
+                for one in sources_of(site, cluster)
+                if one.name in ("client1", "node2", "default/caller1")
+            ]
             if len(targets) == 2 and len(sources) == 3:
                 break
             await asyncio.sleep(0.05)
@@ -299,7 +386,11 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
 
         async def read_lie(lie: Lie = lie) -> Cluster:
             cluster = await read_cluster(client)
-            lie.tell(next(one for one in getattr(cluster, lie.kind) if one["metadata"]["name"] == lie.name))
+            lie.tell(
+                next(
+                    one for one in getattr(cluster, lie.kind) if one["metadata"]["name"] == lie.name
+                )
+            )
             return cluster
 
         prober = Prober(site, read_lie, silence_s=LAST_ANSWER_S)
@@ -313,7 +404,8 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
 
 
 def at_client(service: Json, cluster: Cluster) -> list[Target]:
-    """Where a client calls Service a: its load-balancer address, and the NodePort of the first node."""
+    """Where a client calls Service a: its load-balancer address, and the NodePort of the first
+    node."""
     if service["metadata"]["name"] != "a":
         return []
     node = internal_addresses(cluster.nodes[0])[0]

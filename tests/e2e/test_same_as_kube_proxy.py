@@ -1,9 +1,10 @@
-"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with every packet.
+"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with
+every packet.
 
-First the situations of upstream's own packet tables, from everywhere to everywhere, in two configurations; then what is dropped
-or refused besides the Services, and in flows that are open; then random Services and slices, shown and changed. FAIRLEAD_SEED
-repeats a run, FAIRLEAD_SERVICES makes it longer.
-"""
+First the situations of upstream's own packet tables, from everywhere to everywhere, in two
+configurations; then what is dropped or refused besides the Services, and in flows that are open;
+then random Services and slices, shown and changed. FAIRLEAD_SEED repeats a run, FAIRLEAD_SERVICES
+makes it longer."""
 
 import asyncio
 import json
@@ -21,7 +22,19 @@ import pytest_asyncio
 import yaml
 from tests.e2e.load import output, until
 from tests.e2e.oracle import Target
-from tests.e2e.scenes import CALLERS, INSIDE, NODES, OUTSIDE, PODS, Drawer, Maker, Scene, endpoint, rows, slices_of
+from tests.e2e.scenes import (
+    CALLERS,
+    INSIDE,
+    NODES,
+    OUTSIDE,
+    PODS,
+    Drawer,
+    Maker,
+    Scene,
+    endpoint,
+    rows,
+    slices_of,
+)
 from tests.e2e.twins import Ask, Twin, Twins
 
 from fairlead.lab import kubeproxy, namespace
@@ -36,20 +49,32 @@ SEED = int(os.environ.get("FAIRLEAD_SEED") or 20)
 BATCH = 40
 ASKS = 5
 """Of a random Service, each time."""
-SOURCES = ("client1", "client2", "node1", "node2", "default/a1", "default/caller1", "default/caller3")
+SOURCES = (
+    "client1",
+    "client2",
+    "node1",
+    "node2",
+    "default/a1",
+    "default/caller1",
+    "default/caller3",
+)
 POD_INTERFACES = "pod"
 """So begin the names of the interfaces to the pods of a lab's nodes."""
 CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
 
 
 @asynccontextmanager
-async def alike(kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Twins]:
-    """Two labs. `node_ports_at`: nodes' addresses (0: IPv4, 1: IPv6) where NodePorts answer, and nowhere else; such nodes know
-    their pods by interfaces."""
+async def alike(
+    kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[Twins]:
+    """Two labs. `node_ports_at`: nodes' addresses (0: IPv4, 1: IPv6) where NodePorts answer, and
+    nowhere else; such nodes know their pods by interfaces."""
     async with AsyncExitStack() as stack:
         made = []
         for side in ("ours", "theirs"):
-            site = await stack.enter_async_context(Site.create(f"{side}{name}{os.getpid()}", nodes=3, clients=2, roles=False))
+            site = await stack.enter_async_context(
+                Site.create(f"{side}{name}{os.getpid()}", nodes=3, clients=2, roles=False)
+            )
             await prepare(site)
             twin = Twin(site, await stack.enter_async_context(site.client()))
             await twin.start_pods()
@@ -59,12 +84,20 @@ async def alike(kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[
         ours, theirs = made
         fields: dict[str, object] = {}
         if node_ports_at:
-            hosts = [ours.site.topology.host(node).addresses[family] for node, family in node_ports_at]
+            hosts = [
+                ours.site.topology.host(node).addresses[family] for node, family in node_ports_at
+            ]
             cidrs = [f"{address}/{128 if ':' in address else 32}" for address in hosts]
             configured = yaml.safe_load(ours.site.directory.config.read_text())
-            configured["node"] = {"podInterfaces": [f"{POD_INTERFACES}*"], "nodePortAddresses": cidrs}
+            configured["node"] = {
+                "podInterfaces": [f"{POD_INTERFACES}*"],
+                "nodePortAddresses": cidrs,
+            }
             ours.site.directory.config.write_text(yaml.safe_dump(configured))
-            fields = {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": POD_INTERFACES}}
+            fields = {
+                "detectLocalMode": "InterfaceNamePrefix",
+                "detectLocal": {"interfaceNamePrefix": POD_INTERFACES},
+            }
             fields |= {"clusterCIDR": "", "nodePortAddresses": cidrs}
         for node in NODES:
             await ours.site.start_role(node)
@@ -79,11 +112,16 @@ async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
 
 
 async def prepare(site: Site) -> None:
-    """What is called from outside is translated by node1, ClusterIPs too. Refusals are told at any rate."""
+    """What is called from outside is translated by node1, ClusterIPs too. Refusals are told at any
+    rate."""
     await site.route_vips(["node1"])
-    for family, (four, six) in zip(CLUSTER_IPS, [site.topology.host("node1").addresses] * 2, strict=True):
+    for family, (four, six) in zip(
+        CLUSTER_IPS, [site.topology.host("node1").addresses] * 2, strict=True
+    ):
         through = six if family == "-6" else four
-        await output(site, ROUTER, "ip", family, "route", "add", CLUSTER_IPS[family], "via", through)
+        await output(
+            site, ROUTER, "ip", family, "route", "add", CLUSTER_IPS[family], "via", through
+        )
     for host in (*site.topology.of("node"), *site.topology.of("client")):
         limits = {"net/ipv4/icmp_ratelimit": 0, "net/ipv6/icmp/ratelimit": 0}
         namespace.set_sysctls(site.namespace(host.name), limits)
@@ -97,7 +135,9 @@ def node_addresses(twins: Twins) -> Mapping[str, tuple[str, ...]]:
 def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
     """From everywhere to ports that the Service does not have at its addresses."""
     strays = scene.strays(node_addresses(twins))
-    return [Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES]
+    return [
+        Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES
+    ]
 
 
 def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
@@ -115,49 +155,74 @@ def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
     ]
 
 
-def is_answered_past_the_translation(scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]) -> bool:
-    """A pod calls the NodePort of another node, policy Local. kube-proxy takes it for a pod of that node and leaves its address
-    as it is; any endpoint but one on that node then answers it directly, and it does not know who that is. `fairlead node`
-    takes it for a caller from outside, and it is answered, by an endpoint of that node."""
+def is_answered_past_the_translation(
+    scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]
+) -> bool:
+    """A pod calls the NodePort of another node, policy Local. kube-proxy takes it for a pod of that
+    node and leaves its address as it is; any endpoint but one on that node then answers it
+    directly, and it does not know who that is. `fairlead node` takes it for a caller from outside,
+    and it is answered, by an endpoint of that node."""
     node = PODS.get(source.removeprefix("default/")) or CALLERS.get(source.removeprefix("default/"))
     local = scene.service["spec"].get("externalTrafficPolicy") == "Local"
-    return local and node is not None and any(address in own for name, own in nodes.items() if name != node)
+    return (
+        local
+        and node is not None
+        and any(address in own for name, own in nodes.items() if name != node)
+    )
 
 
 def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
-    """A pod calls a Service of which it is an endpoint, but its slice does not say on which node it is. kube-proxy rewrites the
-    source of a call to oneself only for endpoints that are on its node by their slice, so there is no answer; `fairlead node`
-    does for these, too."""
+    """A pod calls a Service of which it is an endpoint, but its slice does not say on which node it
+    is. kube-proxy rewrites the source of a call to oneself only for endpoints that are on its node
+    by their slice, so there is no answer; `fairlead node` does for these, too."""
     endpoints = (endpoint for each in scene.slices for endpoint in each["endpoints"])
-    return any(source == f"default/{endpoint['pod']}" and "nodeName" not in endpoint for endpoint in endpoints)
+    return any(
+        source == f"default/{endpoint['pod']}" and "nodeName" not in endpoint
+        for endpoint in endpoints
+    )
 
 
 async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> None:
     found = await twins.differences(asks, scenes)
     by_name = {scene.name: scene for scene in scenes}
     shown = [
-        json.dumps(by_name[name]) for name in by_name if any(f"'{name}'" in each or f" {name}\n" in each for each in found[:5])
+        json.dumps(by_name[name])
+        for name in by_name
+        if any(f"'{name}'" in each or f" {name}\n" in each for each in found[:5])
     ]
-    assert not found, f"{len(found)} differences of seed {SEED}:\n" + "\n".join([*found[:5], *shown])
+    assert not found, f"{len(found)} differences of seed {SEED}:\n" + "\n".join(
+        [*found[:5], *shown]
+    )
 
 
 async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
     scenes = rows(Maker())
     await twins.both("show", scenes)
-    asks = [ask for scene in scenes for ask in (*asks_of(twins, scene), *stray_asks_of(twins, scene))]
+    asks = [
+        ask for scene in scenes for ask in (*asks_of(twins, scene), *stray_asks_of(twins, scene))
+    ]
     await agree(twins, scenes, asks)
     await twins.both("remove", scenes)
-    print(f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
+    print(
+        f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} "
+        "packets"
+    )
 
 
-async def test_the_rows_where_pods_are_known_by_interfaces_and_node_ports_answer_at_some_addresses(kube_proxy: Path) -> None:
+async def test_the_rows_where_pods_are_known_by_interfaces_and_node_ports_answer_at_some_addresses(
+    kube_proxy: Path,
+) -> None:
     async with alike(kube_proxy, "other", [("node1", 0), ("node2", 1)]) as twins:
         await test_the_rows_of_upstreams_tables(twins)
 
 
 async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
-    """It may concern no packet that somebody else serves, and has to concern those of a flow that nobody has answered."""
-    ports = [{"name": "web", "port": 80, "protocol": "TCP"}, {"name": "syslog", "port": 514, "protocol": "UDP"}]
+    """It may concern no packet that somebody else serves, and has to concern those of a flow that
+    nobody has answered."""
+    ports = [
+        {"name": "web", "port": 80, "protocol": "TCP"},
+        {"name": "syslog", "port": 514, "protocol": "UDP"},
+    ]
     service = Maker().service("filtered", "LoadBalancer", ports=ports, ipFamilies=["IPv4"])
     slices = slices_of(service, [endpoint("a1")], {"web": 8080, "syslog": 9999})
     (ip,) = service["spec"]["clusterIPs"]
@@ -172,7 +237,10 @@ async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
 
         async def come_through(wanted: bool) -> None:
             for each in flows:
-                await until(partial(each.comes_through_or_not, wanted), f"that datagrams come through is {wanted}")
+                await until(
+                    partial(each.comes_through_or_not, wanted),
+                    f"that datagrams come through is {wanted}",
+                )
 
         await show()
         await come_through(True)
@@ -182,7 +250,11 @@ async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
         await come_through(True)
     for twin in twins:
         rules = f"ip daddr {ip} tcp dport 9001 dnat ip to {twin.address('a1')}:8080"
-        async with translated_elsewhere(twin.site, rules), borne(twin.site, ip), borne(twin.site, second["ip"]):
+        async with (
+            translated_elsewhere(twin.site, rules),
+            borne(twin.site, ip),
+            borne(twin.site, second["ip"]),
+        ):
             with twin.site.socket("node1", socket.AF_INET, socket.SOCK_STREAM) as server:
                 server.bind((ip, 9000))
                 server.listen()

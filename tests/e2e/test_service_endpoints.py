@@ -1,8 +1,8 @@
-"""Endpoints and nodes that are not as usual, with packets: slices written by hand, endpoints that name no node, no node ports,
-nodes that leave gracefully, ports that are not published.
+"""Endpoints and nodes that are not as usual, with packets: slices written by hand, endpoints that
+name no node, no node ports, nodes that leave gracefully, ports that are not published.
 
-In: objects as people and autoscalers write them. Out: who answers a client, and which address it sees.
-"""
+In: objects as people and autoscalers write them. Out: who answers a client, and which address it
+sees."""
 
 import asyncio
 import json
@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 DEADLINE_S = 60.0
 TARGETS = 12
-"""So many packets are sent to see who answers: with two equal pods, all would meet one of them once in 2,000 times."""
+"""So many packets are sent to see who answers: with two equal pods, all would meet one of them once
+in 2,000 times."""
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def kubectl(site: Site) -> Kubectl:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def pods(site: Site, client: Client) -> None:
-    await manifests.apply(client, [pod("w1", "web", "node1"), pod("w2", "web", "node2"), pod("u", "late", "node3")])
+    await manifests.apply(
+        client, [pod("w1", "web", "node1"), pod("w2", "web", "node2"), pod("u", "late", "node3")]
+    )
     await site.await_pods()
 
 
@@ -49,7 +52,11 @@ async def clean(kubectl: Kubectl) -> AsyncIterator[None]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def outside(site: Site, client: Client) -> Source:
     """A client outside the cluster."""
-    return next(source for source in sources_of(site, await read_cluster(client)) if source.name == "client1")
+    return next(
+        source
+        for source in sources_of(site, await read_cluster(client))
+        if source.name == "client1"
+    )
 
 
 async def given(kubectl: Kubectl, name: str = "web") -> str:
@@ -59,13 +66,18 @@ async def given(kubectl: Kubectl, name: str = "web") -> str:
     return found[0]
 
 
-async def meets(site: Site, source: Source, address: str, expected: set[Observed], *, port: int = 80) -> None:
+async def meets(
+    site: Site, source: Source, address: str, expected: set[Observed], *, port: int = 80
+) -> None:
     """Packets of the source meet exactly these, sooner or later."""
     found: set[Observed] = set()
     try:
         async with asyncio.timeout(DEADLINE_S):
             while found != expected:
-                calls = (call(site, source, Target(address, port, "TCP"), timeout_s=0.5) for _ in range(TARGETS))
+                calls = (
+                    call(site, source, Target(address, port, "TCP"), timeout_s=0.5)
+                    for _ in range(TARGETS)
+                )
                 found = set(await asyncio.gather(*calls))
     except TimeoutError:
         pytest.fail(f"{source.name} to {address}: expected {expected}, last seen {found}")
@@ -78,8 +90,13 @@ async def pod_addresses(client: Client, *names: str) -> list[str]:
 
 async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str | None]]) -> None:
     """Endpoints (address, node or none) of Service web."""
-    labels = {"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "a-test"}
-    endpoints: list[dict[str, Any]] = [{"addresses": [address], "conditions": {"ready": True}} for address, _ in rows]
+    labels = {
+        "kubernetes.io/service-name": "web",
+        "endpointslice.kubernetes.io/managed-by": "a-test",
+    }
+    endpoints: list[dict[str, Any]] = [
+        {"addresses": [address], "conditions": {"ready": True}} for address, _ in rows
+    ]
     for endpoint, (_, node) in zip(endpoints, rows, strict=True):
         endpoint |= {"nodeName": node} if node else {}
     body = {
@@ -88,7 +105,9 @@ async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str |
         "endpoints": endpoints,
         "ports": [{"name": "web", "port": 8080}],
     }
-    await client.apply(ENDPOINT_SLICES, ObjectKey("default", name), body, field_manager="a-test", force=True)
+    await client.apply(
+        ENDPOINT_SLICES, ObjectKey("default", name), body, field_manager="a-test", force=True
+    )
 
 
 async def test_slices_by_hand_with_and_without_nodes(
@@ -118,12 +137,17 @@ async def client_address(client: Client, node: str) -> str:
     return (await client.get(NODES, ObjectKey("", node))).status.addresses[0].address
 
 
-async def answered_by(site: Site, source: Source, address: str, names: set[str], *, seen: set[str]) -> None:
+async def answered_by(
+    site: Site, source: Source, address: str, names: set[str], *, seen: set[str]
+) -> None:
     """All of these pods answer, and see one of these addresses, wherever a packet came in."""
     found: set[Observed] = set()
     async with asyncio.timeout(DEADLINE_S):
         while {each.pod if isinstance(each, Answer) else each for each in found} != names:
-            calls = (call(site, source, Target(address, 80, "TCP"), timeout_s=0.5) for _ in range(TARGETS))
+            calls = (
+                call(site, source, Target(address, 80, "TCP"), timeout_s=0.5)
+                for _ in range(TARGETS)
+            )
             found = set(await asyncio.gather(*calls))
     assert {each.seen for each in found if isinstance(each, Answer)} <= seen
 
@@ -140,7 +164,10 @@ async def test_without_node_ports_members_are_confirmed_and_serve(
     plan = (await fetch(site, "gw1", "/state"))["services"]["default/web"]["plan"]
     assert plan["health_monitor"]["port"] == spec["healthCheckNodePort"]
     (listener,) = plan["listeners"]
-    assert {member["node"]: member["state"] for member in listener["members"]} == {"node1": "active", "node2": "active"}
+    assert {member["node"]: member["state"] for member in listener["members"]} == {
+        "node1": "active",
+        "node2": "active",
+    }
     assert not plan.get("notes"), "the health ports have answered, nobody is believed without proof"
 
 
@@ -178,7 +205,9 @@ async def test_a_node_that_leaves_keeps_its_connections(
         else:
             await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": [TAINT]}})
         await meets(site, outside, address, {Answer("default/w2", me)})
-        assert [await who(*talk) for talk in talks] == before, "open connections stay where they are"
+        assert [await who(*talk) for talk in talks] == before, (
+            "open connections stay where they are"
+        )
     finally:
         for _, writer in talks:
             writer.close()
@@ -198,7 +227,10 @@ async def test_a_port_with_an_error_is_served_by_nobody(
     site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
 ) -> None:
     """The controller is away, so that what is written by hand stays as it is."""
-    ports = [{"name": "a", "port": 80, "targetPort": "web"}, {"name": "b", "port": 81, "targetPort": "web"}]
+    ports = [
+        {"name": "a", "port": 80, "targetPort": "web"},
+        {"name": "b", "port": 81, "targetPort": "web"},
+    ]
     await kubectl.apply("web", ports=ports)
     address = await given(kubectl)
     me = outside.address(address)
@@ -206,8 +238,15 @@ async def test_a_port_with_an_error_is_served_by_nobody(
     await meets(site, outside, address, both, port=81)
     await site.stop_role("control")
     try:
-        shown = [{"port": 80, "protocol": "TCP"}, {"port": 81, "protocol": "TCP", "error": "fairlead.io/PortConflict"}]
-        status = {"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP", "ports": shown}]}}}
+        shown = [
+            {"port": 80, "protocol": "TCP"},
+            {"port": 81, "protocol": "TCP", "error": "fairlead.io/PortConflict"},
+        ]
+        status = {
+            "status": {
+                "loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP", "ports": shown}]}
+            }
+        }
         await client.patch(SERVICES, ObjectKey("default", "web"), status, subresource="status")
         await gone(site, outside, address, 81)
         await meets(site, outside, address, both)
@@ -217,9 +256,12 @@ async def test_a_port_with_an_error_is_served_by_nobody(
 
 
 async def gone(site: Site, source: Source, address: str, port: int) -> None:
-    """No pod answers any more, and none is waited for: what a router does with such packets is its own matter."""
+    """No pod answers any more, and none is waited for: what a router does with such packets is its
+    own matter."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            calls = (call(site, source, Target(address, port, "TCP"), timeout_s=0.5) for _ in range(4))
+            calls = (
+                call(site, source, Target(address, port, "TCP"), timeout_s=0.5) for _ in range(4)
+            )
             if not any(isinstance(found, Answer) for found in await asyncio.gather(*calls)):
                 return

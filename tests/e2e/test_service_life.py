@@ -1,8 +1,8 @@
-"""The life of a Service as its owner sees it, through the real kubectl: from apply to delete, in a lab with every role.
+"""The life of a Service as its owner sees it, through the real kubectl: from apply to delete, in a
+lab with every role.
 
-In: manifests and commands as people write them. Out: what `kubectl get` and `describe` show, what packets meet, and what
-is left in the kernels of gateways and nodes.
-"""
+In: manifests and commands as people write them. Out: what `kubectl get` and `describe` show, what
+packets meet, and what is left in the kernels of gateways and nodes."""
 
 import asyncio
 import json
@@ -49,7 +49,10 @@ def kubectl(site: Site) -> Kubectl:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def pods(site: Site, client: Client) -> None:
     """Pods on two of the three nodes, and one that only calls."""
-    await manifests.apply(client, [pod("w1", "web", "node1"), pod("w2", "web", "node2", make=1), pod("c", "none", "node3")])
+    await manifests.apply(
+        client,
+        [pod("w1", "web", "node1"), pod("w2", "web", "node2", make=1), pod("c", "none", "node3")],
+    )
     await site.await_pods()
 
 
@@ -82,14 +85,20 @@ async def rules_of(site: Site, node: str, *words: str) -> list[str]:
 async def nothing_left(site: Site) -> None:
     async def gone() -> bool:
         maps = [await listeners(site, host.name) for host in site.topology.of("gateway")]
-        rules = [line for host in site.topology.of("node") for line in await rules_of(site, host.name, "default/")]
+        rules = [
+            line
+            for host in site.topology.of("node")
+            for line in await rules_of(site, host.name, "default/")
+        ]
         # A real API server has a Service of its own.
         return not any(maps) and not [line for line in rules if '"default/kubernetes"' not in line]
 
     await until(gone, "nothing of a Service left in gateways and nodes")
 
 
-async def reach(site: Site, client: Client, address: str, port: int = 80, protocol: str = "TCP") -> None:
+async def reach(
+    site: Site, client: Client, address: str, port: int = 80, protocol: str = "TCP"
+) -> None:
     """Client, node and pod get what the oracle says from this address, each pod in its turn."""
     sources = {one.name: one for one in sources_of(site, await read_cluster(client))}
     wanted: list[Source] = [sources["client1"], sources["node3"], sources["default/c"]]
@@ -122,7 +131,9 @@ async def test_apply_to_delete(site: Site, client: Client, kubectl: Kubectl, cle
     assert FINALIZER in shown["metadata"]["finalizers"]
     assert shown["metadata"]["annotations"]["fairlead.io/class"] == "fairlead.io/direct"
     ports = [{"port": 80, "protocol": "TCP"}]
-    assert shown["status"]["loadBalancer"]["ingress"] == [{"ip": address, "ipMode": "VIP", "ports": ports}]
+    assert shown["status"]["loadBalancer"]["ingress"] == [
+        {"ip": address, "ipMode": "VIP", "ports": ports}
+    ]
     assert shown["spec"]["healthCheckNodePort"] >= 30000
     text = await described(kubectl, "web", "EnsuredLoadBalancer", address)
     assert "Warning" not in text
@@ -138,7 +149,9 @@ async def test_apply_to_delete(site: Site, client: Client, kubectl: Kubectl, cle
     await Prober(site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
 
 
-async def test_edits_keep_the_address(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_edits_keep_the_address(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web")
     (address,) = await given(kubectl, "web")
     await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Cluster"}}')
@@ -160,13 +173,22 @@ async def test_edits_keep_the_address(site: Site, client: Client, kubectl: Kubec
     assert addresses_of(await kubectl.service("web")) == [address]
 
 
-async def test_a_requested_address(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_a_requested_address(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     wish = {"fairlead.io/addresses": f"{POOL}77"}
     await kubectl.apply("web", annotations=wish)
     assert await given(kubectl, "web") == [f"{POOL}77"]
     await reach(site, client, f"{POOL}77")
     await kubectl.apply("late", annotations=wish)
-    await described(kubectl, "late", "Warning", "SyncLoadBalancerFailed", f"{POOL}77", "held by Service default/web")
+    await described(
+        kubectl,
+        "late",
+        "Warning",
+        "SyncLoadBalancerFailed",
+        f"{POOL}77",
+        "held by Service default/web",
+    )
     assert addresses_of(await kubectl.service("late")) == []
     await kubectl.apply("odd", annotations={"fairlead.io/addresses": "192.0.2.200"})
     await described(kubectl, "odd", "Warning", "192.0.2.200", "is in no pool")
@@ -181,7 +203,9 @@ async def test_a_requested_address(site: Site, client: Client, kubectl: Kubectl,
     await reach(site, client, f"{POOL}77")
 
 
-async def test_the_type_changed_away_and_back(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_the_type_changed_away_and_back(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web")
     (address,) = await given(kubectl, "web")
     await kubectl.apply("web", type="ClusterIP", externalTrafficPolicy=None)
@@ -189,7 +213,11 @@ async def test_the_type_changed_away_and_back(site: Site, client: Client, kubect
     async def released() -> bool:
         shown = await kubectl.service("web")
         annotations = shown["metadata"].get("annotations", {})
-        return not (shown["metadata"].get("finalizers") or addresses_of(shown) or "fairlead.io/class" in annotations)
+        return not (
+            shown["metadata"].get("finalizers")
+            or addresses_of(shown)
+            or "fairlead.io/class" in annotations
+        )
 
     await until(released, "finalizer, address and claim gone")
     await described(kubectl, "web", "DeletedLoadBalancer")
@@ -210,8 +238,23 @@ async def test_another_class_is_left_alone(site: Site, kubectl: Kubectl, clean: 
     assert "fairlead.io/class" not in shown["metadata"]["annotations"]
     # What their controller writes stays as it is, and the nodes serve it as any other address.
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.200"}]}}}
-    await kubectl("patch", "service", "theirs", "--subresource=status", "--type=merge", "-p", json.dumps(status))
-    await kubectl("patch", "service", "theirs", "--type=merge", "-p", '{"metadata":{"finalizers":["example.com/theirs"]}}')
+    await kubectl(
+        "patch",
+        "service",
+        "theirs",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps(status),
+    )
+    await kubectl(
+        "patch",
+        "service",
+        "theirs",
+        "--type=merge",
+        "-p",
+        '{"metadata":{"finalizers":["example.com/theirs"]}}',
+    )
 
     async def on_nodes() -> bool:
         return bool(await rules_of(site, "node1", "198.51.100.200"))
@@ -221,7 +264,9 @@ async def test_another_class_is_left_alone(site: Site, kubectl: Kubectl, clean: 
     await kubectl("delete", "service", "theirs", "--wait=false")
     await asyncio.sleep(0.5)
     assert (await kubectl.service("theirs"))["metadata"]["finalizers"] == ["example.com/theirs"]
-    await kubectl("patch", "service", "theirs", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    await kubectl(
+        "patch", "service", "theirs", "--type=merge", "-p", '{"metadata":{"finalizers":null}}'
+    )
 
 
 async def test_dual_stack(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
@@ -255,12 +300,20 @@ async def with_configuration(site: Site, text: str) -> None:
     await site.start_role("control")
 
 
-async def test_the_pool_is_exhausted(site: Site, client: Client, kubectl: Kubectl, clean: None, two_addresses: None) -> None:
+async def test_the_pool_is_exhausted(
+    site: Site, client: Client, kubectl: Kubectl, clean: None, two_addresses: None
+) -> None:
     for name in ("first", "second"):
         await kubectl.apply(name)
         await given(kubectl, name)
     await kubectl.apply("third")
-    await described(kubectl, "third", "Warning", "SyncLoadBalancerFailed", "no IPv4 address is free in pool small")
+    await described(
+        kubectl,
+        "third",
+        "Warning",
+        "SyncLoadBalancerFailed",
+        "no IPv4 address is free in pool small",
+    )
     events = await kubectl("get", "events", "--field-selector", "involvedObject.name=third")
     assert "SyncLoadBalancerFailed" in events
     assert addresses_of(await kubectl.service("third")) == []
@@ -270,7 +323,9 @@ async def test_the_pool_is_exhausted(site: Site, client: Client, kubectl: Kubect
     await reach(site, client, address)
 
 
-async def test_addresses_outlive_the_controller(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_addresses_outlive_the_controller(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     names = ("a", "b", "c")
     for name in names:
         await kubectl.apply(name)
@@ -289,10 +344,14 @@ async def test_addresses_outlive_the_controller(site: Site, client: Client, kube
 
     await until(gone, "the deleted Service released")
     await given(kubectl, "d")
-    assert {name: await given(kubectl, name) for name in ("b", "c")} == {name: before[name] for name in ("b", "c")}
+    assert {name: await given(kubectl, name) for name in ("b", "c")} == {
+        name: before[name] for name in ("b", "c")
+    }
 
 
-async def test_one_name_in_two_namespaces(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_one_name_in_two_namespaces(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl("create", "namespace", "other")
     await kubectl.apply("web")
     manifest = service("web")
@@ -301,8 +360,16 @@ async def test_one_name_in_two_namespaces(site: Site, client: Client, kubectl: K
 
     async def both() -> list[str]:
         items = json.loads(await kubectl("get", "services", "-A", "-o", "json"))["items"]
-        found = {one["metadata"]["namespace"]: addresses_of(one) for one in items if one["metadata"]["name"] == "web"}
-        return [*found["default"], *found["other"]] if all(map(found.get, ("default", "other"))) else []
+        found = {
+            one["metadata"]["namespace"]: addresses_of(one)
+            for one in items
+            if one["metadata"]["name"] == "web"
+        }
+        return (
+            [*found["default"], *found["other"]]
+            if all(map(found.get, ("default", "other")))
+            else []
+        )
 
     addresses = await until(both, "an address for each")
     assert len(set(addresses)) == 2
@@ -312,7 +379,9 @@ async def test_one_name_in_two_namespaces(site: Site, client: Client, kubectl: K
     await reach(site, client, addresses[1])
 
 
-async def test_what_hinders_a_service_is_told(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_what_hinders_a_service_is_told(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web")
     (address,) = await given(kubectl, "web")
     await reach(site, client, address)

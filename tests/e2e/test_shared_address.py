@@ -1,7 +1,7 @@
 """One address for two Services with policy Local and different selectors.
 
-Each port reaches the pods of its own Service only, on the nodes where they are, and these see the client's address.
-"""
+Each port reaches the pods of its own Service only, on the nodes where they are, and these see the
+client's address."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,9 @@ def port(number: int) -> dict[str, object]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def kubectl(site: Site, client: Client) -> AsyncIterator[Kubectl]:
-    await manifests.apply(client, [pod("r1", "red", "node1"), pod("r2", "red", "node2"), pod("b1", "blue", "node2")])
+    await manifests.apply(
+        client, [pod("r1", "red", "node1"), pod("r2", "red", "node2"), pod("b1", "blue", "node2")]
+    )
     await site.await_pods()
     made = Kubectl(site.directory.kubeconfig, site.name)
     yield made
@@ -50,7 +52,8 @@ async def answered(site: Site, source: Source, target: Target) -> set[Observed]:
 
 
 async def until_answered(site: Site, source: Source, target: Target, *pods: str) -> None:
-    """All of these pods answer, nobody else, and each says that it was called from the client's own address."""
+    """All of these pods answer, nobody else, and each says that it was called from the client's own
+    address."""
     wanted = {Answer(f"default/{name}", source.addresses[0]) for name in pods}
     found: set[Observed] = set()
     try:
@@ -61,8 +64,12 @@ async def until_answered(site: Site, source: Source, target: Target, *pods: str)
         pytest.fail(f"{target}: wanted {wanted}, met {found}")
 
 
-async def test_each_port_reaches_its_own_service(site: Site, client: Client, kubectl: Kubectl) -> None:
-    source = next(one for one in sources_of(site, await read_cluster(client)) if one.name == "client1")
+async def test_each_port_reaches_its_own_service(
+    site: Site, client: Client, kubectl: Kubectl
+) -> None:
+    source = next(
+        one for one in sources_of(site, await read_cluster(client)) if one.name == "client1"
+    )
     await kubectl.apply("red", annotations=SHARED, selector={"app": "red"}, ports=[port(80)])
     address = await shown(kubectl, "red")
     await kubectl.apply("blue", annotations=SHARED, selector={"app": "blue"}, ports=[port(8000)])
@@ -71,9 +78,14 @@ async def test_each_port_reaches_its_own_service(site: Site, client: Client, kub
     await until_answered(site, source, Target(address, 8000, "TCP"), "b1")
 
     # A port that the other has is refused, and the rest goes on.
-    await kubectl.apply("blue", annotations=SHARED, selector={"app": "blue"}, ports=[port(8000), port(80)])
+    await kubectl.apply(
+        "blue", annotations=SHARED, selector={"app": "blue"}, ports=[port(8000), port(80)]
+    )
     async with asyncio.timeout(DEADLINE_S):
-        while "TCP/80" not in (text := await kubectl("describe", "service", "blue")) or "default/red" not in text:
+        while (
+            "TCP/80" not in (text := await kubectl("describe", "service", "blue"))
+            or "default/red" not in text
+        ):
             await asyncio.sleep(0.1)
     await until_answered(site, source, Target(address, 80, "TCP"), "r1", "r2")
     await until_answered(site, source, Target(address, 8000, "TCP"), "b1")

@@ -1,9 +1,9 @@
 """A million flows over uneven placements: every pod gets its fair share, within two per cent.
 
-Real packets, each the first of another flow: SYNs and datagrams, IPv4 and IPv6, a quarter of each, from made-up sources at a
-client through router, gateways and nodes into the pods. There a rule counts them by packets, and drops them: nothing is
-answered, so what is counted is how the gateways share among nodes, and the nodes among their pods, and nothing else.
-"""
+Real packets, each the first of another flow: SYNs and datagrams, IPv4 and IPv6, a quarter of each,
+from made-up sources at a client through router, gateways and nodes into the pods. There a rule
+counts them by packets, and drops them: nothing is answered, so what is counted is how the gateways
+share among nodes, and the nodes among their pods, and nothing else."""
 
 import json
 import os
@@ -28,7 +28,8 @@ PLACEMENTS: dict[TunnelKind, tuple[str, ...]] = {
     "ipip": ("node1", *("node2",) * 5, *("node4",) * 9, "node5", "node5"),
     "vxlan": ("node3", *("node4",) * 2, *("node5",) * 10),
 }
-"""By the tunnel to the nodes behind a router, node4 and node5; with none all five are on the gateways' link."""
+"""By the tunnel to the nodes behind a router, node4 and node5; with none all five are on the
+gateways' link."""
 FLOWS = 250_000
 """Of each protocol over each family."""
 PER_SECOND = 40_000
@@ -54,11 +55,19 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
     near, far = (5, 0) if tunnel == "none" else (3, 2)
     transport = Transport(tunnel=tunnel)
     async with Site.create(
-        f"shares{os.getpid()}", nodes=near, far_nodes=far, gateways=2, clients=1, transport=transport
+        f"shares{os.getpid()}",
+        nodes=near,
+        far_nodes=far,
+        gateways=2,
+        clients=1,
+        transport=transport,
     ) as site:
         for host in site.topology.of("node"):
             # Each flow is one packet. What a node remembers of it must not fill its table.
-            namespace.set_sysctls(site.namespace(host.name), {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS})
+            namespace.set_sysctls(
+                site.namespace(host.name),
+                {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS},
+            )
         shop = Shop(site)
         await shop.start(PLACEMENTS[tunnel])
         await shop.create()
@@ -67,7 +76,9 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
 
 
 async def met(site: Site, pod: str) -> int:
-    listed = json.loads(await output(site, f"default/{pod}", "nft", "-j", "list", "counter", "inet", "sink", "met"))
+    listed = json.loads(
+        await output(site, f"default/{pod}", "nft", "-j", "list", "counter", "inet", "sink", "met")
+    )
     count: int = listed["nftables"][1]["counter"]["packets"]
     return count
 
@@ -97,8 +108,13 @@ async def test_each_pod_gets_its_share_of_a_million_flows(shop: Shop) -> None:
     try:
         await until(all_met, "all flows at a pod")
     except AssertionError as late:
-        raise AssertionError(f"of {4 * FLOWS} flows {sum(counts.values())} came to a pod: {counts}") from late
+        raise AssertionError(
+            f"of {4 * FLOWS} flows {sum(counts.values())} came to a pod: {counts}"
+        ) from late
     fair = 4 * FLOWS / len(pods)
-    shown = {f"{pod} on {node}": f"{counts[pod]} ({counts[pod] / fair - 1:+.2%})" for pod, node in sorted(pods.items())}
+    shown = {
+        f"{pod} on {node}": f"{counts[pod]} ({counts[pod] / fair - 1:+.2%})"
+        for pod, node in sorted(pods.items())
+    }
     print(json.dumps(shown, indent=2))
     assert max(abs(count / fair - 1) for count in counts.values()) <= TOLERANCE, shown

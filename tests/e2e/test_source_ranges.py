@@ -1,7 +1,8 @@
-"""spec.loadBalancerSourceRanges, changed under traffic: who may come is let in, who may not is cut off, nobody else notices.
+"""spec.loadBalancerSourceRanges, changed under traffic: who may come is let in, who may not is cut
+off, nobody else notices.
 
-The gateway itself asks, for each packet: a range that is taken away ends connections that are open. Both families.
-"""
+The gateway itself asks, for each packet: a range that is taken away ends connections that are open.
+Both families."""
 
 import asyncio
 import itertools
@@ -43,7 +44,9 @@ async def shop() -> AsyncIterator[Shop]:
 async def allow(shop: Shop, ranges: Sequence[str] | None) -> None:
     """Set the ranges; None: everybody may come."""
     async with shop.site.client() as client:
-        await client.patch(SERVICES, ("default", NAME), {"spec": {"loadBalancerSourceRanges": ranges}})
+        await client.patch(
+            SERVICES, ("default", NAME), {"spec": {"loadBalancerSourceRanges": ranges}}
+        )
 
 
 def own(shop: Shop, client: str) -> list[str]:
@@ -53,23 +56,43 @@ def own(shop: Shop, client: str) -> list[str]:
 
 def others(count: int) -> list[str]:
     """So many ranges that nobody here is in, of each family."""
-    networks = (IPv4Network("10.0.0.0/8").subnets(new_prefix=24), IPv6Network("2001:db8:aaa::/48").subnets(new_prefix=64))
+    networks = (
+        IPv4Network("10.0.0.0/8").subnets(new_prefix=24),
+        IPv6Network("2001:db8:aaa::/48").subnets(new_prefix=64),
+    )
     return [str(network) for family in networks for network in itertools.islice(family, count)]
 
 
 def cut_off(period: Period) -> bool:
     """Whether all that was open is broken, or unanswered where there is nothing to break."""
-    flows = {name: sum(sum(why.values()) for why in count.broken.values()) for name, count in period.items()}
-    return all(flows[name] >= SIZE["tcp"] if name.startswith("tcp") else count.lost for name, count in period.items())
+    flows = {
+        name: sum(sum(why.values()) for why in count.broken.values())
+        for name, count in period.items()
+    }
+    return all(
+        flows[name] >= SIZE["tcp"] if name.startswith("tcp") else count.lost
+        for name, count in period.items()
+    )
 
 
 async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
-    """client1 is in the ranges, client2 is not; then, beside thousands of others, so it is still; then neither is; then
-    everybody is. Another Service with the same pods has no ranges, and client2 notices nothing there."""
+    """client1 is in the ranges, client2 is not; then, beside thousands of others, so it is still;
+    then neither is; then everybody is. Another Service with the same pods has no ranges, and
+    client2 notices nothing there."""
     other = Shop(shop.site, turn_s=shop.turn_s)
     ports = [{"port": 80, "targetPort": "http"}]
-    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": NAME}, "ports": ports}
-    manifest = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other", "namespace": "default"}, "spec": spec}
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": NAME},
+        "ports": ports,
+    }
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "other", "namespace": "default"},
+        "spec": spec,
+    }
     await shop.site.apply([manifest])
     other.addresses = await addresses_of(shop.site, "other")
     async with (
@@ -82,7 +105,9 @@ async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
         await elsewhere.take()
         unharmed(await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since))
         assert cut_off(await second.through(asyncio.sleep(0), turns=SILENT))
-        period = await first.through(allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), turns=6)
+        period = await first.through(
+            allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), turns=6
+        )
         unharmed(period, await shop.excused(since))
         assert (await drops(shop.site))["forbidden"] > 0
         assert cut_off(await first.through(allow(shop, others(MANY // 2)), turns=SILENT))
@@ -95,4 +120,7 @@ async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
 async def back(crowd: Crowd) -> bool:
     """Whether all its flows are open and answered, and new ones succeed."""
     period = await crowd.through(asyncio.sleep(0))
-    return all(count.answered and not (count.failed or count.broken or count.lost or count.late) for count in period.values())
+    return all(
+        count.answered and not (count.failed or count.broken or count.lost or count.late)
+        for count in period.values()
+    )

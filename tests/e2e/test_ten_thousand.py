@@ -1,13 +1,14 @@
-"""Open flows and steady new ones, TCP, UDP and QUIC, IPv4 and IPv6, through all that can happen: nothing breaks.
+"""Open flows and steady new ones, TCP, UDP and QUIC, IPv4 and IPv6, through all that can happen:
+nothing breaks.
 
-Ten thousand go through everything by L2 and IPIP; some hundreds, who ask often, by L2 and VXLAN, from XDP. Each row is a
-lab of its own: another way to the nodes, another place of the program in the kernel. Each step puts the crowd through one event
-and counts: broken flows whose pod still lives, 0; new ones that failed, 0. Where a node is killed something may be lost: what
-was begun before it was seen.
-One thing a small machine does of itself: it keeps a node from answering probes in time. Datagrams are then sent elsewhere, as
-they are to be, so for that step those of this node do not count; connections do.
-How long it takes to see that a node is dead is printed, not held against a limit: on such a machine it says how busy that is.
-"""
+Ten thousand go through everything by L2 and IPIP; some hundreds, who ask often, by L2 and VXLAN,
+from XDP. Each row is a lab of its own: another way to the nodes, another place of the program in
+the kernel. Each step puts the crowd through one event and counts: broken flows whose pod still
+lives, 0; new ones that failed, 0. Where a node is killed something may be lost: what was begun
+before it was seen. One thing a small machine does of itself: it keeps a node from answering probes
+in time. Datagrams are then sent elsewhere, as they are to be, so for that step those of this node
+do not count; connections do. How long it takes to see that a node is dead is printed, not held
+against a limit: on such a machine it says how busy that is."""
 
 import asyncio
 import math
@@ -40,8 +41,9 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A lab: three nodes on a link with its three gateways, two behind a tunnel. And how many flows of each kind there are over
-    each family, how many new ones come in a second, and how often each open one asks."""
+    """A lab: three nodes on a link with its three gateways, two behind a tunnel. And how many flows
+    of each kind there are over each family, how many new ones come in a second, and how often each
+    open one asks."""
 
     name: str
     transport: Transport
@@ -61,7 +63,8 @@ IPIP = Row(
     new_per_s=100,
     turn_s=6.0,
 )
-"""Long-lived connections are idle most of the time. That they are there is what matters here, not how much they ask."""
+"""Long-lived connections are idle most of the time. That they are there is what matters here, not
+how much they ask."""
 VXLAN = Row(
     name="l2 and vxlan, xdp",
     transport=Transport(tunnel="vxlan", attach="xdp-generic", peers=True),
@@ -73,8 +76,8 @@ VXLAN = Row(
 )
 CALM_S = 5.0
 AFTER, SOON = 1.25, 0.25
-"""So many turns after an event each open flow has asked once more, and heard. Where pods have ended, all have done so while
-these took their leave."""
+"""So many turns after an event each open flow has asked once more, and heard. Where pods have
+ended, all have done so while these took their leave."""
 
 
 class Stage(msgspec.Struct):
@@ -99,14 +102,18 @@ class Stage(msgspec.Struct):
         period = await self.crowd.through(event, turns=turns)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
         for gateway in self.gateways:
-            found = {reason: number for reason, number in (await drops(self.site, gateway)).items() if number}
+            found = {
+                reason: number
+                for reason, number in (await drops(self.site, gateway)).items()
+                if number
+            }
             print(f"{gateway} has dropped so far: {found}", flush=True)
         print(f"nodes have seemed dead so far: {dict(+self.shop.deaths())}", flush=True)
         return period
 
     async def place(self, nodes: Sequence[str], *, anew: bool = False) -> None:
-        """Have as many pods on each node as it is named; `anew`: none of those that are there. First the new ones are ready,
-        then the others go; they are gone when this returns."""
+        """Have as many pods on each node as it is named; `anew`: none of those that are there.
+        First the new ones are ready, then the others go; they are gone when this returns."""
         there = await self.shop.pods()
         if anew:
             await self.shop.start(nodes)
@@ -115,11 +122,18 @@ class Stage(msgspec.Struct):
         await self.shop.place(nodes)
 
     async def unharmed(
-        self, name: str, event: Awaitable[object], *, unready: Collection[str] = (), few: int = 0, turns: float = AFTER
+        self,
+        name: str,
+        event: Awaitable[object],
+        *,
+        unready: Collection[str] = (),
+        few: int = 0,
+        turns: float = AFTER,
     ) -> None:
-        """Nothing broke meanwhile but UDP flows of pods that are gone then, were `unready`, or on nodes that have seemed dead
-        since the event before began, for some flows ask only now; and `few` of which a lost gateway had seen one packet. The
-        next event may begin so many `turns` after this one."""
+        """Nothing broke meanwhile but UDP flows of pods that are gone then, were `unready`, or on
+        nodes that have seemed dead since the event before began, for some flows ask only now; and
+        `few` of which a lost gateway had seen one packet. The next event may begin so many `turns`
+        after this one."""
         before, since, self.deaths = set(await self.shop.pods()), self.deaths, self.shop.deaths()
         period = await self.through(name, event, turns=turns)
         self.gone |= before - set(await self.shop.pods())
@@ -130,23 +144,31 @@ class Stage(msgspec.Struct):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     row: Row = request.param
-    lab = Site.create(f"crowd{os.getpid()}", nodes=3, far_nodes=2, gateways=3, clients=1, transport=row.transport)
+    lab = Site.create(
+        f"crowd{os.getpid()}", nodes=3, far_nodes=2, gateways=3, clients=1, transport=row.transport
+    )
     async with lab as site:
         shop = Shop(site, turn_s=row.turn_s)
         places = [host.name for host in site.topology.of("node")]
-        # Before the Service: all gateways then begin with the same nodes, and no slot is in transition.
+        # Before the Service: all gateways then begin with the same nodes, and no slot is in
+        # transition.
         await shop.start(places)
         await shop.create()
         await shop.settled(places)
-        # A small machine that begins all this at once may keep nodes from answering for a moment, each gateway in another one.
+        # A small machine that begins all this at once may keep nodes from answering for a moment,
+        # each gateway in another one.
         await asyncio.sleep(CALM_S)
         await shop.settled(places)
-        async with Crowd(shop, tcp=row.tcp, udp=row.udp, quic=row.quic, new_per_s=row.new_per_s) as crowd:
+        async with Crowd(
+            shop, tcp=row.tcp, udp=row.udp, quic=row.quic, new_per_s=row.new_per_s
+        ) as crowd:
             yield Stage(site, shop, crowd, places)
 
 
 def rows(*chosen: Row) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("stage", chosen, indirect=True, ids=[row.name for row in chosen], scope="module")
+    return pytest.mark.parametrize(
+        "stage", chosen, indirect=True, ids=[row.name for row in chosen], scope="module"
+    )
 
 
 every_row = rows(IPIP, VXLAN)
@@ -154,7 +176,8 @@ every_row = rows(IPIP, VXLAN)
 
 @every_row
 async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: Stage) -> None:
-    """Same plan, same tables: a connection may pass from one gateway to another, and neither needs to be told."""
+    """Same plan, same tables: a connection may pass from one gateway to another, and neither needs
+    to be told."""
 
     async def lose_and_find() -> None:
         for gateway in stage.gateways:
@@ -208,8 +231,9 @@ async def test_a_pod_is_moved(stage: Stage) -> None:
 
 @every_row
 async def test_weights_change_a_hundred_times(stage: Stage) -> None:
-    """Pods become unready and ready again at random; one of each node stays ready, or its weight would be none. Connections to
-    a pod that is not ready stay, while nodes hand its datagrams to another."""
+    """Pods become unready and ready again at random; one of each node stays ready, or its weight
+    would be none. Connections to a pod that is not ready stay, while nodes hand its datagrams to
+    another."""
     chance = random.Random(77)
     few = stage.places
     await stage.place(few * 3)
@@ -233,8 +257,8 @@ async def test_weights_change_a_hundred_times(stage: Stage) -> None:
 
 @every_row
 async def test_gateway_processes_are_killed(stage: Stage) -> None:
-    """Also after a node has been without a ready pod for a moment: datagrams that went to others meanwhile stay there, whatever
-    pinned tables and other gateways may remember."""
+    """Also after a node has been without a ready pod for a moment: datagrams that went to others
+    meanwhile stay there, whatever pinned tables and other gateways may remember."""
     name, node = min((await stage.shop.pods()).items())
     for ready in (False, True):
         await stage.shop.set_ready(name, ready=ready)
@@ -251,7 +275,11 @@ async def test_gateway_processes_are_killed(stage: Stage) -> None:
     await stage.unharmed("gateway processes killed", kill())
 
 
-LAYOUT = "drivers/direct/layout.py", 'FLOW = struct.Struct("=4s4x")', 'FLOW = struct.Struct("=4s16x")'
+LAYOUT = (
+    "drivers/direct/layout.py",
+    'FLOW = struct.Struct("=4s4x")',
+    'FLOW = struct.Struct("=4s16x")',
+)
 """What GROWN_FLOW changes in C, in Python."""
 
 
@@ -272,8 +300,11 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @every_row
-async def test_gateways_are_upgraded_and_go_back(stage: Stage, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a version that keeps other records in the kernel: what these hold goes along, one gateway after the other."""
+async def test_gateways_are_upgraded_and_go_back(
+    stage: Stage, newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a version that keeps other records in the kernel: what these hold goes along, one gateway
+    after the other."""
 
     async def replace() -> None:
         for gateway in stage.gateways:
@@ -292,8 +323,8 @@ async def test_gateways_are_upgraded_and_go_back(stage: Stage, newer: Path, monk
 
 @every_row
 async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
-    """The fabric takes it out, its machine dies, pods change meanwhile, and it comes back with an empty kernel: what it cannot
-    know of the past, the other gateways tell it."""
+    """The fabric takes it out, its machine dies, pods change meanwhile, and it comes back with an
+    empty kernel: what it cannot know of the past, the other gateways tell it."""
     *others, lost = stage.gateways
     before = stage.places
 
@@ -323,7 +354,9 @@ async def test_controller_and_api_server_are_away(stage: Stage) -> None:
             await stage.site.kill_role(gateway)
         await asyncio.sleep(2)
         server.send(signal.SIGCONT)
-        await asyncio.gather(*(stage.site.start_role(host) for host in ("control", *stage.gateways)))
+        await asyncio.gather(
+            *(stage.site.start_role(host) for host in ("control", *stage.gateways))
+        )
         await stage.shop.settled(stage.places)
 
     await stage.unharmed("controller and API server away", away())
@@ -331,8 +364,8 @@ async def test_controller_and_api_server_are_away(stage: Stage) -> None:
 
 @every_row
 async def test_a_node_dies(stage: Stage) -> None:
-    """Its own flows are lost and no others; who comes before the gateways have seen it may have to knock twice, and nobody who
-    comes later."""
+    """Its own flows are lost and no others; who comes before the gateways have seen it may have to
+    knock twice, and nobody who comes later."""
     dead = stage.places[-1]
     there = await stage.shop.pods()
     pods = {name for name, node in there.items() if node == dead}
@@ -344,8 +377,12 @@ async def test_a_node_dies(stage: Stage) -> None:
         await stage.shop.settled([node for node in stage.places if node != dead])
         seen_s = time.monotonic()
 
-    period = await stage.through("node killed", die(), turns=math.ceil((SILENCE_S + 2) / stage.shop.turn_s))
-    print(f"all gateways had seen it {seen_s - died_s:.2f} s after it began to be killed", flush=True)
+    period = await stage.through(
+        "node killed", die(), turns=math.ceil((SILENCE_S + 2) / stage.shop.turn_s)
+    )
+    print(
+        f"all gateways had seen it {seen_s - died_s:.2f} s after it began to be killed", flush=True
+    )
     excused = await stage.shop.excused(before)
     for name, count in period.items():
         lost = pods | stage.gone if name.startswith("tcp") else pods | stage.gone | excused

@@ -1,7 +1,8 @@
-"""Nodes behind a router get their packets through a tunnel: nothing is cut into fragments, and nobody is surprised by its size.
+"""Nodes behind a router get their packets through a tunnel: nothing is cut into fragments, and
+nobody is surprised by its size.
 
-Each lab has a node on the gateways' link and two behind the router, with a path of 1500 bytes everywhere.
-"""
+Each lab has a node on the gateways' link and two behind the router, with a path of 1500 bytes
+everywhere."""
 
 import asyncio
 import errno
@@ -30,15 +31,16 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 UPLOAD = 8 << 20
 FEWEST, MOST = 3, 60
-"""So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a thousand million misses one of
-three pods with as many."""
+"""So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a
+thousand million misses one of three pods with as many."""
 MTU = 1500
 WEB, HOST, PROXIED = "web", "host", "proxied"
 CALLS = 60
-"""Connections of each family: with two of three nodes dead, a gateway that did not notice would pass all of them only once in
-10^28 runs."""
+"""Connections of each family: with two of three nodes dead, a gateway that did not notice would
+pass all of them only once in 10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
-"""Of a flood over each family. Chance makes a third of so many one per cent more or less; five times that is not chance."""
+"""Of a flood over each family. Chance makes a third of so many one per cent more or less; five
+times that is not chance."""
 OPEN = 12
 TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
@@ -48,12 +50,24 @@ ROWS = {
     "ipip-xdp": Transport(tunnel="ipip", way="ipip", attach="xdp-generic"),
     "vxlan-xdp": Transport(tunnel="vxlan", way="vxlan", attach="xdp-generic"),
 }
-PORTS = [{"name": "web", "containerPort": 8080}, {"name": "dns", "containerPort": 5353, "protocol": "UDP"}]
+PORTS = [
+    {"name": "web", "containerPort": 8080},
+    {"name": "dns", "containerPort": 5353, "protocol": "UDP"},
+]
 
 
 def pod(name: str, node: str, app: str = WEB, *, host_network: bool = False) -> dict[str, Any]:
-    spec = {"nodeName": node, "hostNetwork": host_network, "containers": [{"name": "c", "image": "echo", "ports": PORTS}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}}, "spec": spec}
+    spec = {
+        "nodeName": node,
+        "hostNetwork": host_network,
+        "containers": [{"name": "c", "image": "echo", "ports": PORTS}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": spec,
+    }
 
 
 def service(name: str) -> dict[str, Any]:
@@ -72,7 +86,8 @@ def service(name: str) -> dict[str, Any]:
 
 
 def proxied() -> dict[str, Any]:
-    """Connections of this class go from the gateway to node ports by the host's routes, and never through the tunnel."""
+    """Connections of this class go from the gateway to node ports by the host's routes, and never
+    through the tunnel."""
     spec = {
         "type": "LoadBalancer",
         "loadBalancerClass": "fairlead.io/proxy",
@@ -86,7 +101,9 @@ def proxied() -> dict[str, Any]:
 class Place:
     """A lab and the addresses of its Services, by name and family."""
 
-    def __init__(self, site: Site, transport: Transport, addresses: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, site: Site, transport: Transport, addresses: Mapping[str, Sequence[str]]
+    ) -> None:
         self.site = site
         self.transport = transport
         self.addresses = addresses
@@ -96,11 +113,17 @@ class Place:
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     transport = ROWS[request.param]
     async with Site.create(f"tun{os.getpid()}", nodes=1, far_nodes=2, transport=transport) as site:
-        pods = [pod("a", "node1"), pod("b", "node2"), pod("c", "node3"), pod("h", "node3", HOST, host_network=True)]
+        pods = [
+            pod("a", "node1"),
+            pod("b", "node2"),
+            pod("c", "node3"),
+            pod("h", "node3", HOST, host_network=True),
+        ]
         await site.apply([*pods, service(WEB), service(HOST), proxied()])
         await site.await_pods()
         addresses = {
-            name: sorted(await addresses_of(site, name), key=lambda each: ":" in each) for name in (WEB, HOST, PROXIED)
+            name: sorted(await addresses_of(site, name), key=lambda each: ":" in each)
+            for name in (WEB, HOST, PROXIED)
         }
         made = Place(site, transport, addresses)
         for family in (0, 1):
@@ -111,12 +134,15 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 
 async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dict[str, Any], int]:
-    """Upload so many bytes to a Service: what the pod says of it, and the size of the segments that were sent."""
+    """Upload so many bytes to a Service: what the pod says of it, and the size of the segments that
+    were sent."""
     reader, writer = await place.site.connect(CLIENT, place.addresses[name][family], 80)
     try:
         async with asyncio.timeout(DEADLINE_S):
             segment = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
-            writer.write(f"POST / HTTP/1.0\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
+            writer.write(
+                f"POST / HTTP/1.0\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size)
+            )
             await writer.drain()
             return json.loads((await reader.read()).partition(b"\r\n\r\n")[2]), segment
     finally:
@@ -137,23 +163,35 @@ async def until_answered_by(place: Place, name: str, family: int, pods: set[str]
 
 
 def has_timestamps(segment: int, longest: int) -> bool:
-    """TCP_MAXSEG of an open connection is without the twelve bytes of the time stamp, if there is one."""
+    """TCP_MAXSEG of an open connection is without the twelve bytes of the time stamp, if there is
+    one."""
     return segment in (longest, longest - 12)
 
 
 async def fragments(site: Site) -> int:
     """Fragments made or put together on any host of the lab."""
-    names = ("IpReasmReqds", "IpFragCreates", "IpFragFails", "Ip6ReasmReqds", "Ip6FragCreates", "Ip6FragFails")
+    names = (
+        "IpReasmReqds",
+        "IpFragCreates",
+        "IpFragFails",
+        "Ip6ReasmReqds",
+        "Ip6FragCreates",
+        "Ip6FragFails",
+    )
     total = 0
     for host in ("router", *(host.name for host in site.topology.hosts)):
         _, output, _ = await site.exec(host, ["nstat", "-asz", *names])
-        total += sum(int(line.split()[1]) for line in output.splitlines() if not line.startswith("#"))
+        total += sum(
+            int(line.split()[1]) for line in output.splitlines() if not line.startswith("#")
+        )
     return total
 
 
 @pytest.mark.parametrize("family", [0, 1])
 @pytest.mark.parametrize("name", [WEB, HOST])
-async def test_uploads_go_through_whole_in_segments_that_fit(place: Place, name: str, family: int) -> None:
+async def test_uploads_go_through_whole_in_segments_that_fit(
+    place: Place, name: str, family: int
+) -> None:
     site, kind = place.site, place.transport.tunnel
     assert kind != "none"
     longest = segment_sizes(kind, MTU, site.topology.host("node2").addresses)[family]
@@ -164,7 +202,10 @@ async def test_uploads_go_through_whole_in_segments_that_fit(place: Place, name:
         if turn >= FEWEST and seen >= pods:
             break
         said, segment = await post(place, name, family, UPLOAD)
-        assert (said["length"], said["peer"]) == (UPLOAD, site.topology.host(CLIENT).addresses[family])
+        assert (said["length"], said["peer"]) == (
+            UPLOAD,
+            site.topology.host(CLIENT).addresses[family],
+        )
         assert has_timestamps(segment, longest), (segment, longest)
         seen.add(said["pod"])
     assert seen == pods
@@ -172,20 +213,26 @@ async def test_uploads_go_through_whole_in_segments_that_fit(place: Place, name:
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(place: Place, family: int) -> None:
+async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
+    place: Place, family: int
+) -> None:
     """RFC 1191, RFC 8201."""
     site, address = place.site, place.addresses[HOST][family]
     headers = 48 if family else 28
-    level, option, discover = (41, IPV6_MTU, IPV6_MTU_DISCOVER) if family else (0, IP_MTU, IP_MTU_DISCOVER)
-    with site.socket(CLIENT, socket.AF_INET6 if family else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    level, option, discover = (
+        (41, IPV6_MTU, IPV6_MTU_DISCOVER) if family else (0, IP_MTU, IP_MTU_DISCOVER)
+    )
+    with site.socket(
+        CLIENT, socket.AF_INET6 if family else socket.AF_INET, socket.SOCK_DGRAM
+    ) as sock:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         sock.connect((address, 5353))
         sock.setsockopt(level, discover, DO)
         assert place.transport.tunnel != "none"
-        fits = segment_sizes(place.transport.tunnel, MTU, site.topology.host("node2").addresses)[family] + (
-            60 if family else 40
-        )
+        fits = segment_sizes(place.transport.tunnel, MTU, site.topology.host("node2").addresses)[
+            family
+        ] + (60 if family else 40)
         async with asyncio.timeout(DEADLINE_S):
             while sock.getsockopt(level, option) == MTU:
                 try:
@@ -195,13 +242,16 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(place: Plac
                         raise
                 await asyncio.sleep(0.05)
             assert sock.getsockopt(level, option) == fits
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # what was told comes as an error of the next call too
+            sock.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ERROR
+            )  # what was told comes as an error of the next call too
             with pytest.raises(OSError, match="Message too long"):
                 sock.send(bytes(MTU - headers))
             sock.send(bytes(fits - headers))
             said = json.loads(await loop.sock_recv(sock, 2000))
             assert (said["pod"], said["length"]) == ("h", fits - headers)
-            # Who does not ask for whole packets gets longer ones through, in fragments of its own kernel's making.
+            # Who does not ask for whole packets gets longer ones through, in fragments of its own
+            # kernel's making.
             sock.setsockopt(level, discover, 1)
             sock.send(bytes(4000))
             assert json.loads(await loop.sock_recv(sock, 2000))["length"] == 4000
@@ -209,10 +259,20 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(place: Plac
 
 @pytest.mark.parametrize("family", [0, 1])
 async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family: int) -> None:
-    """Real packets of as many flows as packets, while uploads stand half done, to whichever node their slot is."""
-    site, address, pods = place.site, place.addresses[WEB][family], ("default/a", "default/b", "default/c")
-    for host in site.topology.of("node"):  # each flow is one packet, and must not fill the node's table
-        namespace.set_sysctls(site.namespace(host.name), {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS})
+    """Real packets of as many flows as packets, while uploads stand half done, to whichever node
+    their slot is."""
+    site, address, pods = (
+        place.site,
+        place.addresses[WEB][family],
+        ("default/a", "default/b", "default/c"),
+    )
+    for host in site.topology.of(
+        "node"
+    ):  # each flow is one packet, and must not fill the node's table
+        namespace.set_sysctls(
+            site.namespace(host.name),
+            {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS},
+        )
     for pod_ in pods:
         await output(site, pod_, "nft", f"add table inet sink; delete table inet sink; {SINK}")
     uploads = [await site.connect(CLIENT, address, 80) for _ in range(OPEN)]
@@ -220,7 +280,17 @@ async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family
         for _, writer in uploads:
             writer.write(f"POST / HTTP/1.0\r\nContent-Length: {MTU}\r\n\r\n".encode())
             await writer.drain()
-        argv = ["-m", "fairlead.probe", "flood", "tcp", SOURCES[6 if family else 4], address, "80", "--count", str(FLOWS)]
+        argv = [
+            "-m",
+            "fairlead.probe",
+            "flood",
+            "tcp",
+            SOURCES[6 if family else 4],
+            address,
+            "80",
+            "--count",
+            str(FLOWS),
+        ]
         assert await output(site, CLIENT, sys.executable, *argv) == f"{FLOWS}\n"
         counts: list[int] = []
 
@@ -243,16 +313,23 @@ FAR = ("ip daddr 198.18.0.0/24", "ip6 daddr 2001:db8:3::/64")
 CUT = "; ".join(
     (
         "add table inet cut; add chain inet cut forward { type filter hook forward priority 0; }",
-        *(f"add rule inet cut forward {to} {what} drop" for to in FAR for what in ("meta l4proto { 4, 41 }", "udp dport 4789")),
+        *(
+            f"add rule inet cut forward {to} {what} drop"
+            for to in FAR
+            for what in ("meta l4proto { 4, 41 }", "udp dport 4789")
+        ),
     )
 )
-"""The rules of a firewall in front of the far nodes that drops tunnels. Packets without an envelope pass. Packets that the
-router only bridges meet this hook as well (br_netfilter), and must pass."""
+"""The rules of a firewall in front of the far nodes that drops tunnels. Packets without an envelope
+pass. Packets that the router only bridges meet this hook as well (br_netfilter), and must pass."""
 
 
 async def states(place: Place, name: str) -> dict[str, str]:
-    """The states of each node as a member of a Service; a single word if the state is the same in all listeners."""
-    plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get("plan") or {"listeners": []}
+    """The states of each node as a member of a Service; a single word if the state is the same in
+    all listeners."""
+    plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get(
+        "plan"
+    ) or {"listeners": []}
     found: dict[str, set[str]] = {}
     for member in (member for listener in plan["listeners"] for member in listener["members"]):
         found.setdefault(member["node"], set()).add(member["state"])
@@ -279,31 +356,51 @@ async def told(site: Site, service: str, reason: str, kind: str, nodes: Sequence
         events = [each for each in await client.list(EVENTS) if each.reason == reason]
     said = [each.message for each in events if each.metadata.name.startswith(f"{service}.")]
     addresses = [address for node in nodes for address in site.topology.host(node).addresses]
-    return all(any(f"through the {kind} tunnel" in text and f"({each})" in text for text in said) for each in addresses)
+    return all(
+        any(f"through the {kind} tunnel" in text and f"({each})" in text for text in said)
+        for each in addresses
+    )
 
 
-async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(place: Place) -> None:
+async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(
+    place: Place,
+) -> None:
     site, kind, far = place.site, place.transport.tunnel, ("node2", "node3")
     everywhere = dict.fromkeys(("node1", *far), "active")
     await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
     await output(site, "router", "nft", CUT)
     try:
         # Of a Service whose only node is behind the tunnel the API is believed.
-        await until_states(place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}})
+        await until_states(
+            place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}}
+        )
         for address in (address for node in far for address in site.topology.host(node).addresses):
             host = f"[{address}]" if ":" in address else address
-            assert '"currentTime"' in await output(site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz")
+            assert '"currentTime"' in await output(
+                site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz"
+            )
         for family in (0, 1):
             answered = [(await post(place, WEB, family))[0]["pod"] for _ in range(CALLS)]
             assert set(answered) == {"a"}
             through = {(await post(place, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
             assert through == {"a", "b", "c"}
         assert await states(place, PROXIED) == everywhere
-        await until(partial(told, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes")
-        await until(partial(told, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]), "an Event that says who is believed")
-        rows = [line.split() for line in (await output(site, GATEWAY, "fairlead", "status")).splitlines()]
+        await until(
+            partial(told, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes"
+        )
+        await until(
+            partial(told, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]),
+            "an Event that says who is believed",
+        )
+        rows = [
+            line.split()
+            for line in (await output(site, GATEWAY, "fairlead", "status")).splitlines()
+        ]
         for address in site.topology.host("node2").addresses:
-            assert {tuple(row[2:]) for row in rows if row[:2] == ["node2", address]} == {(kind, "down"), ("route", "up")}
+            assert {tuple(row[2:]) for row in rows if row[:2] == ["node2", address]} == {
+                (kind, "down"),
+                ("route", "up"),
+            }
     finally:
         await output(site, "router", "nft", "delete table inet cut")
     await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
@@ -317,12 +414,18 @@ async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(pla
     await until_states(place, {WEB: everywhere})
     await output(site, GATEWAY, "ip", "route", "add", "unreachable", address)
     try:
-        await until_states(place, {WEB: everywhere | {"node2": "active down"}})  # over IPv6 all is well
+        await until_states(
+            place, {WEB: everywhere | {"node2": "active down"}}
+        )  # over IPv6 all is well
         assert {(await post(place, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
 
         async def is_told() -> bool:
             async with site.client() as client:
-                events = [each.message for each in await client.list(EVENTS) if each.reason == NODE_NOT_ANSWERING]
+                events = [
+                    each.message
+                    for each in await client.list(EVENTS)
+                    if each.reason == NODE_NOT_ANSWERING
+                ]
             return any(f"of node2 ({address}): no new connections" in each for each in events)
 
         await until(is_told, "an Event that names the node")
@@ -338,11 +441,15 @@ async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place)
     assert seen["kind"] == kind
     if kind == "ipip":
         assert seen["packets"]["taken_out"] > UPLOAD // 65536
-    assert {name: count for name, count in seen["packets"].items() if count and name != "taken_out"} == {}
+    assert {
+        name: count for name, count in seen["packets"].items() if count and name != "taken_out"
+    } == {}
     _, metrics, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/metrics"])
     assert "fairlead_tunnel_packets_total{outcome=" in metrics
     await site.stop_role("node3")
     exit_code, output, errors = await site.exec("node3", ["fairlead", "node", "--cleanup"])
     assert (exit_code, "table inet fairlead_tunnel" in errors) == (0, True), output + errors
-    _, left, _ = await site.exec("node3", ["sh", "-c", "ip link; nft list ruleset; tc filter show dev eth0 ingress"])
+    _, left, _ = await site.exec(
+        "node3", ["sh", "-c", "ip link; nft list ruleset; tc filter show dev eth0 ingress"]
+    )
     assert "fairlead" not in left

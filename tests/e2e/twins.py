@@ -1,10 +1,10 @@
-"""Two labs that are alike but for the service proxy of their nodes, and what the same packets meet in each.
+"""Two labs that are alike but for the service proxy of their nodes, and what the same packets meet
+in each.
 
-In: scenes. Out: `Twins`, which has both labs show the same objects; `differences`, which says where they differ.
-A difference counts once it has lasted: both are asynchronous; to break connections is no way to agree. Where several pods may
-answer, more and more packets are sent until either has shown the same set. Pods are known by name, for their addresses may be
-others.
-"""
+In: scenes. Out: `Twins`, which has both labs show the same objects; `differences`, which says where
+they differ. A difference counts once it has lasted: both are asynchronous; to break connections is
+no way to agree. Where several pods may answer, more and more packets are sent until either has
+shown the same set. Pods are known by name, for their addresses may be others."""
 
 import asyncio
 import json
@@ -30,7 +30,8 @@ from fairlead.lab.site import Site
 AT_ONCE = 48
 WRITES_AT_ONCE = 6
 PACKETS = (6, 12, 24, 48, 48, 48, 48)
-"""Of each source to each target, in one attempt after the other. The last ones are for who is slow."""
+"""Of each source to each target, in one attempt after the other. The last ones are for who is
+slow."""
 PATIENCE_S = (0.3, 0.3, 0.6, 1.2, 1.5, 1.5, 1.5)
 PAUSE_S = 0.5
 
@@ -39,7 +40,8 @@ Met = frozenset[tuple[str, str]]
 
 
 class Ask(NamedTuple):
-    """Packets from one source to one target, for a scene. `one_pod`: whom it is, is a matter of chance."""
+    """Packets from one source to one target, for a scene. `one_pod`: whom it is, is a matter of
+    chance."""
 
     scene: str
     source: str
@@ -61,11 +63,18 @@ class Twin:
 
     async def start_pods(self) -> None:
         """Endpoints and callers. Returns when all are ready."""
-        await manifests.apply(self._client, [pod(name, "none", node) for name, node in {**PODS, **CALLERS}.items()])
+        await manifests.apply(
+            self._client, [pod(name, "none", node) for name, node in {**PODS, **CALLERS}.items()]
+        )
         await self.site.await_pods()
         listed = json.loads(await self._client.request("GET", POD_OBJECTS.path()))["items"]
-        self._pods = {each["metadata"]["name"]: tuple(ip["ip"] for ip in each["status"]["podIPs"]) for each in listed}
-        self._names = {address: name for name, addresses in self._pods.items() for address in addresses}
+        self._pods = {
+            each["metadata"]["name"]: tuple(ip["ip"] for ip in each["status"]["podIPs"])
+            for each in listed
+        }
+        self._names = {
+            address: name for name, addresses in self._pods.items() for address in addresses
+        }
 
     def address(self, pod: str) -> str:
         """The IPv4 address of an endpoint or caller."""
@@ -88,7 +97,9 @@ class Twin:
     async def label(self, zones: dict[str, str]) -> None:
         """Put the nodes into zones."""
         for node, zone in zones.items():
-            await self._client.patch(NODE_OBJECTS, ("", node), {"metadata": {"labels": {ZONE_LABEL: zone}}})
+            await self._client.patch(
+                NODE_OBJECTS, ("", node), {"metadata": {"labels": {ZONE_LABEL: zone}}}
+            )
 
     async def show(self, scenes: Iterable[Scene]) -> None:
         """Have the API server show these."""
@@ -96,10 +107,14 @@ class Twin:
 
     async def _show(self, scene: Scene) -> None:
         async with self._writing:
-            await manifests.apply(self._client, [scene.service, *map(self._addressed, scene.slices)])
+            await manifests.apply(
+                self._client, [scene.service, *map(self._addressed, scene.slices)]
+            )
             if scene.ingress:
                 status = {"status": {"loadBalancer": {"ingress": list(scene.ingress)}}}
-                await self._client.patch(SERVICES, ("default", scene.name), status, subresource="status")
+                await self._client.patch(
+                    SERVICES, ("default", scene.name), status, subresource="status"
+                )
 
     async def remove(self, scenes: Iterable[Scene]) -> None:
         """And these no more."""
@@ -116,7 +131,12 @@ class Twin:
         endpoints = []
         for each in slice_["endpoints"]:
             fields = {key: value for key, value in each.items() if key != "pod"}
-            endpoints.append({"addresses": [next(ip for ip in self._pods[each["pod"]] if (":" in ip) == six)], **fields})
+            endpoints.append(
+                {
+                    "addresses": [next(ip for ip in self._pods[each["pod"]] if (":" in ip) == six)],
+                    **fields,
+                }
+            )
         return {**slice_, "endpoints": endpoints}
 
     async def meet(self, ask: Ask, packets: int, patience_s: float) -> Met:
@@ -127,8 +147,16 @@ class Twin:
         if ask.one_pod:
             found = [first, *[await self._call(ask, patience_s) for _ in range(packets - 1)]]
         else:
-            found = [first, *await asyncio.gather(*(self._call(ask, patience_s) for _ in range(packets - 1)))]
-        met = {(each.pod, self._names.get(each.seen, each.seen)) if isinstance(each, Answer) else ("", each) for each in found}
+            found = [
+                first,
+                *await asyncio.gather(*(self._call(ask, patience_s) for _ in range(packets - 1))),
+            ]
+        met = {
+            (each.pod, self._names.get(each.seen, each.seen))
+            if isinstance(each, Answer)
+            else ("", each)
+            for each in found
+        }
         if ask.one_pod:  # whoever it was; but only one
             return frozenset({(str(len({who for who, _ in met})), seen) for _, seen in met})
         return frozenset(met)
@@ -143,10 +171,17 @@ class Twin:
             return await call(self.site, source, ask.target, timeout_s=patience_s)
 
     async def health(self, scene: Scene) -> list[object]:
-        """What each node answers for the Service at its health port: kube-proxy where the Service has a family."""
-        port, families = scene.service["spec"].get("healthCheckNodePort"), scene.service["spec"]["ipFamilies"]
+        """What each node answers for the Service at its health port: kube-proxy where the Service
+        has a family."""
+        port, families = (
+            scene.service["spec"].get("healthCheckNodePort"),
+            scene.service["spec"]["ipFamilies"],
+        )
         hosts = [self.site.topology.host(node) for node in NODES] if port else []
-        return [await ask_health(self.site, "client1", host.addresses[families[0] == "IPv6"], port) for host in hosts]
+        return [
+            await ask_health(self.site, "client1", host.addresses[families[0] == "IPv6"], port)
+            for host in hosts
+        ]
 
 
 class Twins(NamedTuple):
@@ -162,17 +197,31 @@ class Twins(NamedTuple):
         left, said = list(asks), list[str]()
         unhealthy = list(scenes)
         for packets, patience_s in zip(PACKETS, PATIENCE_S, strict=True):
-            mine, others = await asyncio.gather(*(self._meet(twin, left, packets, patience_s) for twin in self))
+            mine, others = await asyncio.gather(
+                *(self._meet(twin, left, packets, patience_s) for twin in self)
+            )
             met = zip(left, mine, others, strict=True)
-            wrong = [(ask, one, other) for ask, one, other in met if one != other or _is_broken(one)]
+            wrong = [
+                (ask, one, other) for ask, one, other in met if one != other or _is_broken(one)
+            ]
             health = [await asyncio.gather(*map(twin.health, unhealthy)) for twin in self]
-            sick = [(scene, one, other) for scene, one, other in zip(unhealthy, *health, strict=True) if one != other]
+            sick = [
+                (scene, one, other)
+                for scene, one, other in zip(unhealthy, *health, strict=True)
+                if one != other
+            ]
             left, unhealthy = [ask for ask, _, _ in wrong], [scene for scene, _, _ in sick]
             if not left and not unhealthy:
                 return []
             await asyncio.sleep(PAUSE_S)
-        said += [f"{ask}\n  ours:   {sorted(one)}\n  theirs: {sorted(other)}" for ask, one, other in wrong]
-        return said + [f"health ports of {scene.name}\n  ours:   {one}\n  theirs: {other}" for scene, one, other in sick]
+        said += [
+            f"{ask}\n  ours:   {sorted(one)}\n  theirs: {sorted(other)}"
+            for ask, one, other in wrong
+        ]
+        return said + [
+            f"health ports of {scene.name}\n  ours:   {one}\n  theirs: {other}"
+            for scene, one, other in sick
+        ]
 
     @staticmethod
     async def _meet(twin: Twin, asks: Sequence[Ask], packets: int, patience_s: float) -> list[Met]:
@@ -180,5 +229,6 @@ class Twins(NamedTuple):
 
 
 def _is_broken(met: Met) -> bool:
-    """A connection that was made and had no answer: what there was on the way from one state to another."""
+    """A connection that was made and had no answer: what there was on the way from one state to
+    another."""
     return any(seen == "broken" for _, seen in met)

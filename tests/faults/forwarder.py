@@ -1,11 +1,11 @@
 """A forwarder between a process and its API server, which can end the process at a chosen call.
 
-In: the server's URL, what ends the process. Out: every call and its answer passed on, watches as they come; `calls`, those
-that write, in order. Armed, it ends the process at the nth call from then on, either before that call is forwarded (the
-server never hears of it) or after (the server has done it, and the process never learns). Renewals of Leases by
-which processes announce themselves do not count: they happen all the time, independent of other calls.
-Invariant: when the process ends at a call, no later call of its reaches the server; `pass_on` lets its successor through.
-"""
+In: the server's URL, what ends the process. Out: every call and its answer passed on, watches as
+they come; `calls`, those that write, in order. Armed, it ends the process at the nth call from then
+on, either before that call is forwarded (the server never hears of it) or after (the server has
+done it, and the process never learns). Renewals of Leases by which processes announce themselves do
+not count: they happen all the time, independent of other calls. Invariant: when the process ends at
+a call, no later call of its reaches the server; `pass_on` lets its successor through."""
 
 import asyncio
 import re
@@ -61,7 +61,8 @@ class Forwarder:
         self.struck: Call | None = None
         """The call at which the process was ended, since it was armed last."""
         self.cut_short = False
-        """Whether answers to calls that write arrive as their first half, with nothing to show it but that it is no JSON."""
+        """Whether answers to calls that write arrive as their first half, with nothing to show it
+        but that it is no JSON."""
         self._server = server
         self._end = end
         self._fate: Fate | None = None
@@ -69,8 +70,12 @@ class Forwarder:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator["Forwarder"]:
-        # A call that was forwarded is answered to nobody if the process ended, but it is not taken back.
-        runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True, access_log=None), shutdown_timeout=0.1)
+        # A call that was forwarded is answered to nobody if the process ended, but it is not taken
+        # back.
+        runner = web.ServerRunner(
+            web.Server(self._answer, handler_cancellation=True, access_log=None),
+            shutdown_timeout=0.1,
+        )
         async with aiohttp.ClientSession(auto_decompress=False) as self._session:
             await runner.setup()
             try:
@@ -104,7 +109,8 @@ class Forwarder:
         try:
             return await self._forward(http, body)
         except aiohttp.ClientError:
-            # The line to the server broke, or there was none: so does the line to whoever asked. A 500 would be an answer.
+            # The line to the server broke, or there was none: so does the line to whoever asked. A
+            # 500 would be an answer.
             if http.transport is not None:
                 http.transport.abort()
             return await _nothing()
@@ -121,16 +127,26 @@ class Forwarder:
             self._end()
             return await _nothing()
         assert self._session is not None
-        headers = {name: http.headers[name] for name in ("Content-Type", "User-Agent", "Accept") if name in http.headers}
+        headers = {
+            name: http.headers[name]
+            for name in ("Content-Type", "User-Agent", "Accept")
+            if name in http.headers
+        }
         url = URL(self._server + str(http.rel_url), encoded=True)
-        async with self._session.request(http.method, url, data=body or None, headers=headers) as answer:
+        async with self._session.request(
+            http.method, url, data=body or None, headers=headers
+        ) as answer:
             if moment == "after":
                 await answer.read()
                 self._end()
                 return await _nothing()
             if self.cut_short and http.method != "GET":
                 whole = await answer.read()
-                return web.Response(body=whole[: len(whole) // 2], content_type="application/json", status=answer.status)
+                return web.Response(
+                    body=whole[: len(whole) // 2],
+                    content_type="application/json",
+                    status=answer.status,
+                )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kept)
             with suppress(ConnectionResetError):  # whoever asked may have ended in the middle

@@ -1,8 +1,9 @@
-"""The parts of a lab's real API server, one by one: killed, started again as they were, etcd's data put back to a backup.
+"""The parts of a lab's real API server, one by one: killed, started again as they were, etcd's data
+put back to a backup.
 
-In: a lab with a real API server. Out: its processes, gone and back. They keep their command lines, so also their ports.
-Follows etcd's disaster recovery: the API server is stopped, the backup becomes new data, then both start.
-"""
+In: a lab with a real API server. Out: its processes, gone and back. They keep their command lines,
+so also their ports. Follows etcd's disaster recovery: the API server is stopped, the backup becomes
+new data, then both start."""
 
 import asyncio
 import os
@@ -25,7 +26,9 @@ class RealServer:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._commands = {label: _command(process.one(site.name, label)) for label in (ETCD_LABEL, LABEL)}
+        self._commands = {
+            label: _command(process.one(site.name, label)) for label in (ETCD_LABEL, LABEL)
+        }
         self._backup = site.directory.path / "backup"
 
     async def kill(self, label: str) -> None:
@@ -47,7 +50,14 @@ class RealServer:
     async def save(self) -> None:
         """Take a backup of etcd."""
         self._backup.unlink(missing_ok=True)
-        await self._run("etcdctl", "--endpoints", self._option("listen-client-urls"), "snapshot", "save", str(self._backup))
+        await self._run(
+            "etcdctl",
+            "--endpoints",
+            self._option("listen-client-urls"),
+            "snapshot",
+            "save",
+            str(self._backup),
+        )
 
     async def restore(self) -> None:
         """Everything is again as it was when the backup was taken; versions go on from there."""
@@ -55,7 +65,9 @@ class RealServer:
             await self.kill(label)
         data = Path(self._option("data-dir"))
         await asyncio.to_thread(shutil.rmtree, data)
-        await self._run("etcdutl", "snapshot", "restore", str(self._backup), "--data-dir", str(data))
+        await self._run(
+            "etcdutl", "snapshot", "restore", str(self._backup), "--data-dir", str(data)
+        )
         for label in (ETCD_LABEL, LABEL):
             self.start(label)
         await self.ready()
@@ -66,8 +78,15 @@ class RealServer:
 
     def _option(self, name: str) -> str:
         start = f"--{name}="
-        return next(each.removeprefix(start) for each in self._commands[ETCD_LABEL] if each.startswith(start))
+        return next(
+            each.removeprefix(start)
+            for each in self._commands[ETCD_LABEL]
+            if each.startswith(start)
+        )
 
 
 def _command(running: Process) -> list[str]:
-    return [os.fsdecode(word) for word in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    return [
+        os.fsdecode(word)
+        for word in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    ]

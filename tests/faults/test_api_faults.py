@@ -1,10 +1,11 @@
-"""The API server fails in every way it is known to, while users create, change and delete Services: in the end all is right.
+"""The API server fails in every way it is known to, while users create, change and delete Services:
+in the end all is right.
 
-A real controller for each way of failing, side by side, each with a server of its own. While the server fails, what the
-controller asks of it is counted: a loop without a wait would ask thousands of times. Afterwards everything that users did
-meanwhile is done, no address or grant has leaked, and the controller is calm. The pool has two addresses: the new Service gets
-that of the one that is deleted.
-"""
+A real controller for each way of failing, side by side, each with a server of its own. While the
+server fails, what the controller asks of it is counted: a loop without a wait would ask thousands
+of times. Afterwards everything that users did meanwhile is done, no address or grant has leaked,
+and the controller is calm. The pool has two addresses: the new Service gets that of the one that is
+deleted."""
 
 import ast
 import asyncio
@@ -26,8 +27,9 @@ FAILS_S = 3.0
 CALM_S = 1.0
 AT_ONCE = 4
 MOST = 150
-"""So many requests may come while the server fails, beside those for the Lease: back-off begins at 0.2 s and doubles, so that
-in 3 s each of nine reflectors, and each Service, asks some eight times; a few of them twice."""
+"""So many requests may come while the server fails, beside those for the Lease: back-off begins at
+0.2 s and doubles, so that in 3 s each of nine reflectors, and each Service, asks some eight times;
+a few of them twice."""
 MOST_ANNOTATION_BYTES = 256 << 10
 """A real server allows no more in all annotations of an object."""
 ENDPOINTS = 1000
@@ -70,20 +72,30 @@ WATCHES, WRITES, ALL = "[?&]watch=", "/services/|/addressgrants|/events", "^/api
 WAYS = {
     "each watch is too old": Way((Fault("expire", "GET", WATCHES, 0),), compact),
     "410 to each list and watch": Way((Fault("status", "GET", "watch=|limit=", 0, code=410),)),
-    "409 to each write": Way(tuple(Fault("status", method, WRITES, 0, code=409) for method in ("PATCH", "POST", "PUT"))),
+    "409 to each write": Way(
+        tuple(Fault("status", method, WRITES, 0, code=409) for method in ("PATCH", "POST", "PUT"))
+    ),
     "429, come back in two seconds": Way((Fault("status", "", ALL, 0, code=429, retry_after_s=2),)),
     "500": Way((Fault("status", "", ALL, 0, code=500),)),
     "503": Way((Fault("status", "", ALL, 0, code=503),)),
     STALL: Way((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
-    "lines are cut": Way((Fault("cut", "GET", WATCHES, 0, after_events=1), Fault("reset", "GET", "limit=", 3))),
-    "writes are done and not answered": Way((Fault("lose", "PATCH", WRITES, 6), Fault("lose", "POST", WRITES, 6))),
+    "lines are cut": Way(
+        (Fault("cut", "GET", WATCHES, 0, after_events=1), Fault("reset", "GET", "limit=", 3))
+    ),
+    "writes are done and not answered": Way(
+        (Fault("lose", "PATCH", WRITES, 6), Fault("lose", "POST", WRITES, 6))
+    ),
     "answers are cut short": Way((), cut_short, pass_whole),
     "it is away": Way((), refuse, accept),
 }
 
 
 def service(name: str, *ports: int, **annotations: str) -> dict[str, Any]:
-    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [port(number) for number in ports]}
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "ports": [port(number) for number in ports],
+    }
     return {"metadata": {"name": name, "annotations": annotations}, "spec": spec}
 
 
@@ -92,29 +104,46 @@ def port(number: int) -> dict[str, object]:
 
 
 async def read(one: Trial) -> dict[str, Service]:
-    return {each.metadata.name: each for each in await one.client.list(SERVICES, namespace="default")}
+    return {
+        each.metadata.name: each for each in await one.client.list(SERVICES, namespace="default")
+    }
 
 
 def is_served(found: Service | None, *ports: int) -> bool:
-    shown = [[each.port for each in entry.ports] for entry in found.status.load_balancer.ingress] if found else []
+    shown = (
+        [[each.port for each in entry.ports] for entry in found.status.load_balancer.ingress]
+        if found
+        else []
+    )
     return shown == [list(ports)]
 
 
 async def until_served(one: Trial, when: str, **wanted: tuple[int, ...]) -> None:
-    """Wait until exactly these Services are there, with these ports, each at an address of its own that is granted to it."""
+    """Wait until exactly these Services are there, with these ports, each at an address of its own
+    that is granted to it."""
 
     async def served() -> bool:
         there = await read(one)
-        granted = sorted(each["spec"]["address"] for each in one.objects() if each["kind"] == "AddressGrant")
-        given = sorted(entry.ip for each in there.values() for entry in each.status.load_balancer.ingress)
+        granted = sorted(
+            each["spec"]["address"] for each in one.objects() if each["kind"] == "AddressGrant"
+        )
+        given = sorted(
+            entry.ip for each in there.values() for entry in each.status.load_balancer.ingress
+        )
         right = all(is_served(there.get(name), *ports) for name, ports in wanted.items())
-        return right and there.keys() == wanted.keys() and given == granted and len(set(given)) == len(wanted)
+        return (
+            right
+            and there.keys() == wanted.keys()
+            and given == granted
+            and len(set(given)) == len(wanted)
+        )
 
     await one.until(served, when)
 
 
 def asked(one: Trial) -> list[str]:
-    """What the controller asked, but about the Lease. Counted on its side: a server that is away counts nothing."""
+    """What the controller asked, but about the Lease. Counted on its side: a server that is away
+    counts nothing."""
     return [each for each in one.forwarder.asked if "/leases" not in each]
 
 
@@ -136,21 +165,30 @@ async def fail(one: Trial, name: str, way: Way) -> None:
     await until_served(one, f"{name}: before", changed=(80,), gone=(80,))
     one.forwarder.asked.clear()
     watches = one.server.store.watcher_count
-    faults = [msgspec.structs.replace(fault) for fault in way.faults]  # they count down as they are met
+    faults = [
+        msgspec.structs.replace(fault) for fault in way.faults
+    ]  # they count down as they are met
     for fault in faults:
         one.server.faults.add(fault)
     await way.begin(one)
     act(one.server.registry)
     await asyncio.sleep(FAILS_S)
     requests = asked(one)
-    unmet = [fault for before, fault in zip(way.faults, faults, strict=True) if before.count and fault.count == before.count]
+    unmet = [
+        fault
+        for before, fault in zip(way.faults, faults, strict=True)
+        if before.count and fault.count == before.count
+    ]
     assert not unmet, f"{name}: nobody met {unmet}"
     one.server.faults.clear()
     await way.end(one)
     print(f"{name}: {len(requests)} requests")
-    # Something must have been asked, or the bound says nothing. Watches that stall are the only way in which nobody need ask.
+    # Something must have been asked, or the bound says nothing. Watches that stall are the only way
+    # in which nobody need ask.
     assert requests or name == STALL, f"{name}: the controller met no failure"
-    assert len(requests) <= MOST, f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
+    assert len(requests) <= MOST, (
+        f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
+    )
     await until_served(one, f"{name}: after", changed=(80, 443), new=(80,))
 
     async def watching() -> bool:
@@ -176,7 +214,8 @@ async def test_all_is_right_after_every_way_to_fail(tmp_path: Path) -> None:
 
 
 async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) -> None:
-    """A Service as large as a real server lets it be; a slice of a thousand endpoints with much beside their addresses."""
+    """A Service as large as a real server lets it be; a slice of a thousand endpoints with much
+    beside their addresses."""
     async with trial(tmp_path) as one:
         one.start()
         await one.make_endpoints()
@@ -184,21 +223,32 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
         big = service("big", 80, **{"example.com/history": history})
         await one.client.create(SERVICES, big, namespace="default")
         pods = [
-            {"addresses": [f"10.244.{n // 250}.{n % 250 + 1}"], "nodeName": "node1", "deprecatedTopology": {"rack": "x" * 850}}
+            {
+                "addresses": [f"10.244.{n // 250}.{n % 250 + 1}"],
+                "nodeName": "node1",
+                "deprecatedTopology": {"rack": "x" * 850},
+            }
             for n in range(ENDPOINTS)
         ]
-        slice_ = {"metadata": {"name": "big-1", "labels": {SERVICE_NAME_LABEL: "big"}}, "addressType": "IPv4"}
+        slice_ = {
+            "metadata": {"name": "big-1", "labels": {SERVICE_NAME_LABEL: "big"}},
+            "addressType": "IPv4",
+        }
         rest = {"endpoints": pods, "ports": [{"name": "p80", "port": 80}]}
         await one.client.create(ENDPOINT_SLICES, slice_ | rest, namespace="default")
         await until_served(one, "a large Service", big=(80,))
         (kept,) = (each for each in one.objects() if each["kind"] == "Service")
         assert kept["metadata"]["annotations"]["example.com/history"] == history
-        # A later API server: fields in places where none are known, and a change that must be seen all the same.
+        # A later API server: fields in places where none are known, and a change that must be seen
+        # all the same.
         spec = kept["spec"] | {
             "ports": [*kept["spec"]["ports"], port(443) | {"protocol": "TCP", "pace": 3}],
             "shape": [{"deep": None}],
         }
-        one.server.store.put(KIND, kept | {"spec": spec, "outlook": {}, "metadata": kept["metadata"] | {"mood": "fine"}})
+        one.server.store.put(
+            KIND,
+            kept | {"spec": spec, "outlook": {}, "metadata": kept["metadata"] | {"mood": "fine"}},
+        )
         await until_served(one, "with fields of the future", big=(80, 443))
         await one.client.delete(SERVICES, ObjectKey("default", "big"))
         await until_served(one, "deleted")
@@ -209,28 +259,49 @@ SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
     "drivers/keeping.py": "keptSince, and whether the days of a kept address are over",
     "drivers/health_answers.py": "the answer of the health port, as kube-proxy's",
-    "kube/access.py": "an exec plug-in says until when its credential holds; it is turned into a duration at once",
-    "kube/events.py": "firstTimestamp and lastTimestamp; whether one found there is old, once in a process",
+    "kube/access.py": (
+        "an exec plug-in says until when its credential holds; it is turned into a duration at once"
+    ),
+    "kube/events.py": (
+        "firstTimestamp and lastTimestamp; whether one found there is old, once in a process"
+    ),
     "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
     "net/httpport.py": "the header Date",
     "roles/pool_reports.py": "lastTransitionTime",
-    "roles/presence.py": "renewTime, and when the process started: no process compares them with its clock",
+    "roles/presence.py": (
+        "renewTime, and when the process started: no process compares them with its clock"
+    ),
     "roles/returned.py": "for how long packets came back",
-    "roles/report.py": "for how long a Warning held; and the age of a Service whose pods may be starting, a minute at most",
+    "roles/report.py": (
+        "for how long a Warning held; and the age of a Service whose pods may be "
+        "starting, a minute at most"
+    ),
 }
 
 
 def wall_clock_readings(path: Path) -> list[str]:
     """Calls of `time.time()`, `datetime.now()` and their like."""
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    calls = (
+        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    )
     named = (each for each in calls if isinstance(each, ast.Attribute) and each.attr in WALL_CLOCK)
-    return [ast.unparse(each) for each in named if ast.unparse(each.value) in ("time", "datetime", "date", "datetime.datetime")]
+    return [
+        ast.unparse(each)
+        for each in named
+        if ast.unparse(each.value) in ("time", "datetime", "date", "datetime.datetime")
+    ]
 
 
 def test_clocks_that_jump_decide_nothing() -> None:
-    """Only what people read has the time of day; all waits and deadlines are of the event loop's monotonic clock."""
+    """Only what people read has the time of day; all waits and deadlines are of the event loop's
+    monotonic clock."""
     root = Path(fairlead.__file__).parent
     parts = ("net", "kube", "plan", "drivers", "roles", "web")
-    files = [path for part in parts for path in (root / part).rglob("*.py")] + [root / "reconcile.py", root / "state.py"]
+    files = [path for part in parts for path in (root / part).rglob("*.py")] + [
+        root / "reconcile.py",
+        root / "state.py",
+    ]
     assert len(files) > 50
-    assert {str(path.relative_to(root)) for path in files if wall_clock_readings(path)} == SHOWS_THE_TIME.keys()
+    assert {
+        str(path.relative_to(root)) for path in files if wall_clock_readings(path)
+    } == SHOWS_THE_TIME.keys()

@@ -1,8 +1,8 @@
-"""The time of day jumps under a running controller: it goes on leading, waits for nothing, and asks no more than before.
+"""The time of day jumps under a running controller: it goes on leading, waits for nothing, and asks
+no more than before.
 
-libfaketime gives one process another time of day, which a file changes while it runs. The monotonic clock is left alone, as the
-kernel leaves it when somebody sets the time (clock_settime(2)).
-"""
+libfaketime gives one process another time of day, which a file changes while it runs. The monotonic
+clock is left alone, as the kernel leaves it when somebody sets the time (clock_settime(2))."""
 
 import asyncio
 import platform

@@ -1,12 +1,14 @@
-"""A controller dies at every call that it makes for a Service, and its successor brings everything to the right end.
+"""A controller dies at every call that it makes for a Service, and its successor brings everything
+to the right end.
 
-One life of a Service, step by step: create, change, hand away, take back, delete. A run that nobody disturbs tells what each
-step comes to, by which calls. Then the life is lived with a death in each step at one of its calls, until somebody has died
-at every one; twice: dead before the call reaches the server, dead after it was done and before its answer came back. (Calls
-are known by what they are: some of them go side by side, in no certain order.) After each death a new controller starts, and
-the server must come to show what it shows in the run without deaths: claims, grants, status, conditions; nothing is said
-twice. The pool has two addresses, and the last two Services need both: one that leaked would be missed.
-"""
+One life of a Service, step by step: create, change, hand away, take back, delete. A run that nobody
+disturbs tells what each step comes to, by which calls. Then the life is lived with a death in each
+step at one of its calls, until somebody has died at every one; twice: dead before the call reaches
+the server, dead after it was done and before its answer came back. (Calls are known by what they
+are: some of them go side by side, in no certain order.) After each death a new controller starts,
+and the server must come to show what it shows in the run without deaths: claims, grants, status,
+conditions; nothing is said twice. The pool has two addresses, and the last two Services need both:
+one that leaked would be missed."""
 
 import asyncio
 import signal
@@ -24,7 +26,8 @@ from fairlead.kube.lease import LEASES
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 
 QUIET_S, SURELY_QUIET_S = 0.4, 1.5
-"""A step is over when the controller has written nothing for so long; the longer where the calls of steps are told apart."""
+"""A step is over when the controller has written nothing for so long; the longer where the calls of
+steps are told apart."""
 AT_ONCE = 2
 EVENT = "an Event"
 FIRST, SECOND = "192.0.2.1", "192.0.2.2"
@@ -38,7 +41,8 @@ class Step(NamedTuple):
     act: Callable[[Client], Awaitable[object]]
     service: str
     address: str
-    """The address that the Service shows then; empty: it shows none, and nothing of ours is left on it."""
+    """The address that the Service shows then; empty: it shows none, and nothing of ours is left on
+    it."""
     there: bool = True
     in_peace: bool = False
     """Nobody dies in this step."""
@@ -52,8 +56,14 @@ class Seen(NamedTuple):
 
 
 def create(name: str) -> Callable[[Client], Awaitable[object]]:
-    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"name": "http", "port": 80}]}
-    return lambda client: client.create(SERVICES, {"metadata": {"name": name}, "spec": spec}, namespace="default")
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "ports": [{"name": "http", "port": 80}],
+    }
+    return lambda client: client.create(
+        SERVICES, {"metadata": {"name": name}, "spec": spec}, namespace="default"
+    )
 
 
 def change(**fields: Any) -> Callable[[Client], Awaitable[object]]:
@@ -64,7 +74,12 @@ TWO_PORTS = [{"name": "http", "port": 80}, {"name": "dns", "port": 53, "protocol
 LIFE = (
     Step("create", create("web"), "web", FIRST),
     Step("add a port", change(spec={"ports": TWO_PORTS}), "web", FIRST),
-    Step("ask for another address", change(metadata={"annotations": {"fairlead.io/addresses": SECOND}}), "web", SECOND),
+    Step(
+        "ask for another address",
+        change(metadata={"annotations": {"fairlead.io/addresses": SECOND}}),
+        "web",
+        SECOND,
+    ),
     Step("change the policy", change(spec={"externalTrafficPolicy": "Cluster"}), "web", SECOND),
     Step("hand away", change(spec={"type": "ClusterIP"}), "web", ""),
     Step("take back", change(spec={"type": "LoadBalancer"}), "web", SECOND),
@@ -95,15 +110,25 @@ async def quiet(trial: Trial, for_s: float = QUIET_S) -> None:
 def is_right(step: Step, service: Service | None) -> bool:
     if service is None or not step.there:
         return service is None and not step.there
-    wanted = {(step.address, port.port, port.protocol) for port in service.spec.ports if step.address}
-    shown = {(each.ip, port.port, port.protocol) for each in service.status.load_balancer.ingress for port in each.ports}
-    return shown == wanted and (CLEANUP_FINALIZER in service.metadata.finalizers) == bool(step.address)
+    wanted = {
+        (step.address, port.port, port.protocol) for port in service.spec.ports if step.address
+    }
+    shown = {
+        (each.ip, port.port, port.protocol)
+        for each in service.status.load_balancer.ingress
+        for port in each.ports
+    }
+    return shown == wanted and (CLEANUP_FINALIZER in service.metadata.finalizers) == bool(
+        step.address
+    )
 
 
 async def until_right(trial: Trial, step: Step) -> None:
     async def right() -> bool:
         try:
-            return is_right(step, await trial.client.get(SERVICES, ObjectKey("default", step.service)))
+            return is_right(
+                step, await trial.client.get(SERVICES, ObjectKey("default", step.service))
+            )
         except NotFound:
             return is_right(step, None)
 
@@ -139,17 +164,25 @@ class Target(NamedTuple):
 
 
 def kind_of(call: str) -> str:
-    """Events are one kind: which of them are written, and how, depends on what has been said before."""
+    """Events are one kind: which of them are written, and how, depends on what has been said
+    before."""
     return EVENT if "/events" in call else call
 
 
 def targets_of(seen: Seen) -> list[Target]:
     kinds = Counter(map(kind_of, seen.calls))
-    return [Target(kind, number) for kind, count in sorted(kinds.items()) for number in range(1, count + 1)]
+    return [
+        Target(kind, number)
+        for kind, count in sorted(kinds.items())
+        for number in range(1, count + 1)
+    ]
 
 
-async def live(one: Trial, course: list[Seen], turn: int, moment: Moment) -> set[tuple[str, Target]]:
-    """The life with a death at one call of each step that has so many; answers where somebody died."""
+async def live(
+    one: Trial, course: list[Seen], turn: int, moment: Moment
+) -> set[tuple[str, Target]]:
+    """The life with a death at one call of each step that has so many; answers where somebody
+    died."""
     await one.make_endpoints(*SERVED)
     one.start()
     died = set()
@@ -182,7 +215,11 @@ def is_condition_at_the_end(step: str, target: Target) -> bool:
 
 async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path) -> None:
     course, said = await undisturbed(tmp_path / "undisturbed")
-    places = {(step.name, target) for step, seen in zip(LIFE, course, strict=True) for target in targets_of(seen)}
+    places = {
+        (step.name, target)
+        for step, seen in zip(LIFE, course, strict=True)
+        for target in targets_of(seen)
+    }
     turns = asyncio.Semaphore(AT_ONCE)
     deaths: dict[Moment, set[tuple[str, Target]]] = {"before": set(), "after": set()}
 
@@ -198,9 +235,14 @@ async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path)
                 group.create_task(one_life(turn, moment))
     for moment, died in deaths.items():
         print(f"dead {moment} {len(died)} calls of {len(places)}")
-        # An Event may have been written before the death, or be forgotten with it: there need not be as many again.
-        # Nor need there be a condition of a Service that is deleted: it may be gone before.
-        missed = {place for place in places - died if place[1].kind != EVENT and not is_condition_at_the_end(*place)}
+        # An Event may have been written before the death, or be forgotten with it: there need not
+        # be as many again. Nor need there be a condition of a Service that is deleted: it may be
+        # gone before.
+        missed = {
+            place
+            for place in places - died
+            if place[1].kind != EVENT and not is_condition_at_the_end(*place)
+        }
         assert not missed, f"nobody died {moment} {missed}"
         assert any(target.kind == EVENT for _, target in died)
     assert len(places) >= 15
@@ -222,7 +264,8 @@ async def test_a_controller_dies_at_every_call_for_its_lease(tmp_path: Path) -> 
 
 
 async def one_lease(folder: Path, moment: Moment) -> None:
-    """It makes the Lease, renews it, takes it from one who died, gives it back: the next one leads all the same."""
+    """It makes the Lease, renews it, takes it from one who died, gives it back: the next one leads
+    all the same."""
     async with trial(folder) as one:
         for number, wanted in enumerate(("POST", "PUT", "PUT")):
             one.start()

@@ -1,11 +1,13 @@
-"""A gateway and a node die at the calls by which they change the kernel, and their successors bring it to the right end.
+"""A gateway and a node die at the calls by which they change the kernel, and their successors bring
+it to the right end.
 
-A run without deaths tells the calls of each change, and what the kernel holds then. Then the change is made again and again;
-each time the role dies at another of its calls, and at last after all of them. Of calls of the same kind (the pins of all
-maps) it dies at the first and at one of the others, which FAIRLEAD_SEED chooses. It dies before the kernel hears of the call,
-which is as well: after the call before. After each death the role starts anew; packets must then go where the rules say, and
-the kernel must hold what it held in the run without deaths: no pin, no entry, no rule more or less.
-"""
+A run without deaths tells the calls of each change, and what the kernel holds then. Then the change
+is made again and again; each time the role dies at another of its calls, and at last after all of
+them. Of calls of the same kind (the pins of all maps) it dies at the first and at one of the
+others, which FAIRLEAD_SEED chooses. It dies before the kernel hears of the call, which is as well:
+after the call before. After each death the role starts anew; packets must then go where the rules
+say, and the kernel must hold what it held in the run without deaths: no pin, no entry, no rule more
+or less."""
 
 import asyncio
 import os
@@ -47,7 +49,9 @@ async def packets_go_right(web: Web) -> None:
     """Connections from outside and from the nodes to the Service's address."""
     async with web.site.client() as client:
         cluster = await read_cluster(client)
-        sources = [source for source in sources_of(web.site, cluster) if source.kind in ("client", "node")]
+        sources = [
+            source for source in sources_of(web.site, cluster) if source.kind in ("client", "node")
+        ]
         probes = [Probe(source, Target(web.address, 80, "TCP"), 4) for source in sources]
         await Prober(web.site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
 
@@ -63,11 +67,14 @@ async def until_left(traced: Traced, wanted: Any, when: str) -> None:
     try:
         await until(equal, when)
     except AssertionError:
-        raise AssertionError(f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}") from None
+        raise AssertionError(
+            f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}"
+        ) from None
 
 
 def fatal(calls: Sequence[str]) -> list[int]:
-    """At which of these calls to die, counted from 1; the last number is that of none: after all of them."""
+    """At which of these calls to die, counted from 1; the last number is that of none: after all of
+    them."""
     chance = random.Random(f"{SEED} {len(calls)}")
     alike: dict[str, list[int]] = {}
     for number, call in enumerate(calls, 1):
@@ -82,8 +89,8 @@ def kind_of(call: str) -> str:
 
 
 async def through(web: Web, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
-    """Wait for what a change must come to, while those who die at their call are started anew; answers who died, and where.
-    The others had no such call; they die after their last."""
+    """Wait for what a change must come to, while those who die at their call are started anew;
+    answers who died, and where. The others had no such call; they die after their last."""
     async with asyncio.TaskGroup() as group:
         reviving = {victim: group.create_task(victim.revive()) for victim in victims}
         await come
@@ -151,10 +158,17 @@ async def set_ready(web: Web, ready: bool) -> None:
 async def create(web: Web) -> None:
     """The Service, always with the same addresses and ports, so that rules can be compared."""
     port = {"port": 80, "targetPort": "http", "nodePort": 31080}
-    spec = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "selector": {"app": NAME}, "ports": [port]}
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": NAME},
+        "ports": [port],
+    }
     fixed = {"clusterIP": "10.96.7.7", "healthCheckNodePort": 31081}
     metadata = {"name": NAME, "namespace": "default"}
-    await web.site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fixed}])
+    await web.site.apply(
+        [{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fixed}]
+    )
 
 
 async def delete(web: Web) -> None:
@@ -215,7 +229,11 @@ async def test_the_calls_of_a_change(web: Web) -> None:
             for host, call in died.items():
                 deaths[change.name, host].append(call)
             for each in both:
-                await until_left(each, wanted[change.name, each.host], f"{change.name}, turn {turn}, died: {died}")
+                await until_left(
+                    each,
+                    wanted[change.name, each.host],
+                    f"{change.name}, turn {turn}, died: {died}",
+                )
     for who, died_at in deaths.items():
         print(f"{who}: {len(died_at)} deaths in {len(calls[who])} calls: {died_at}")
     assert all(deaths.values())

@@ -1,9 +1,9 @@
-"""While the API server fails, gateways and nodes go on as programmed: nobody who is served notices. And nobody asks too often.
+"""While the API server fails, gateways and nodes go on as programmed: nobody who is served notices.
+And nobody asks too often.
 
-One lab under steady load; way after way to fail lasts for some seconds, then pods move, and packets follow them. What
-tests/e2e/test_no_request_fails.py shows (cut and expired watches, a server that hangs or refuses for a moment) is not shown
-again here.
-"""
+One lab under steady load; way after way to fail lasts for some seconds, then pods move, and packets
+follow them. What tests/e2e/test_no_request_fails.py shows (cut and expired watches, a server that
+hangs or refuses for a moment) is not shown again here."""
 
 import asyncio
 import json
@@ -26,19 +26,26 @@ AWAY_S = 8.0
 CLIENTS = 4
 """Controller, gateway, two nodes; and the lab's control plane, which watches as they do."""
 A_CLIENT = 60
-"""So many requests of one client are no hot loop in FAILS_S: six watches, each with a back-off that begins at 0.2 s, and the
-Lease, which is renewed twice a second."""
+"""So many requests of one client are no hot loop in FAILS_S: six watches, each with a back-off that
+begins at 0.2 s, and the Lease, which is renewed twice a second."""
 
 WAYS: dict[str, list[dict[str, Any]]] = {
     "429": [
         {"action": "status", "path": "^/api", "code": 429, "retry_after_s": 1, "count": 0},
         {"action": "reset", "count": 22},
     ],
-    "500": [{"action": "status", "path": "^/api", "code": 500, "count": 0}, {"action": "end", "count": 22}],
-    "409": [
-        {"action": "status", "method": method, "path": "^/api", "code": 409, "count": 0} for method in ("PATCH", "PUT", "POST")
+    "500": [
+        {"action": "status", "path": "^/api", "code": 500, "count": 0},
+        {"action": "end", "count": 22},
     ],
-    "410": [{"action": "status", "path": "watch=|limit=", "code": 410, "count": 0}, {"action": "expire", "count": 22}],
+    "409": [
+        {"action": "status", "method": method, "path": "^/api", "code": 409, "count": 0}
+        for method in ("PATCH", "PUT", "POST")
+    ],
+    "410": [
+        {"action": "status", "path": "watch=|limit=", "code": 410, "count": 0},
+        {"action": "expire", "count": 22},
+    ],
     "watches stall": [{"action": "stall", "path": "watch=", "count": 0, "stall_s": FAILS_S}],
 }
 
@@ -66,7 +73,9 @@ async def test_nobody_notices_that_the_api_server_fails(web: Web) -> None:
                 await asyncio.sleep(FAILS_S)
                 asked = json.loads(await client.request("GET", "/_requests"))
                 await client.request("DELETE", "/_faults")
-            assert len(asked) <= A_CLIENT * (CLIENTS + 1), f"{name}: {len(asked)} requests, the last {asked[-20:]}"
+            assert len(asked) <= A_CLIENT * (CLIENTS + 1), (
+                f"{name}: {len(asked)} requests, the last {asked[-20:]}"
+            )
             print(f"{name}: {len(asked)} requests")
             await web.place(PLACES[(number + 1) % len(PLACES)])
 
@@ -77,7 +86,9 @@ async def test_nobody_notices_that_the_api_server_fails(web: Web) -> None:
 async def test_nobody_notices_that_the_api_server_is_away(web: Web) -> None:
     async def away() -> None:
         async with web.site.client() as client:
-            await client.request("POST", "/_faults", body=[{"action": "refuse", "refuse_s": AWAY_S}])
+            await client.request(
+                "POST", "/_faults", body=[{"action": "refuse", "refuse_s": AWAY_S}]
+            )
         await asyncio.sleep(AWAY_S / 2)
         await until(web.answers, "the API server stayed away")
         for place in PLACES:

@@ -1,8 +1,9 @@
-"""kube-apiserver and etcd die and come back, with the same data or with older ones, under a lab that serves callers.
+"""kube-apiserver and etcd die and come back, with the same data or with older ones, under a lab
+that serves callers.
 
-Nothing is lost for those who are connected or connect meanwhile; and in the end everybody's mirror shows what the server has:
-nothing that is gone has stayed, nothing that is there is missing. Real processes, real packets, SIGKILL, etcd's own backups.
-"""
+Nothing is lost for those who are connected or connect meanwhile; and in the end everybody's mirror
+shows what the server has: nothing that is gone has stayed, nothing that is there is missing. Real
+processes, real packets, SIGKILL, etcd's own backups."""
 
 import asyncio
 import os
@@ -33,7 +34,9 @@ MIRRORED: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, PODS)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(real_programs: None) -> AsyncIterator[Site]:
-    async with Site.create(f"past{os.getpid()}", nodes=2, gateways=1, clients=1, apiserver="real") as site:
+    async with Site.create(
+        f"past{os.getpid()}", nodes=2, gateways=1, clients=1, apiserver="real"
+    ) as site:
         yield site
 
 
@@ -49,7 +52,9 @@ async def web(site: Site) -> Web:
 async def mirrors(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
     """Reflectors that see everything that happens in the block."""
     async with site.client() as client, asyncio.TaskGroup() as group:
-        reflectors = {resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in MIRRORED}
+        reflectors = {
+            resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in MIRRORED
+        }
 
         async def follow(reflector: Reflector[Any]) -> None:
             async for _ in reflector.changes():
@@ -69,8 +74,13 @@ async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
         for resource in MIRRORED:
             reflector = reflectors[resource.plural]
 
-            async def equal(resource: Resource[Any] = resource, reflector: Reflector[Any] = reflector) -> bool:
-                there = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in await client.list(resource)}
+            async def equal(
+                resource: Resource[Any] = resource, reflector: Reflector[Any] = reflector
+            ) -> bool:
+                there = {
+                    ObjectKey(each.metadata.namespace, each.metadata.name): each
+                    for each in await client.list(resource)
+                }
                 return dict(reflector.objects) == there
 
             await until(equal, f"the mirror of {resource.plural} is another than the server")
@@ -83,7 +93,9 @@ def unharmed(period: Period) -> None:
 
 async def create(client: Client, name: str) -> None:
     spec = {"type": "LoadBalancer", "selector": {"app": "nobody"}, "ports": [{"port": 80}]}
-    await client.create(SERVICES, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+    await client.create(
+        SERVICES, {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+    )
 
 
 async def addresses(site: Site) -> dict[str, str]:
@@ -91,15 +103,21 @@ async def addresses(site: Site) -> dict[str, str]:
     async with site.client() as client:
         services = await client.list(SERVICES, namespace="default")
     wanted = (each for each in services if each.spec.type == "LoadBalancer")
-    return {each.metadata.name: "".join(i.ip for i in each.status.load_balancer.ingress) for each in wanted}
+    return {
+        each.metadata.name: "".join(i.ip for i in each.status.load_balancer.ingress)
+        for each in wanted
+    }
 
 
 async def all_served(site: Site, names: set[str]) -> dict[str, str]:
-    """Wait until exactly these Services are there, each with an address of its own, and every role shows only them."""
+    """Wait until exactly these Services are there, each with an address of its own, and every role
+    shows only them."""
 
     async def served() -> bool:
         given = await addresses(site)
-        return given.keys() == names and all(given.values()) and len(set(given.values())) == len(given)
+        return (
+            given.keys() == names and all(given.values()) and len(set(given.values())) == len(given)
+        )
 
     await until(served, "not every Service has an address of its own")
     for host in ROLES:
@@ -114,7 +132,9 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
             await until(shown, "the roles")
         except AssertionError:
             words = site.directory.log(f"{host}/{ROLES[host]}").read_text()[-3000:]
-            raise AssertionError(f"{host} shows {seen}, there are {names}; it said:\n{words}") from None
+            raise AssertionError(
+                f"{host} shows {seen}, there are {names}; it said:\n{words}"
+            ) from None
     return await addresses(site)
 
 
@@ -160,8 +180,9 @@ async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
 
 
 async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
-    """One Service was deleted after the backup and is there again, another was made after it and is gone, with the address
-    that it had from the first; the one that is served all the time notices nothing."""
+    """One Service was deleted after the backup and is there again, another was made after it and is
+    gone, with the address that it had from the first; the one that is served all the time notices
+    nothing."""
     site = web.site
     server = RealServer(site)
     async with site.client() as client:
@@ -172,7 +193,9 @@ async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
         await all_served(site, {"web"})
         await create(client, "never-was")
         for _ in range(100):  # versions that the restored server will take long to reach
-            await client.patch(SERVICES, ("default", "never-was"), {"metadata": {"annotations": {"n": str(_)}}})
+            await client.patch(
+                SERVICES, ("default", "never-was"), {"metadata": {"annotations": {"n": str(_)}}}
+            )
         lost = await all_served(site, {"web", "never-was"})
         assert lost["never-was"] == before["back-again"]
 

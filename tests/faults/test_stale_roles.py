@@ -1,6 +1,6 @@
-"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) in a lab that serves callers: packets are still forwarded, and every role
-says that what it knows is stale. When the server is back, no Event has said that a Service has no gateway.
-"""
+"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) in a lab that serves callers: packets are
+still forwarded, and every role says that what it knows is stale. When the server is back, no Event
+has said that a Service has no gateway."""
 
 import json
 import os
@@ -24,7 +24,15 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 ROLES = {"control": "controller", GATEWAY: "gateway", "node1": "node"}
 WATCHES = {
-    "control": {"services", "endpointslices", "nodes", "namespaces", "addresspools", "addressgrants", "leases"},
+    "control": {
+        "services",
+        "endpointslices",
+        "nodes",
+        "namespaces",
+        "addresspools",
+        "addressgrants",
+        "leases",
+    },
     GATEWAY: {"services", "endpointslices", "nodes"},
     "node1": {"services", "endpointslices", "nodes"},
 }
@@ -33,7 +41,9 @@ PROGRAM = str(Path(sys.executable).with_name("fairlead"))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def web(real_programs: None) -> AsyncIterator[Web]:
-    async with Site.create(f"stale{os.getpid()}", nodes=1, gateways=1, clients=1, apiserver="real") as site:
+    async with Site.create(
+        f"stale{os.getpid()}", nodes=1, gateways=1, clients=1, apiserver="real"
+    ) as site:
         web = Web(site)
         await web.create()
         await web.place(("node1", "node1"))
@@ -45,7 +55,11 @@ async def ready(web: Web) -> str:
     """When the Service became ready; empty if it is not."""
     async with web.site.client() as client:
         service = await client.get(SERVICES, ObjectKey("default", "web"))
-    found = [each for each in service.status.conditions if each.type == "fairlead.io/Ready" and each.status == "True"]
+    found = [
+        each
+        for each in service.status.conditions
+        if each.type == "fairlead.io/Ready" and each.status == "True"
+    ]
     return found[0].last_transition_time or "" if found else ""
 
 
@@ -53,7 +67,9 @@ async def code(site: Site, host: str, path: str) -> int:
     """The HTTP status of the role on a host."""
     port = ROLE_PORTS[site.topology.host(host).kind]
     where = f"http://127.0.0.1:{port}{path}"
-    return int(await output(site, host, "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", where))
+    return int(
+        await output(site, host, "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", where)
+    )
 
 
 async def all_stale(site: Site) -> None:
@@ -64,9 +80,16 @@ async def all_stale(site: Site) -> None:
             return {name for name, each in shown["watches"].items() if each["stale"]} == watches
 
         await until(is_stale, f"all watches of {host} are stale")
-        assert (await code(site, host, "/readyz"), await code(site, host, "/readyz/current")) == (200, 503)
+        assert (await code(site, host, "/readyz"), await code(site, host, "/readyz/current")) == (
+            200,
+            503,
+        )
         metrics = await output(
-            site, host, "curl", "-s", f"http://127.0.0.1:{ROLE_PORTS[site.topology.host(host).kind]}/metrics"
+            site,
+            host,
+            "curl",
+            "-s",
+            f"http://127.0.0.1:{ROLE_PORTS[site.topology.host(host).kind]}/metrics",
         )
         assert "fairlead_api_reachable 0.0" in metrics
         assert "stale: " in await output(site, host, PROGRAM, "status")
@@ -92,7 +115,9 @@ def told(site: Site, host: str) -> list[str]:
 
 async def no_gateway_was_missed(web: Web, since: str) -> None:
     async with web.site.client() as client:
-        events = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))["items"]
+        events = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))[
+            "items"
+        ]
     assert "NoGateway" not in {event["reason"] for event in events}
     assert await ready(web) == since
 
@@ -111,7 +136,10 @@ async def test_the_server_hangs(web: Web) -> None:
 
     async with Load(site, web.address) as load:
         unharmed(await load.through(hang()))
-    stale, current = "what is known of the cluster is stale: going on with it", "what is known of the cluster is current again"
+    stale, current = (
+        "what is known of the cluster is stale: going on with it",
+        "what is known of the cluster is current again",
+    )
     for host in ROLES:
 
         async def both(host: str = host) -> bool:

@@ -1,8 +1,9 @@
-"""A role of a lab under `tracer`: what it changes in the kernel, call by call, and its end at one of them.
+"""A role of a lab under `tracer`: what it changes in the kernel, call by call, and its end at one
+of them.
 
-In: a lab, a host with a role. Out: the calls of an undisturbed run; deaths; what is left in the kernel, as a value that is
-equal for all runs that came to the same end: no handles, ids or counters.
-"""
+In: a lab, a host with a role. Out: the calls of an undisturbed run; deaths; what is left in the
+kernel, as a value that is equal for all runs that came to the same end: no handles, ids or
+counters."""
 
 import asyncio
 import json
@@ -23,7 +24,8 @@ TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
 DEADLINE_S = 60.0
 COUNTED = ("listeners", "owners", "addresses", "ranges", "keepers", "ways", "node_names")
-"""The maps of a gateway whose entries must not be left behind. Connections come and go with packets."""
+"""The maps of a gateway whose entries must not be left behind. Connections come and go with
+packets."""
 BLACKHOLES = "7471100"
 """The routing table of a gateway, of each family."""
 FAMILIES = ("-4", "-6")
@@ -38,7 +40,10 @@ class Traced:
         self.role = ROLES[site.topology.host(host).kind]
         self._label = f"{host}/{self.role}"
         running = process.one(site.name, self._label)
-        self._command = [os.fsdecode(word) for word in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+        self._command = [
+            os.fsdecode(word)
+            for word in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        ]
         self._report = site.directory.path / f"calls-{host}"
         self._tracer: Process | None = None
 
@@ -61,10 +66,14 @@ class Traced:
         await self._trace(number, moment, "--pid", str(running.pid))
 
     async def revive(self) -> str:
-        """When it has been ended at its call, start it anew, untraced; answers which call that was."""
+        """When it has been ended at its call, start it anew, untraced; answers which call that
+        was."""
         assert self._tracer is not None
         await self._tracer.wait()
-        assert self.killed, f"{self.host} ended by itself: {self.site.directory.log(self._label).read_text()[-2000:]}"
+        assert self.killed, (
+            f"{self.host} ended by itself: "
+            f"{self.site.directory.log(self._label).read_text()[-2000:]}"
+        )
         await self.site.start_role(self.host)
         return self.calls[-1]
 
@@ -89,7 +98,9 @@ class Traced:
             self.site.directory.remove_pins(self.host)
             await output(self.site, self.host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
             gone = "; ".join(
-                f"ip {family} {what} table {BLACKHOLES}" for family in FAMILIES for what in ("route flush", "rule del")
+                f"ip {family} {what} table {BLACKHOLES}"
+                for family in FAMILIES
+                for what in ("route flush", "rule del")
             )
             await output(self.site, self.host, "sh", "-c", f"({gone}) 2>/dev/null; true")
         else:
@@ -98,25 +109,40 @@ class Traced:
     async def left(self) -> Any:
         """What is in the kernel."""
         if self.role == "node":
-            printed = await output(self.site, self.host, "nft", "--stateless", "list", "table", "inet", "fairlead")
+            printed = await output(
+                self.site, self.host, "nft", "--stateless", "list", "table", "inet", "fairlead"
+            )
             return sorted(part.strip() for part in re.split(r"[,\n{}]", printed))
         pins = self.site.directory.pins(self.host)
         (layout,) = pins.iterdir()
-        filters = json.loads(await output(self.site, self.host, "tc", "-j", "filter", "show", "dev", "eth0", "ingress"))
-        attached = [(each["pref"], each["kind"], each.get("options", {}).get("bpf_name")) for each in filters]
-        shown = "; ".join(f"ip {family} {what} show table {BLACKHOLES}" for family in FAMILIES for what in ("route", "rule"))
+        filters = json.loads(
+            await output(
+                self.site, self.host, "tc", "-j", "filter", "show", "dev", "eth0", "ingress"
+            )
+        )
+        attached = [
+            (each["pref"], each["kind"], each.get("options", {}).get("bpf_name"))
+            for each in filters
+        ]
+        shown = "; ".join(
+            f"ip {family} {what} show table {BLACKHOLES}"
+            for family in FAMILIES
+            for what in ("route", "rule")
+        )
         routes = await output(self.site, self.host, "sh", "-c", f"({shown}) 2>/dev/null; true")
         pinned = sorted(pin.name for pin in layout.iterdir())
         entries = _entries(layout)
         if entries["listeners"]:
-            # A listener has keepers after its nodes were proved one by one, and none if they were so at once: a matter of time.
+            # A listener has keepers after its nodes were proved one by one, and none if they were
+            # so at once: a matter of time.
             del entries["keepers"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}
 
     async def _trace(self, number: int, moment: str, *what: str) -> None:
         self._report.unlink(missing_ok=True)
         argv = [sys.executable, str(TRACER), str(self._report), str(number), moment, *what]
-        # A command that the tracer starts has the tracer's label, which is how the lab knows the role.
+        # A command that the tracer starts has the tracer's label, which is how the lab knows the
+        # role.
         label = f"{self.host}/tracer" if what[0] == "--pid" else self._label
         self._tracer = self.site.spawn(self.host, argv, label=label)
 

@@ -1,13 +1,14 @@
-"""End a process at its nth call that changes the kernel: `tracer.py REPORT NUMBER MOMENT (--pid PID | COMMAND...)`.
+"""End a process at its nth call that changes the kernel: `tracer.py REPORT NUMBER MOMENT (--pid PID
+| COMMAND...)`.
 
-In: a process that runs, or a command to start; which call (0: none, only tell), and whether the process is to end before
-the kernel hears of it or right after. Out: in REPORT one line for each such call, in order; `killed` as the last one if the
-process was ended here.
-What counts is what outlives the process or is seen from outside: pins and elements of BPF maps, folders, netlink requests
-but those that only ask. What is made and not pinned (a map, a program) goes with the process.
-Follows ptrace(2): every thread is seized; a process that is killed while it stops at the entry of a call does not make it.
-strace can do this too, but it counts for each thread alone, and the calls that only read as well.
-"""
+In: a process that runs, or a command to start; which call (0: none, only tell), and whether the
+process is to end before the kernel hears of it or right after. Out: in REPORT one line for each
+such call, in order; `killed` as the last one if the process was ended here. What counts is what
+outlives the process or is seen from outside: pins and elements of BPF maps, folders, netlink
+requests but those that only ask. What is made and not pinned (a map, a program) goes with the
+process. Follows ptrace(2): every thread is seized; a process that is killed while it stops at the
+entry of a call does not make it. strace can do this too, but it counts for each thread alone, and
+the calls that only read as well."""
 
 import ctypes
 import os
@@ -61,7 +62,8 @@ def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
 
 
 def entered(thread: int) -> Entered | None:
-    """The call of interest that a thread is about to make; None at the end of one, or for any other."""
+    """The call of interest that a thread is about to make; None at the end of one, or for any
+    other."""
     buffer = ctypes.create_string_buffer(88)
     ptrace(SYSCALL_INFO, thread, len(buffer), ctypes.addressof(buffer))
     kind, number, *arguments = struct.unpack_from("=B23xQ6Q", buffer.raw)
@@ -77,7 +79,9 @@ def change(process: int, call: Entered) -> str:
         case "sendto":
             return request(read(process, second, 8), third)
         case "sendmsg":
-            start, length = (pointer(process, pointer(process, second + 16) + offset) for offset in (0, 8))
+            start, length = (
+                pointer(process, pointer(process, second + 16) + offset) for offset in (0, 8)
+            )
             return request(read(process, start, 8), length)
         case "mkdir" | "unlink" | "rmdir" | "mkdirat" | "unlinkat":
             path = read(process, second if call.name.endswith("at") else first, 256).split(b"\0")[0]
@@ -87,22 +91,31 @@ def change(process: int, call: Entered) -> str:
 
 
 def of_bpf(process: int, command: int, attributes: int) -> str:
-    """The command, with the size of a key and of a value if it is about elements: that tells most maps from each other."""
+    """The command, with the size of a key and of a value if it is about elements: that tells most
+    maps from each other."""
     name = LASTING.get(command, "")
     if not name or name == "BPF_OBJ_PIN":
         return name
-    (descriptor,) = struct.unpack("=I", read(process, attributes + (36 if name.endswith("BATCH") else 0), 4))
-    told = dict(line.split() for line in Path(f"/proc/{process}/fdinfo/{descriptor}").read_text().splitlines())
+    (descriptor,) = struct.unpack(
+        "=I", read(process, attributes + (36 if name.endswith("BATCH") else 0), 4)
+    )
+    told = dict(
+        line.split()
+        for line in Path(f"/proc/{process}/fdinfo/{descriptor}").read_text().splitlines()
+    )
     return f"{name} {told['key_size:']}:{told['value_size:']}"
 
 
 def request(head: bytes, length: int) -> str:
-    """The netlink request that something sent begins with, if it does more than ask: rtnetlink's types go new, del, get, set.
-    A netlink message begins with its length; what else is sent here (HTTP) with letters, which make far too large a number."""
+    """The netlink request that something sent begins with, if it does more than ask: rtnetlink's
+    types go new, del, get, set. A netlink message begins with its length; what else is sent here
+    (HTTP) with letters, which make far too large a number."""
     told, kind, flags = struct.unpack("=IHH", head.ljust(8, b"\0"))
     if not HEAD <= told <= length or not flags & NLM_F_REQUEST:
         return ""
-    lasting = kind in (NFNL_MSG_BATCH_BEGIN, CONNTRACK_NEW, CONNTRACK_DELETE) or (RTM_BASE < kind < RTM_END and kind % 4 != 2)
+    lasting = kind in (NFNL_MSG_BATCH_BEGIN, CONNTRACK_NEW, CONNTRACK_DELETE) or (
+        RTM_BASE < kind < RTM_END and kind % 4 != 2
+    )
     return f"netlink {kind:#x}" if lasting else ""
 
 
@@ -167,7 +180,9 @@ def follow(process: int, number: int, moment: str, report: TextIO) -> None:
         elif not event:
             passed = signum
         try:
-            ptrace(LISTEN if event == EVENT_STOP and signum in STOPPING else SYSCALL, thread, 0, passed)
+            ptrace(
+                LISTEN if event == EVENT_STOP and signum in STOPPING else SYSCALL, thread, 0, passed
+            )
         except ProcessLookupError:
             continue
 

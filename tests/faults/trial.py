@@ -1,8 +1,9 @@
-"""One API server of its own, in this process, and a real `fairlead controller` that reaches it through a forwarder.
+"""One API server of its own, in this process, and a real `fairlead controller` that reaches it
+through a forwarder.
 
-In: a folder for files, a configuration. Out: the controller, started, killed and started anew as a test wants; and what is on
-the server, as text that is the same for every run that came to the same end: no versions, times, or uids of chance.
-"""
+In: a folder for files, a configuration. Out: the controller, started, killed and started anew as a
+test wants; and what is on the server, as text that is the same for every run that came to the same
+end: no versions, times, or uids of chance."""
 
 import asyncio
 import os
@@ -37,8 +38,22 @@ PRESENCE = PresenceConfig(lease_duration_s=3.0)
 LOOK_S = 0.02
 OF_CHANCE = frozenset(
     [
-        *("resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"),
-        *("managedFields", "observedGeneration", "lastTransitionTime", "serviceVersion", "nodePort", "healthCheckNodePort"),
+        *(
+            "resourceVersion",
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+        ),
+        *(
+            "managedFields",
+            "observedGeneration",
+            "lastTransitionTime",
+            "serviceVersion",
+            "nodePort",
+            "healthCheckNodePort",
+        ),
         *("clusterIP", "clusterIPs"),
     ]
 )
@@ -51,7 +66,9 @@ PASSING = ("Event", "Lease", "Namespace", "Node", "CustomResourceDefinition")
 class Trial:
     """`server` is in memory; `client` is a user's, who does not go through the forwarder."""
 
-    def __init__(self, server: ApiServer, client: Client, folder: Path, config: Mapping[str, object]) -> None:
+    def __init__(
+        self, server: ApiServer, client: Client, folder: Path, config: Mapping[str, object]
+    ) -> None:
         self.server = server
         self.client = client
         self.forwarder = Forwarder(server.url, self._strike)
@@ -72,20 +89,35 @@ class Trial:
             **self._config,
         }
         (self._folder / "fairlead.yaml").write_text(yaml.safe_dump(config))
-        (self._folder / "kubeconfig").write_text(settings.kubeconfig("trial", Access(self.forwarder.url)))
+        (self._folder / "kubeconfig").write_text(
+            settings.kubeconfig("trial", Access(self.forwarder.url))
+        )
 
     async def announce_gateway(self) -> None:
-        """Announce a gateway, so that the controller sees a live one. The gateway itself does not exist."""
+        """Announce a gateway, so that the controller sees a live one. The gateway itself does not
+        exist."""
         view = View("gateway", "gw1")
         view.standing_by = lambda: True
         await Announcer(self.client, PRESENCE, view, "gw1").run()
 
     def start(self, *, under: Sequence[str] = ()) -> None:
-        """Start a controller; it takes the Lease when its predecessor's has run out. `under`: a command that runs it."""
+        """Start a controller; it takes the Lease when its predecessor's has run out. `under`: a
+        command that runs it."""
         self._begun = len(self.forwarder.calls)
         self.forwarder.pass_on()  # what its predecessor was to meet is over
-        argv = [*under, str(Path(sys.executable).with_name("fairlead")), "controller", "--listen", ""]
-        argv += ["--config", str(self._folder / "fairlead.yaml"), "--kubeconfig", str(self._folder / "kubeconfig")]
+        argv = [
+            *under,
+            str(Path(sys.executable).with_name("fairlead")),
+            "controller",
+            "--listen",
+            "",
+        ]
+        argv += [
+            "--config",
+            str(self._folder / "fairlead.yaml"),
+            "--kubeconfig",
+            str(self._folder / "kubeconfig"),
+        ]
         self.controller = process.spawn(LAB, "trial/controller", argv, log=self.log)
 
     def _strike(self) -> None:
@@ -107,14 +139,23 @@ class Trial:
 
     async def make_endpoints(self, *services: str) -> None:
         """A node, and a ready pod on it for each of these Services."""
-        node = {"metadata": {"name": "node1"}, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.101"}]}}
+        node = {
+            "metadata": {"name": "node1"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.101"}]},
+        }
         await self.client.create(NODES, node)
         for name in services:
             labels = {SERVICE_NAME_LABEL: name, "endpointslice.kubernetes.io/managed-by": "a-test"}
-            pod = {"addresses": ["198.51.100.1"], "nodeName": "node1", "conditions": {"ready": True}}
+            pod = {
+                "addresses": ["198.51.100.1"],
+                "nodeName": "node1",
+                "conditions": {"ready": True},
+            }
             ports = [{"name": "http", "port": 8080}, {"name": "dns", "port": 53, "protocol": "UDP"}]
             slice_ = {"metadata": {"name": f"{name}-1", "labels": labels}, "addressType": "IPv4"}
-            await self.client.create(ENDPOINT_SLICES, slice_ | {"endpoints": [pod], "ports": ports}, namespace="default")
+            await self.client.create(
+                ENDPOINT_SLICES, slice_ | {"endpoints": [pod], "ports": ports}, namespace="default"
+            )
 
     async def until_struck(self) -> Call:
         """Wait for the death that the forwarder was armed for."""
@@ -135,11 +176,16 @@ class Trial:
     def shown(self) -> list[str]:
         """What is on the server, but for what is of chance or passes."""
         objects = [each for each in self.objects() if each["kind"] not in PASSING]
-        names = {each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}" for each in objects}
+        names = {
+            each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}"
+            for each in objects
+        }
         lines = []
         for each in sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"])):
             text = msgspec.json.encode(_lasting(each), order="sorted").decode()
-            lines.append(UID.sub(lambda found: names.get(found[0], "uid of nothing that is there"), text))
+            lines.append(
+                UID.sub(lambda found: names.get(found[0], "uid of nothing that is there"), text)
+            )
         return lines
 
     def events(self) -> Counter[tuple[str, str, str]]:
@@ -147,7 +193,9 @@ class Trial:
         said: Counter[tuple[str, str, str]] = Counter()
         for each in self.objects():
             if each["kind"] == "Event":
-                said[each["involvedObject"]["name"], each["reason"], each["message"]] += each.get("count", 1)
+                said[each["involvedObject"]["name"], each["reason"], each["message"]] += each.get(
+                    "count", 1
+                )
         return said
 
     async def until_shown(self, wanted: list[str], when: str) -> None:
@@ -166,7 +214,9 @@ class Trial:
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
-            raise AssertionError(f"{when}\nthere is\n{there}\nThe controller said:\n{words}") from None
+            raise AssertionError(
+                f"{when}\nthere is\n{there}\nThe controller said:\n{words}"
+            ) from None
 
     def objects(self) -> list[Any]:
         """All that is on the server."""
@@ -182,13 +232,15 @@ def _lasting(value: Any) -> Any:
 
 @asynccontextmanager
 async def trial(folder: Path, **config: object) -> AsyncIterator[Trial]:
-    """A server and a forwarder; no controller yet. What was started is ended. `config`: what the controller's configuration has
-    besides, or otherwise."""
+    """A server and a forwarder; no controller yet. What was started is ended. `config`: what the
+    controller's configuration has besides, or otherwise."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
         await crds.install(client)
         made = Trial(server, client, folder, config)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": PRESENCE.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": PRESENCE.namespace}}
+        )
         async with made.forwarder.listen():
             made.configure()
             gateway = asyncio.ensure_future(made.announce_gateway())

@@ -1,4 +1,5 @@
-"""What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to it."""
+"""What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to
+it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,7 +7,16 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from fairlead.ingress.call import FORGED, Answer, Door, Way, call, forged, read_answer, shown_addresses
+from fairlead.ingress.call import (
+    FORGED,
+    Answer,
+    Door,
+    Way,
+    call,
+    forged,
+    read_answer,
+    shown_addresses,
+)
 from fairlead.ingress.findings import HEADERS, Case, Finding, Knocked, findings, of_config
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
@@ -22,9 +32,19 @@ def saw(*addresses: str) -> Answer:
     return Answer("answered", "answered 200", 200, addresses, US)
 
 
-def at(name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None) -> Knocked:
-    answers: Mapping[Way, Answer] = {"plain": plain, "v1": v1, "v2": v2, "forwarded-for": forwarded or plain}
-    claimed = {way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER)) for way, answer in answers.items()}
+def at(
+    name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None
+) -> Knocked:
+    answers: Mapping[Way, Answer] = {
+        "plain": plain,
+        "v1": v1,
+        "v2": v2,
+        "forwarded-for": forwarded or plain,
+    }
+    claimed = {
+        way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER))
+        for way, answer in answers.items()
+    }
     return Knocked(name, Door("192.0.2.80", 443, tls=True), claimed)
 
 
@@ -45,7 +65,10 @@ def forgery(way: Way) -> Answer:
         (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "no-pod")]),
         # It answers after all: the EndpointSlices were read a moment before.
         (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "answered")]),
-        (Case("none", at("front", NO, NO, OK)), [("error", "header-missing"), ("warning", "header-taken")]),
+        (
+            Case("none", at("front", NO, NO, OK)),
+            [("error", "header-missing"), ("warning", "header-taken")],
+        ),
         (Case(None, at("front", NO, NO, NO)), [("error", "header-not-expected")]),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", AWAY, AWAY, AWAY),)),
@@ -63,12 +86,20 @@ def forgery(way: Way) -> Answer:
         (Case("none", at("front", OK, OK, OK)), [("ok", "answered"), ("warning", "header-taken")]),
         (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "no-echo")]),
         (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "address-lost")]),
-        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True, client=BALANCER), [("ok", "address-seen")]),
+        (
+            Case("v2", at("front", saw(BALANCER), NO, NO), echo=True, client=BALANCER),
+            [("ok", "address-seen")],
+        ),
         (
             Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
             [("ok", "address-seen"), ("security", "forwarded-for-believed")],
         ),
-        (Case("v2", at("front", saw(US), NO, NO, saw(FORGED["forwarded-for"][0], US)), echo=True), [("ok", "address-seen")]),
+        (
+            Case(
+                "v2", at("front", saw(US), NO, NO, saw(FORGED["forwarded-for"][0], US)), echo=True
+            ),
+            [("ok", "address-seen")],
+        ),
         (
             Case("v2", at("front", OK, NO, NO), (at("pod", NO, forgery("v1"), NO),)),
             [("ok", "answered"), ("security", "client-may-forge")],
@@ -98,19 +129,25 @@ async def test_an_answer_keeps_what_was_claimed() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Believes any header of version 1, and says so."""
         said = await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody"))
+        writer.write(
+            b"HTTP/1.0 200 OK\r\n\r\n"
+            + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody")
+        )
         writer.close()
 
     for name, family in (("localhost", 0), ("::1", 1)):
         async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
             door = Door(name, server.sockets[0].getsockname()[1], tls=False)
-            answers: dict[Way, Answer] = {way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")}
+            answers: dict[Way, Answer] = {
+                way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")
+            }
         assert [answers[way].claimed for way in answers] == ["", FORGED["v1"][family]]
         assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
 
 
 async def test_a_name_that_cannot_be_leads_nowhere() -> None:
-    """As the API server lets one into a status: it counts the letters of the whole, and DNS those of each label."""
+    """As the API server lets one into a status: it counts the letters of the whole, and DNS those
+    of each label."""
     answer = await call(Door(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
     assert answer == Answer("unreachable", "no name that DNS could have")
 
@@ -134,13 +171,33 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         ("nginx", config("nginx", ["192.0.2.11/32"]), "v2", []),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "header-missing")]),
         ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "trusts-everybody")]),
-        ("nginx", {"use-forwarded-headers": "true"}, "none", [("security", "forwarded-for-from-everybody")]),
-        ("nginx", {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "192.0.2.0/24"}, "none", []),
+        (
+            "nginx",
+            {"use-forwarded-headers": "true"},
+            "none",
+            [("security", "forwarded-for-from-everybody")],
+        ),
+        (
+            "nginx",
+            {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "192.0.2.0/24"},
+            "none",
+            [],
+        ),
         ("haproxy", {}, "none", []),
         ("haproxy", {}, "v1", [("error", "header-not-expected")]),
         ("haproxy", config("haproxy", ["192.0.2.11/32", "2001:db8::/64"]), "v1", []),
-        ("haproxy", {"proxy-protocol": "10.0.0.0/8, ::/0"}, "v1", [("security", "trusts-everybody")]),
-        ("haproxy", {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"}, "v1", [("security", "trusts-everybody")]),
+        (
+            "haproxy",
+            {"proxy-protocol": "10.0.0.0/8, ::/0"},
+            "v1",
+            [("security", "trusts-everybody")],
+        ),
+        (
+            "haproxy",
+            {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"},
+            "v1",
+            [("security", "trusts-everybody")],
+        ),
         (
             "nginx",
             {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
@@ -175,16 +232,29 @@ def test_what_bytes_mean(received: bytes, outcome: str, how: str) -> None:
 
 def test_addresses_are_found_in_any_text() -> None:
     text = (
-        '{"a": "::ffff:198.51.100.11", "b": ["2001:DB8:0::1"], "c": "10.0.0.1:8080"} [2001:db8::2]:80 at 12:30:45, 192.0.2.1.'
+        '{"a": "::ffff:198.51.100.11", "b": ["2001:DB8:0::1"], "c": "10.0.0.1:8080"} '
+        "[2001:db8::2]:80 at 12:30:45, 192.0.2.1."
     )
-    assert shown_addresses(text) == ("198.51.100.11", "2001:db8::1", "10.0.0.1", "2001:db8::2", "192.0.2.1")
+    assert shown_addresses(text) == (
+        "198.51.100.11",
+        "2001:db8::1",
+        "10.0.0.1",
+        "2001:db8::2",
+        "192.0.2.1",
+    )
     assert shown_addresses("version 1.2.3.4.5, std::string, ::, x1.2.3.4, 1.2.3") == ()
 
 
 def test_headers_are_those_of_the_document() -> None:
     """The bytes of doc/proxy-protocol.txt, sections 2.1 and 2.2."""
-    assert version_1("192.0.2.1", 56324, "192.0.2.2", 443) == b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 443\r\n"
-    assert version_1("2001:db8::1", 1, "2001:db8::2", 2) == b"PROXY TCP6 2001:db8::1 2001:db8::2 1 2\r\n"
+    assert (
+        version_1("192.0.2.1", 56324, "192.0.2.2", 443)
+        == b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 443\r\n"
+    )
+    assert (
+        version_1("2001:db8::1", 1, "2001:db8::2", 2)
+        == b"PROXY TCP6 2001:db8::1 2001:db8::2 1 2\r\n"
+    )
     four = version_2("192.0.2.1", 56324, "192.0.2.2", 443)
     assert four == bytes.fromhex("0d0a0d0a000d0a515549540a 21 11 000c c0000201 c0000202 dc04 01bb")
     six = version_2("2001:db8::1", 1, "2001:db8::2", 2)

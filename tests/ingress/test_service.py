@@ -13,7 +13,16 @@ from tests.makers import make_slice
 from fairlead.cli import cli
 from fairlead.cli.ingress import _address
 from fairlead.errors import FairleadError, Refused
-from fairlead.ingress.service import Found, controller_of, entrances, families_of, findings, read, sends, speaks_tls
+from fairlead.ingress.service import (
+    Found,
+    controller_of,
+    entrances,
+    families_of,
+    findings,
+    read,
+    sends,
+    speaks_tls,
+)
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -38,7 +47,11 @@ from fairlead.kube.objects import (
 from fairlead.lab.kubeapiserver import KubeApiServer
 
 KEY = ObjectKey("default", "ingress-to-check")
-PORTS = (ServicePort(80, "http", node_port=30080), ServicePort(443, "https", node_port=30443), ServicePort(443, "h3", "UDP"))
+PORTS = (
+    ServicePort(80, "http", node_port=30080),
+    ServicePort(443, "https", node_port=30443),
+    ServicePort(443, "h3", "UDP"),
+)
 
 
 def service(
@@ -47,11 +60,21 @@ def service(
     policy: Any = "Local",
     **annotations: str,
 ) -> Service:
-    names = {name.replace("__", "/").replace("_", "-"): value for name, value in annotations.items()}
+    names = {
+        name.replace("__", "/").replace("_", "-"): value for name, value in annotations.items()
+    }
     spec = ServiceSpec(
-        "LoadBalancer", PORTS, {"app": "web"}, load_balancer_class=load_balancer_class, external_traffic_policy=policy
+        "LoadBalancer",
+        PORTS,
+        {"app": "web"},
+        load_balancer_class=load_balancer_class,
+        external_traffic_policy=policy,
     )
-    return Service(ServiceMeta("web", "shop", annotations=names), spec, ServiceStatus(LoadBalancerStatus(entries)))
+    return Service(
+        ServiceMeta("web", "shop", annotations=names),
+        spec,
+        ServiceStatus(LoadBalancerStatus(entries)),
+    )
 
 
 def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
@@ -60,33 +83,66 @@ def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
         EndpointSlice(
             ObjectMeta("web-1", "shop"),
             family,
-            (Endpoint((gone,), EndpointConditions(ready=False), "node1"), Endpoint((there,), node_name="node2")),
+            (
+                Endpoint((gone,), EndpointConditions(ready=False), "node1"),
+                Endpoint((there,), node_name="node2"),
+            ),
             ports,
         )
-        for family, gone, there in (("IPv4", "10.0.1.1", "10.0.2.1"), ("IPv6", "2001:db8:a::1", "2001:db8:a::2"))
+        for family, gone, there in (
+            ("IPv4", "10.0.1.1", "10.0.2.1"),
+            ("IPv6", "2001:db8:a::1", "2001:db8:a::2"),
+        )
     )
     addresses = (NodeAddress("ExternalIP", "198.51.100.2"), NodeAddress("InternalIP", "192.0.2.2"))
-    return Found(service(*entries, **fields), slices, {"node2": Node(ObjectMeta("node2"), status=NodeStatus(addresses))}, None)
+    return Found(
+        service(*entries, **fields),
+        slices,
+        {"node2": Node(ObjectMeta("node2"), status=NodeStatus(addresses))},
+        None,
+    )
 
 
-VIP, PROXY = LoadBalancerIngress("203.0.113.9", ip_mode="VIP"), LoadBalancerIngress("203.0.113.9", ip_mode="Proxy")
+VIP, PROXY = (
+    LoadBalancerIngress("203.0.113.9", ip_mode="VIP"),
+    LoadBalancerIngress("203.0.113.9", ip_mode="Proxy"),
+)
 
 
 def test_each_tcp_port_has_its_doors() -> None:
     made = entrances(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
     seen = [
-        (front.address, front.port, front.tls, [(name, door.address, door.port, door.tls) for name, door in behind])
+        (
+            front.address,
+            front.port,
+            front.tls,
+            [(name, door.address, door.port, door.tls) for name, door in behind],
+        )
         for front, behind in ((each.front, each.behind) for each in made)
     ]
     assert seen == [
-        ("203.0.113.9", 80, False, [("pod", "10.0.2.1", 8080, False), ("node port", "192.0.2.2", 30080, False)]),
+        (
+            "203.0.113.9",
+            80,
+            False,
+            [("pod", "10.0.2.1", 8080, False), ("node port", "192.0.2.2", 30080, False)],
+        ),
         ("2001:db8:f::9", 80, False, [("pod", "2001:db8:a::2", 8080, False)]),
-        ("203.0.113.9", 443, True, [("pod", "10.0.2.1", 8443, True), ("node port", "192.0.2.2", 30443, True)]),
+        (
+            "203.0.113.9",
+            443,
+            True,
+            [("pod", "10.0.2.1", 8443, True), ("node port", "192.0.2.2", 30443, True)],
+        ),
         ("2001:db8:f::9", 443, True, [("pod", "2001:db8:a::2", 8443, True)]),
     ]
     assert {each.front.path for each in made} == {"/who"}
-    hostname = entrances(found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never")
-    assert {(each.front.address, each.front.tls) for each in hostname} == {("203.0.113.9.nip.io", False)}
+    hostname = entrances(
+        found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never"
+    )
+    assert {(each.front.address, each.front.tls) for each in hostname} == {
+        ("203.0.113.9.nip.io", False)
+    }
 
 
 @pytest.mark.parametrize(
@@ -103,12 +159,16 @@ def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
     hostname: str, families: dict[str, Any], pods: list[str]
 ) -> None:
     """By the address that it shows, or by DNS; of both where neither says anything."""
-    known = msgspec.structs.replace(found(LoadBalancerIngress(hostname=hostname)), families=families)
+    known = msgspec.structs.replace(
+        found(LoadBalancerIngress(hostname=hostname)), families=families
+    )
     for entrance in entrances(known, "", "/"):
         assert [door.address for name, door in entrance.behind if name == "pod"] == pods
 
 
-@pytest.mark.parametrize(("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)])
+@pytest.mark.parametrize(
+    ("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)]
+)
 def test_whether_a_pod_is_ready_is_known_of_each_family(state: str, ready: bool) -> None:
     """As it gets connections: if none is ready, one that still serves while it terminates does."""
     slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
@@ -131,7 +191,14 @@ def test_without_an_address_there_is_nothing_to_check() -> None:
     [
         ("fairlead.io/direct", {"fairlead_io__proxy_protocol": "v2"}, "none"),
         ("fairlead.io/proxy", {}, "none"),
-        ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v2", "loadbalancer.openstack.org__proxy_protocol": "v1"}, "v2"),
+        (
+            "fairlead.io/proxy",
+            {
+                "fairlead.io__proxy_protocol": "v2",
+                "loadbalancer.openstack.org__proxy_protocol": "v1",
+            },
+            "v2",
+        ),
         ("fairlead.io/proxy", {"loadbalancer.openstack.org__proxy_protocol": "True"}, "v1"),
         ("fairlead.io/proxy", {"fairlead.io__proxy_protocol": "v3"}, None),
         (None, {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
@@ -139,7 +206,9 @@ def test_without_an_address_there_is_nothing_to_check() -> None:
         ("example.com/other", {}, None),
     ],
 )
-def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], expected: str | None) -> None:
+def test_what_the_balancer_sends(
+    name: str | None, annotations: dict[str, str], expected: str | None
+) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
 
 
@@ -151,14 +220,21 @@ def test_what_the_balancer_sends(name: str | None, annotations: dict[str, str], 
         ("fairlead.io/octavia", {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
     ],
 )
-def test_what_the_balancer_of_the_default_class_sends(mark: str, annotations: dict[str, str], expected: str) -> None:
+def test_what_the_balancer_of_the_default_class_sends(
+    mark: str, annotations: dict[str, str], expected: str
+) -> None:
     """The Service names no class; the controller has marked it with the one that serves it."""
-    fields: dict[str, Any] = {"load_balancer_class": None, "fairlead.io__class": mark, **annotations}
+    fields: dict[str, Any] = {
+        "load_balancer_class": None,
+        "fairlead.io__class": mark,
+        **annotations,
+    }
     assert sends(service(**fields)) == expected
 
 
 def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
-    """Class direct sends no header, whatever an annotation from before says; a controller that expects none is right."""
+    """Class direct sends no header, whatever an annotation from before says; a controller that
+    expects none is right."""
     fields: dict[str, Any] = {
         "load_balancer_class": None,
         "fairlead.io__class": "fairlead.io/direct",
@@ -173,7 +249,10 @@ def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
     [
         ({}, []),
         ({"policy": "Cluster"}, ["policy-cluster"]),
-        ({"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"}, ["hairpin-without-header"]),
+        (
+            {"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"},
+            ["hairpin-without-header"],
+        ),
     ],
 )
 def test_what_objects_say(fields: dict[str, Any], expected: list[str]) -> None:
@@ -252,7 +331,10 @@ def test_a_path_begins_at_the_root(option: str, path: str) -> None:
 
 def test_what_is_asked_for_is_written_as_a_url_has_it() -> None:
     first, second, *_ = asked_for("--path", "/wer bin\udcff?é=%20", "--host", "bücher.example")
-    assert (first, second) == ("GET /wer%20bin%FF?%C3%A9=%20 HTTP/1.1", "Host: xn--bcher-kva.example")
+    assert (first, second) == (
+        "GET /wer%20bin%FF?%C3%A9=%20 HTTP/1.1",
+        "Host: xn--bcher-kva.example",
+    )
 
 
 def asked_for(*options: str) -> list[str]:
@@ -265,7 +347,9 @@ def asked_for(*options: str) -> list[str]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,)).start()
-        CliRunner().invoke(cli, ["ingress", "check", f"127.0.0.1:{server.server_address[1]}", *options])
+        CliRunner().invoke(
+            cli, ["ingress", "check", f"127.0.0.1:{server.server_address[1]}", *options]
+        )
         server.shutdown()
     requests = [heard.get_nowait() for _ in range(heard.qsize())]
     return next(each for each in requests if each.startswith(b"GET")).decode().split("\r\n")

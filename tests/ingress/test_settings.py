@@ -12,7 +12,16 @@ from fairlead.cli import cli
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.ingress.manifests import arguments, objects, values
-from fairlead.ingress.settings import CONTROLLERS, Class, Controller, Header, Wish, Workload, are_everybody, settings
+from fairlead.ingress.settings import (
+    CONTROLLERS,
+    Class,
+    Controller,
+    Header,
+    Wish,
+    Workload,
+    are_everybody,
+    settings,
+)
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.model import LoadBalancer
 from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT
@@ -46,12 +55,16 @@ def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> 
 @pytest.mark.parametrize(
     ("controller", "data"),
     [
-        ("nginx", {"use-proxy-protocol": "true", "proxy-real-ip-cidr": "192.0.2.8/29,2001:db8:1::/64"}),
+        (
+            "nginx",
+            {"use-proxy-protocol": "true", "proxy-real-ip-cidr": "192.0.2.8/29,2001:db8:1::/64"},
+        ),
         ("haproxy", {"proxy-protocol": "192.0.2.8/29, 2001:db8:1::/64"}),
     ],
 )
 def test_both_sides_are_set_together(controller: Controller, data: dict[str, str]) -> None:
-    """The Service says what is sent, the ConfigMap that it is expected and from whom; the chart's values say the same."""
+    """The Service says what is sent, the ConfigMap that it is expected and from whom; the chart's
+    values say the same."""
     asked = wish(controller, "proxy", header="v1")
     made = settings(asked)
     service, config_map = objects(asked, made)
@@ -92,12 +105,16 @@ def test_traefik_has_arguments_and_no_config_map() -> None:
         ("occm", "v1", "requiredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
-def test_pods_must_be_apart_where_nodes_get_equal_shares(load_balancer_class: Class, header: Header, rule: str) -> None:
+def test_pods_must_be_apart_where_nodes_get_equal_shares(
+    load_balancer_class: Class, header: Header, rule: str
+) -> None:
     for controller in CONTROLLERS:
         asked = wish(controller, load_balancer_class, header=header)
         made = settings(asked)
         assert list(made.affinity["podAntiAffinity"]) == [rule]
-        assert any("by their ready pods" in remark for remark in made.remarks) == rule.startswith("preferred")
+        assert any("by their ready pods" in remark for remark in made.remarks) == rule.startswith(
+            "preferred"
+        )
         everywhere = values(wish(controller, load_balancer_class, workload="daemonset"), made)
         assert "DaemonSet" in yaml.safe_dump(everywhere)
 
@@ -119,10 +136,14 @@ def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
 
 @pytest.mark.parametrize("configured", ["auto", "amphora", "ovn"])
 @pytest.mark.parametrize(
-    ("option", "provider", "header"), [("", "amphora", "v2"), ("v1", "amphora", "v1"), ("none", "ovn", "")]
+    ("option", "provider", "header"),
+    [("", "amphora", "v2"), ("v1", "amphora", "v1"), ("none", "ovn", "")],
 )
-def test_class_octavia_reads_what_is_printed_for_it(option: str, provider: str, header: str, configured: Any) -> None:
-    """It is served by the provider that the remarks name, whatever the configuration says of others; nothing has no effect."""
+def test_class_octavia_reads_what_is_printed_for_it(
+    option: str, provider: str, header: str, configured: Any
+) -> None:
+    """It is served by the provider that the remarks name, whatever the configuration says of
+    others; nothing has no effect."""
     argv = ["ingress", "nginx", "--class", "octavia", "--ip", "203.0.113.9"]
     argv += ["--proxy-protocol", option] if option else []
     argv += [] if option == "none" else ["--trusted", "10.0.0.0/24"]
@@ -136,7 +157,9 @@ def test_class_octavia_reads_what_is_printed_for_it(option: str, provider: str, 
     state = State(())
     state.update_services({key: service})
     octavia = OctaviaConfig(subnet_id="subnet", provider=configured)
-    planned = plan_cloud(state, Config(octavia=octavia), lambda _key, _uid: None, [service.key])[service.key]
+    planned = plan_cloud(state, Config(octavia=octavia), lambda _key, _uid: None, [service.key])[
+        service.key
+    ]
     assert isinstance(planned, LoadBalancer), planned
     assert planned.octavia is not None
     assert (planned.octavia.provider, planned.octavia.header, planned.octavia.place.address) == (
@@ -144,11 +167,14 @@ def test_class_octavia_reads_what_is_printed_for_it(option: str, provider: str, 
         header,
         "203.0.113.9",
     )
-    assert {note.reason for note in planned.notes}.isdisjoint({NOT_UNDERSTOOD, WITHOUT_EFFECT, CLIENT_HIDDEN}), planned.notes
+    assert {note.reason for note in planned.notes}.isdisjoint(
+        {NOT_UNDERSTOOD, WITHOUT_EFFECT, CLIENT_HIDDEN}
+    ), planned.notes
 
 
 def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> None:
-    """No class, for it leaves Services with one alone; with a monitor; no header for provider ovn."""
+    """No class, for it leaves Services with one alone; with a monitor; no header for provider
+    ovn."""
     asked = wish("nginx", "occm", header="v2", addresses=("203.0.113.9",))
     service, _ = objects(asked, settings(asked))
     assert service["metadata"]["annotations"] == {
@@ -158,14 +184,18 @@ def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> 
     assert "loadBalancerClass" not in service["spec"]
     assert service["spec"]["loadBalancerIP"] == "203.0.113.9"
     (without,) = objects(asked, settings(wish("nginx", "occm", header="none")))
-    assert set(without["metadata"]["annotations"]) == {"loadbalancer.openstack.org/enable-health-monitor"}
+    assert set(without["metadata"]["annotations"]) == {
+        "loadbalancer.openstack.org/enable-health-monitor"
+    }
 
 
 def test_addresses_bring_their_families() -> None:
     both = settings(wish("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
     assert both.annotations == {"fairlead.io/addresses": "2001:db8:f::9,203.0.113.9"}
     assert both.service_spec["ipFamilies"] == ["IPv6", "IPv4"]
-    assert settings(wish("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec["ipFamilies"] == ["IPv6"]
+    assert settings(wish("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec[
+        "ipFamilies"
+    ] == ["IPv6"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +206,9 @@ def test_addresses_bring_their_families() -> None:
     ],
 )
 def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> None:
-    assert [settings(wish(controller, "direct", release=release)).name for controller in CONTROLLERS] == names
+    assert [
+        settings(wish(controller, "direct", release=release)).name for controller in CONTROLLERS
+    ] == names
 
 
 @pytest.mark.parametrize(
@@ -187,9 +219,15 @@ def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> 
         (Wish("nginx", "proxy"), "anybody could forge an address"),
         (Wish("nginx", "direct", trusted=GATEWAYS), "there are none"),
         (Wish("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
-        (Wish("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")), "two addresses of one family"),
+        (
+            Wish("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
+            "two addresses of one family",
+        ),
         (Wish("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
-        (Wish("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")), "one address"),
+        (
+            Wish("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
+            "one address",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
@@ -215,7 +253,9 @@ def test_who_is_everybody(ranges: list[str], everybody: bool) -> None:
     assert are_everybody(ranges) == everybody
 
 
-@pytest.mark.parametrize("trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")])
+@pytest.mark.parametrize(
+    "trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")]
+)
 def test_trust_in_everybody_is_called_by_its_name(trusted: tuple[str, ...]) -> None:
     made = settings(Wish("haproxy", "proxy", trusted=trusted))
     assert any(remark.startswith("SECURITY") for remark in made.remarks)
@@ -226,7 +266,17 @@ def test_what_is_printed_is_yaml(output: str) -> None:
     every: Any = itertools.product(CONTROLLERS, get_args(Class), get_args(Workload))
     for controller, name, workload in every:
         trusted = [] if name == "direct" else ["--trusted", "192.0.2.0/24"]
-        argv = ["ingress", controller, "--class", name, "--workload", workload, "-o", output, *trusted]
+        argv = [
+            "ingress",
+            controller,
+            "--class",
+            name,
+            "--workload",
+            workload,
+            "-o",
+            output,
+            *trusted,
+        ]
         done = CliRunner().invoke(cli, argv, catch_exceptions=False)
         assert done.exit_code == 0
         documents = list(yaml.safe_load_all(done.output))

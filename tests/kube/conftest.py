@@ -1,6 +1,5 @@
-"""Both API servers in turn; a server that answers as a test tells it to, byte by byte if need be, over real HTTP; and what
-follows a reflector.
-"""
+"""Both API servers in turn; a server that answers as a test tells it to, byte by byte if need be,
+over real HTTP; and what follows a reflector."""
 
 import asyncio
 import json
@@ -23,7 +22,8 @@ DEADLINE_S = 60.0
 
 
 class ScriptedServer:
-    """Gives its replies in order, the last one again and again. `requests` holds what was asked, with its time."""
+    """Gives its replies in order, the last one again and again. `requests` holds what was asked,
+    with its time."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -33,7 +33,9 @@ class ScriptedServer:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         now_s = asyncio.get_running_loop().time()
-        self.requests.append((now_s, request.method, request.path, dict(request.query), body, dict(request.headers)))
+        self.requests.append(
+            (now_s, request.method, request.path, dict(request.query), body, dict(request.headers))
+        )
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         return await reply(request)
 
@@ -73,7 +75,9 @@ class Replies:
 
     @classmethod
     def page(cls, *items: object, version: int, continues: str = "") -> Reply:
-        return cls.json({"metadata": {"resourceVersion": str(version), "continue": continues}, "items": items})
+        return cls.json(
+            {"metadata": {"resourceVersion": str(version), "continue": continues}, "items": items}
+        )
 
     @staticmethod
     def silence() -> Reply:
@@ -87,7 +91,8 @@ class Replies:
 
     @staticmethod
     def watch(*pieces: object, then: str = "stay") -> Reply:
-        """A watch that sends pieces (events; bytes as they are; a number: a pause in s), then stays, ends, or breaks off."""
+        """A watch that sends pieces (events; bytes as they are; a number: a pause in s), then
+        stays, ends, or breaks off."""
 
         async def reply(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -96,7 +101,9 @@ class Replies:
                 if isinstance(piece, float):
                     await asyncio.sleep(piece)
                     continue
-                await response.write(piece if isinstance(piece, bytes) else json.dumps(piece).encode() + b"\n")
+                await response.write(
+                    piece if isinstance(piece, bytes) else json.dumps(piece).encode() + b"\n"
+                )
             if then == "stay":
                 await asyncio.sleep(DEADLINE_S)
             elif then == "break":
@@ -153,7 +160,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
-    """How to reach a real server; None for the embedded one. Apart from `place`, since it starts within a loop of its own."""
+    """How to reach a real server; None for the embedded one. Apart from `place`, since it starts
+    within a loop of its own."""
     if fixture := SERVERS[kind]:
         access: Access = request.getfixturevalue(fixture).access
         return access
@@ -162,12 +170,16 @@ def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
 
 @pytest.fixture
 async def place(real_access: Access | None) -> AsyncIterator[Api]:
-    """Each server in turn: how to reach it (`access`), and a namespace of the test's own (`namespace`)."""
+    """Each server in turn: how to reach it (`access`), and a namespace of the test's own
+    (`namespace`)."""
     if real_access is not None:
         async with Api(real_access, "real") as place:
             yield place
         return
-    async with ApiServer(bookmark_interval_s=0.2) as server, Api(Access(server.url), "embedded") as place:
+    async with (
+        ApiServer(bookmark_interval_s=0.2) as server,
+        Api(Access(server.url), "embedded") as place,
+    ):
         yield place
 
 
@@ -187,8 +199,13 @@ def scripted() -> Callable[..., AbstractAsyncContextManager[tuple[ScriptedServer
     """`async with scripted(*replies) as (server, client)`."""
 
     @asynccontextmanager
-    async def start(*given: Reply, timeout_s: float = 5.0) -> AsyncIterator[tuple[ScriptedServer, Client]]:
-        async with ScriptedServer(*given).listen() as server, Client(Access(server.url), timeout_s=timeout_s) as client:
+    async def start(
+        *given: Reply, timeout_s: float = 5.0
+    ) -> AsyncIterator[tuple[ScriptedServer, Client]]:
+        async with (
+            ScriptedServer(*given).listen() as server,
+            Client(Access(server.url), timeout_s=timeout_s) as client,
+        ):
             yield server, client
 
     return start

@@ -1,8 +1,9 @@
-"""Ways to a real API server that a test can look into: one that counts requests, and a proxy as companies have it.
+"""Ways to a real API server that a test can look into: one that counts requests, and a proxy as
+companies have it.
 
-In: the server. Out: `Passage`, plain HTTP on a socket of the test's choice, which passes everything on, watches as they come,
-and notes who asked for what with which answer; `connect_proxy`, which knows CONNECT and nothing else.
-"""
+In: the server. Out: `Passage`, plain HTTP on a socket of the test's choice, which passes everything
+on, watches as they come, and notes who asked for what with which answer; `connect_proxy`, which
+knows CONNECT and nothing else."""
 
 import asyncio
 import socket
@@ -47,7 +48,9 @@ class Passage:
     async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
         tls = tls_context(self._access, Credentials())
         runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest will do
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as self._session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, limit=0)
+        ) as self._session:
             await runner.setup()
             await web.SockSite(runner, listener).start()
             try:
@@ -57,7 +60,11 @@ class Passage:
 
     async def _pass(self, asked: web.Request) -> web.StreamResponse:
         assert self._session is not None
-        headers = {name: value for name, value in asked.headers.items() if name in ("Authorization", "Content-Type", "Accept")}
+        headers = {
+            name: value
+            for name, value in asked.headers.items()
+            if name in ("Authorization", "Content-Type", "Accept")
+        }
         async with self._session.request(
             asked.method,
             URL(self._access.server + asked.raw_path, encoded=True),

@@ -30,11 +30,31 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._openssl("req", "-x509", *self._new_key("ca"), "-subj", "/CN=authority", "-days", "2", "-out", "ca.crt")
+        self._openssl(
+            "req",
+            "-x509",
+            *self._new_key("ca"),
+            "-subj",
+            "/CN=authority",
+            "-days",
+            "2",
+            "-out",
+            "ca.crt",
+        )
         for name, subject in (("server", "/CN=server"), ("client", "/O=system:masters/CN=client")):
             self._openssl("req", *self._new_key(name), "-subj", subject, "-out", f"{name}.csr")
             (folder / "extensions").write_text("subjectAltName=DNS:api.example,DNS:localhost\n")
-            sign = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions"]
+            sign = [
+                "-CA",
+                "ca.crt",
+                "-CAkey",
+                "ca.key",
+                "-CAcreateserial",
+                "-days",
+                "2",
+                "-extfile",
+                "extensions",
+            ]
             self._openssl("x509", "-req", "-in", f"{name}.csr", *sign, "-out", f"{name}.crt")
 
     def __getitem__(self, name: str) -> str:
@@ -42,7 +62,15 @@ class Certificates:
 
     @staticmethod
     def _new_key(name: str) -> list[str]:
-        return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
+        return [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-keyout",
+            f"{name}.key",
+        ]
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
@@ -87,7 +115,11 @@ async def test_tls_with_and_without_a_client_certificate(certificates: Certifica
     async with tls_server(certificates) as (url, seen):
         await get_node(Access(url, authority_pem=certificates["ca.crt"]))
         certificate, key = certificates["client.crt"], certificates["client.key"]
-        await get_node(Access(url, authority_pem=certificates["ca.crt"], certificate_pem=certificate, key_pem=key))
+        await get_node(
+            Access(
+                url, authority_pem=certificates["ca.crt"], certificate_pem=certificate, key_pem=key
+            )
+        )
         assert seen == ["", "client"]
 
 
@@ -105,7 +137,9 @@ async def test_name_in_the_certificate_counts(certificates: Certificates) -> Non
         by_address = url.replace("localhost", "127.0.0.1")
         with pytest.raises(ServerUnavailable):
             await get_node(Access(by_address, authority_pem=certificates["ca.crt"]))
-        await get_node(Access(by_address, authority_pem=certificates["ca.crt"], server_name="api.example"))
+        await get_node(
+            Access(by_address, authority_pem=certificates["ca.crt"], server_name="api.example")
+        )
 
 
 async def test_certificates_that_are_none_are_refused(certificates: Certificates) -> None:
@@ -113,7 +147,11 @@ async def test_certificates_that_are_none_are_refused(certificates: Certificates
         await get_node(Access("https://localhost:1", authority_pem="nonsense"))
     with pytest.raises(Refused, match="client certificate of"):
         await get_node(
-            Access("https://localhost:1", certificate_pem=certificates["client.crt"], key_pem=certificates["ca.key"])
+            Access(
+                "https://localhost:1",
+                certificate_pem=certificates["client.crt"],
+                key_pem=certificates["ca.key"],
+            )
         )
 
 
@@ -122,10 +160,15 @@ def shown(server: Any) -> list[str | None]:
     return [request[5].get("Authorization") for request in server.requests]
 
 
-async def test_token_file_is_read_again_when_it_is_refused(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_token_file_is_read_again_when_it_is_refused(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     file = tmp_path / "token"
     file.write_text("old\n")
-    async with scripted(replies.json(NODE), replies.failure(401), replies.json(NODE)) as (server, _):
+    async with scripted(replies.json(NODE), replies.failure(401), replies.json(NODE)) as (
+        server,
+        _,
+    ):
         async with Client(Access(server.url, token_file=str(file))) as client:
             await client.get(NODES, ("", "one"))
             file.write_text("new\n")
@@ -136,11 +179,16 @@ async def test_token_file_is_read_again_when_it_is_refused(tmp_path: Path, scrip
 async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies: Any) -> None:
     file = tmp_path / "token"
     file.write_text("old")
-    async with scripted(replies.json(NODE), replies.failure(401), replies.watch(b'{"line": 1}\n', then="end")) as (server, _):
+    async with scripted(
+        replies.json(NODE), replies.failure(401), replies.watch(b'{"line": 1}\n', then="end")
+    ) as (server, _):
         async with Client(Access(server.url, token_file=str(file))) as client:
             await client.get(NODES, ("", "one"))
             file.write_text("new")
-            assert [batch async for batch in client.stream(NODES, parameters={})] == [[], [b'{"line": 1}']]
+            assert [batch async for batch in client.stream(NODES, parameters={})] == [
+                [],
+                [b'{"line": 1}'],
+            ]
         assert shown(server)[-1] == "Bearer new"
 
 
@@ -177,9 +225,14 @@ def credential(**status: str) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-async def test_exec_plugin_is_asked_once_while_its_token_holds(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_exec_plugin_is_asked_once_while_its_token_holds(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    body = f"echo x >> {tmp_path}/asked; echo '{credential(token='from-plugin', expirationTimestamp=later)}'"
+    body = (
+        f"echo x >> {tmp_path}/asked; echo "
+        f"'{credential(token='from-plugin', expirationTimestamp=later)}'"
+    )
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:
             await asyncio.gather(*(client.get(NODES, ("", "one")) for _ in range(3)))
@@ -187,7 +240,9 @@ async def test_exec_plugin_is_asked_once_while_its_token_holds(tmp_path: Path, s
     assert (tmp_path / "asked").read_text() == "x\n"
 
 
-async def test_exec_plugin_is_asked_again_when_its_token_has_expired(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_exec_plugin_is_asked_again_when_its_token_has_expired(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     body = f"echo x >> {tmp_path}/asked; echo '{credential(token='t', expirationTimestamp=past)}'"
     async with scripted(replies.json(NODE)) as (server, _):
@@ -200,7 +255,13 @@ async def test_exec_plugin_is_asked_again_when_its_token_has_expired(tmp_path: P
 
 async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path) -> None:
     body = f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; echo '{credential(token="t")}'"""
-    made = plugin(tmp_path, body, arguments=("login",), environment=(("REGION", "north"),), provide_cluster_info=True)
+    made = plugin(
+        tmp_path,
+        body,
+        arguments=("login",),
+        environment=(("REGION", "north"),),
+        provide_cluster_info=True,
+    )
     await Access("https://api.example", authority_pem="PEM", exec_plugin=made).credentials()
     argument, region, told = (tmp_path / "told").read_text().splitlines()
     assert (argument, region) == ("login", "north")
@@ -211,7 +272,10 @@ async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path
 
 
 async def test_exec_plugin_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
-    pair = {"clientCertificateData": certificates["client.crt"], "clientKeyData": certificates["client.key"]}
+    pair = {
+        "clientCertificateData": certificates["client.crt"],
+        "clientKeyData": certificates["client.key"],
+    }
     (tmp_path / "answer").write_text(credential(**pair))
     async with tls_server(certificates) as (url, seen):
         made = plugin(tmp_path, f"cat {tmp_path}/answer")
@@ -273,7 +337,9 @@ async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, repl
         assert shown(server) == ["Bearer here"]
 
 
-async def test_a_plugin_that_fails_is_not_run_by_everybody(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_a_plugin_that_fails_is_not_run_by_everybody(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     body = f"echo x >> {tmp_path}/asked; echo log in first >&2; exit 1"
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:

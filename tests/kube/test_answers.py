@@ -15,7 +15,9 @@ from fairlead.kube.answers import (
     failure,
 )
 
-STATUS = json.dumps({"kind": "Status", "message": "the server says so", "reason": "Because", "code": 999}).encode()
+STATUS = json.dumps(
+    {"kind": "Status", "message": "the server says so", "reason": "Because", "code": 999}
+).encode()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,10 @@ def test_tree() -> None:
     assert issubclass(Expired, Unavailable)
 
 
-@pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), (None, 0.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [("7", 7.0), (None, 0.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)],
+)
 def test_retry_after(header: str | None, wait_s: float) -> None:
     problem = failure("GET", 429, b"", header)
     assert isinstance(problem, ServerUnavailable)
@@ -68,9 +73,21 @@ def test_who_may_not_is_told_of_rbac() -> None:
 
 
 def test_a_namespace_that_is_being_deleted_is_no_matter_of_rbac() -> None:
-    details = {"causes": [{"reason": "NamespaceTerminating", "message": "...", "field": "metadata.namespace"}]}
-    status = {"kind": "Status", "reason": "Forbidden", "message": "it is being terminated", "code": 403, "details": details}
+    details = {
+        "causes": [
+            {"reason": "NamespaceTerminating", "message": "...", "field": "metadata.namespace"}
+        ]
+    }
+    status = {
+        "kind": "Status",
+        "reason": "Forbidden",
+        "message": "it is being terminated",
+        "code": 403,
+        "details": details,
+    }
     problem = failure("POST x", 403, json.dumps(status).encode())
     assert isinstance(problem, NamespaceTerminating)
     assert "RBAC" not in str(problem)
-    assert "RBAC" in str(failure("POST x", 403, json.dumps(status | {"details": {"name": "web"}}).encode()))
+    assert "RBAC" in str(
+        failure("POST x", 403, json.dumps(status | {"details": {"name": "web"}}).encode())
+    )

@@ -13,7 +13,9 @@ from fairlead.kube.auth import find_access, in_cluster
 from fairlead.kube.kubeconfig import read_kubeconfig
 
 
-def config(user: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
+def config(
+    user: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **top: Any
+) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -59,15 +61,23 @@ def test_files_are_relative_to_the_kubeconfig_and_data_wins(tmp_path: Path) -> N
         "client-key-data": encoded("data key"),
         "tokenFile": "token",
     }
-    access = read_kubeconfig([write(tmp_path / "config", config(user, {"certificate-authority": "ca.crt"}))])
+    access = read_kubeconfig(
+        [write(tmp_path / "config", config(user, {"certificate-authority": "ca.crt"}))]
+    )
     assert access.authority_pem == "file ca.crt"
     assert (access.certificate_pem, access.key_pem) == ("file me.crt", "data key")
     assert access.token_file == str(tmp_path / "token")
 
 
 def test_the_rest_of_a_cluster_and_a_user(tmp_path: Path) -> None:
-    cluster = {"insecure-skip-tls-verify": True, "tls-server-name": "api", "proxy-url": "http://proxy:3128"}
-    access = read_kubeconfig([write(tmp_path / "config", config({"as": "jane", "as-groups": ["g"]}, cluster))])
+    cluster = {
+        "insecure-skip-tls-verify": True,
+        "tls-server-name": "api",
+        "proxy-url": "http://proxy:3128",
+    }
+    access = read_kubeconfig(
+        [write(tmp_path / "config", config({"as": "jane", "as-groups": ["g"]}, cluster))]
+    )
     assert (access.insecure, access.server_name, access.proxy) == (True, "api", "http://proxy:3128")
     assert access.impersonation == Impersonation("jane", groups=("g",))
 
@@ -90,7 +100,10 @@ def test_exec_plugin(tmp_path: Path) -> None:
         True,
         "install it",
     )
-    path = write(tmp_path / "config", config({"exec": {**section, "command": "login", "env": None, "args": None}}))
+    path = write(
+        tmp_path / "config",
+        config({"exec": {**section, "command": "login", "env": None, "args": None}}),
+    )
     plugin = read_kubeconfig([path]).exec_plugin
     assert plugin is not None
     assert (plugin.command, plugin.arguments, plugin.environment) == ("login", (), ())
@@ -109,19 +122,38 @@ def test_several_files_are_merged_the_first_wins(tmp_path: Path) -> None:
         (config({"username": "u", "password": "p"}), "uses a password"),
         (config({"auth-provider": {"name": "gcp"}}), "auth-provider"),
         (config({"as": "jane", "as-user-extra": {"a": ["b"]}}), "as-user-extra"),
-        (config({"client-certificate-data": encoded("x")}), "only one of client-certificate and client-key"),
+        (
+            config({"client-certificate-data": encoded("x")}),
+            "only one of client-certificate and client-key",
+        ),
         (config({"client-key-data": "%%%"}), "no PEM in base64"),
         (config({}, {"certificate-authority": "missing.crt"}), "missing.crt cannot be read"),
         (config({}, {"proxy-url": "socks5://proxy"}), "socks5://proxy"),
-        (config({"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}), "v1alpha1"),
         (
-            config({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "interactiveMode": "Always"}}),
+            config(
+                {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}
+            ),
+            "v1alpha1",
+        ),
+        (
+            config(
+                {
+                    "exec": {
+                        "apiVersion": "client.authentication.k8s.io/v1",
+                        "command": "x",
+                        "interactiveMode": "Always",
+                    }
+                }
+            ),
             "terminal",
         ),
         (config() | {"current-context": ""}, "--context: here, there"),
         (config() | {"current-context": "nowhere"}, "no context 'nowhere'; it has here, there"),
         (config(users=[]), "no user 'u'; it has none"),
-        (config(clusters=[{"name": "c", "cluster": {"server": 3}}]), r"Expected `str`, got `int`.*clusters\[0\]"),
+        (
+            config(clusters=[{"name": "c", "cluster": {"server": 3}}]),
+            r"Expected `str`, got `int`.*clusters\[0\]",
+        ),
         ("nonsense", "Expected `object`"),
     ],
 )
@@ -155,11 +187,15 @@ def test_order_of_the_search(tmp_path: Path) -> None:
         find_access(environment={"HOME": str(tmp_path), "KUBECONFIG": f"{tmp_path}/absent"})
 
 
-@pytest.mark.parametrize(("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")])
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
+)
 def test_in_a_pod(host: str, url: str, tmp_path: Path) -> None:
     for name, text in (("token", "t"), ("ca.crt", "authority"), ("namespace", "fairlead")):
         (tmp_path / name).write_text(text)
-    access = in_cluster({"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    access = in_cluster(
+        {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}, tmp_path
+    )
     assert (access.server, access.authority_pem, access.namespace) == (url, "authority", "fairlead")
     assert access.token_file == str(tmp_path / "token")
 

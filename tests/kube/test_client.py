@@ -8,7 +8,13 @@ from tests.lab.apiserver.api import Api
 
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.access import Access
-from fairlead.kube.answers import Expired, NotFound, RefusedByServer, ServerUnavailable, Unauthenticated
+from fairlead.kube.answers import (
+    Expired,
+    NotFound,
+    RefusedByServer,
+    ServerUnavailable,
+    Unauthenticated,
+)
 from fairlead.kube.client import JSON_PATCH, STRATEGIC_MERGE_PATCH, Client
 from fairlead.kube.objects import (
     NODES,
@@ -27,7 +33,10 @@ WEB = ("default", "web")
 
 
 def service(namespace: str, name: str = "web", port: int = 80) -> Service:
-    return Service(ServiceMeta(name, namespace, labels={"app": name}), ServiceSpec("LoadBalancer", (ServicePort(port),)))
+    return Service(
+        ServiceMeta(name, namespace, labels={"app": name}),
+        ServiceSpec("LoadBalancer", (ServicePort(port),)),
+    )
 
 
 @pytest.fixture
@@ -46,7 +55,12 @@ async def test_a_whole_life(client: Client, web: ObjectKey) -> None:
 
     patched = await client.patch(SERVICES, web, {"metadata": {"annotations": {"a": "b"}}})
     assert patched.metadata.annotations == {"a": "b"}
-    patched = await client.patch(SERVICES, web, [{"op": "remove", "path": "/metadata/annotations/a"}], content_type=JSON_PATCH)
+    patched = await client.patch(
+        SERVICES,
+        web,
+        [{"op": "remove", "path": "/metadata/annotations/a"}],
+        content_type=JSON_PATCH,
+    )
     assert patched.metadata.annotations == {}
     more = {"spec": {"ports": [{"port": 443, "name": "tls"}, {"port": 80, "name": "plain"}]}}
     patched = await client.patch(SERVICES, web, more, content_type=STRATEGIC_MERGE_PATCH)
@@ -68,28 +82,44 @@ async def test_replace_needs_the_version_that_is_there(client: Client, web: Obje
     await client.replace(SERVICES, web, await client.get(SERVICES, web))
 
 
-async def test_server_side_apply_of_status_and_its_ownership(client: Client, web: ObjectKey) -> None:
+async def test_server_side_apply_of_status_and_its_ownership(
+    client: Client, web: ObjectKey
+) -> None:
     async def apply(manager: str, status: Mapping[str, object], *, force: bool = False) -> Service:
-        return await client.apply(SERVICES, web, status, field_manager=manager, subresource="status", force=force)
+        return await client.apply(
+            SERVICES, web, status, field_manager=manager, subresource="status", force=force
+        )
 
     await client.create(SERVICES, service(web.namespace))
-    applied = await apply("one", {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7", "ipMode": "Proxy"}]}}})
-    assert applied.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.7", ip_mode="Proxy"),)
+    applied = await apply(
+        "one", {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7", "ipMode": "Proxy"}]}}}
+    )
+    assert applied.status.load_balancer.ingress == (
+        LoadBalancerIngress("203.0.113.7", ip_mode="Proxy"),
+    )
     other = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}}
     with pytest.raises(Conflict, match="one"):
         await apply("two", other)
     forced = await apply("two", other, force=True)
-    assert forced.status.load_balancer.ingress == (LoadBalancerIngress("203.0.113.8", ip_mode="VIP"),)
+    assert forced.status.load_balancer.ingress == (
+        LoadBalancerIngress("203.0.113.8", ip_mode="VIP"),
+    )
     # What a manager no longer names goes.
     assert (await apply("two", {})).status.load_balancer.ingress == ()
 
 
-async def test_apply_makes_objects_of_both_scopes(client: Client, web: ObjectKey, place: Api) -> None:
+async def test_apply_makes_objects_of_both_scopes(
+    client: Client, web: ObjectKey, place: Api
+) -> None:
     place.remove_later(KINDS_NODES, place.namespace)
-    node = await client.apply(NODES, ("", place.namespace), {"metadata": {"labels": {"a": "b"}}}, field_manager="me")
+    node = await client.apply(
+        NODES, ("", place.namespace), {"metadata": {"labels": {"a": "b"}}}, field_manager="me"
+    )
     assert node.metadata.name == place.namespace
     assert node.metadata.labels["a"] == "b"
-    made = await client.apply(SERVICES, web, {"spec": {"ports": [{"port": 80}]}}, field_manager="me")
+    made = await client.apply(
+        SERVICES, web, {"spec": {"ports": [{"port": 80}]}}, field_manager="me"
+    )
     assert (made.metadata.namespace, made.metadata.name) == web
 
 
@@ -106,16 +136,28 @@ async def test_list_takes_all_pages_and_selects(client: Client, place: Api) -> N
     assert await client.list(SERVICES, namespace="kube-public") == []
     assert len(await client.list(SERVICES, namespace=namespace, page_size=2)) == 7
     assert (
-        len([service for service in await client.list(SERVICES, page_size=2) if service.metadata.namespace == namespace]) == 7
+        len(
+            [
+                service
+                for service in await client.list(SERVICES, page_size=2)
+                if service.metadata.namespace == namespace
+            ]
+        )
+        == 7
     )
 
 
 async def test_refusal_carries_the_servers_words(client: Client, web: ObjectKey) -> None:
-    wrong = {"metadata": {"name": "web", "namespace": web.namespace}, "spec": {"ports": [{"port": 99999}]}}
+    wrong = {
+        "metadata": {"name": "web", "namespace": web.namespace},
+        "spec": {"ports": [{"port": 99999}]},
+    }
     with pytest.raises(RefusedByServer, match="99999") as refused:
         await client.create(SERVICES, wrong)
     assert refused.value.status == 422
-    assert f"POST {client.access.server}/api/v1/namespaces/{web.namespace}/services" in str(refused.value)
+    assert f"POST {client.access.server}/api/v1/namespaces/{web.namespace}/services" in str(
+        refused.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +171,9 @@ async def test_refusal_carries_the_servers_words(client: Client, web: ObjectKey)
         (503, ServerUnavailable),
     ],
 )
-async def test_failures_by_status(code: int, meaning: type[Exception], scripted: Any, replies: Any) -> None:
+async def test_failures_by_status(
+    code: int, meaning: type[Exception], scripted: Any, replies: Any
+) -> None:
     async with scripted(replies.failure(code, "no")) as (_, client):
         with pytest.raises(meaning):
             await client.get(SERVICES, WEB)

@@ -1,4 +1,5 @@
-"""An answer that is no JSON says nothing against the object: something on the way has cut it off. It is asked for again."""
+"""An answer that is no JSON says nothing against the object: something on the way has cut it off.
+It is asked for again."""
 
 from typing import Any
 

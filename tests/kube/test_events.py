@@ -59,7 +59,9 @@ def there(client: Client, place: Api) -> There:
     return there
 
 
-async def test_event_as_kubectl_shows_it(client: Client, place: Api, web: ServiceKey, there: There) -> None:
+async def test_event_as_kubectl_shows_it(
+    client: Client, place: Api, web: ServiceKey, there: There
+) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
         await until(there)
@@ -71,13 +73,19 @@ async def test_event_as_kubectl_shows_it(client: Client, place: Api, web: Servic
         "name": "web",
         "uid": "uid-1",
     }
-    assert (body["type"], body["reason"], body["message"]) == ("Warning", "SyncFailed", "no address is free")
+    assert (body["type"], body["reason"], body["message"]) == (
+        "Warning",
+        "SyncFailed",
+        "no address is free",
+    )
     assert body["count"] == 1
     assert body["source"] == {"component": "fairlead-test"}
     assert body["firstTimestamp"] == body["lastTimestamp"]
 
 
-async def test_a_thousand_retries_are_two_writes(client: Client, place: Api, web: ServiceKey, there: There) -> None:
+async def test_a_thousand_retries_are_two_writes(
+    client: Client, place: Api, web: ServiceKey, there: There
+) -> None:
     async with (
         place.watch(KIND, f"resourceVersion={await place.version(KIND)}") as watch,
         recording(client, interval_s=0.5) as recorder,
@@ -95,14 +103,21 @@ async def test_a_thousand_retries_are_two_writes(client: Client, place: Api, web
         written = [await watch.next()]
         while written[-1]["object"]["message"] != "the last one":
             written.append(await watch.next())
-    assert [event["type"] for event in written] in (["ADDED", "MODIFIED", "ADDED"], ["ADDED", "ADDED"])
+    assert [event["type"] for event in written] in (
+        ["ADDED", "MODIFIED", "ADDED"],
+        ["ADDED", "ADDED"],
+    )
 
 
-async def test_different_things_are_different_events(client: Client, web: ServiceKey, there: There) -> None:
+async def test_different_things_are_different_events(
+    client: Client, web: ServiceKey, there: There
+) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Normal", "Ensured", "it has 203.0.113.1")
         recorder.event(web, "uid-1", "Normal", "Ensured", "it has 203.0.113.2")
-        recorder.event(ServiceKey(web.namespace, "api"), "uid-2", "Normal", "Ensured", "it has 203.0.113.1")
+        recorder.event(
+            ServiceKey(web.namespace, "api"), "uid-2", "Normal", "Ensured", "it has 203.0.113.1"
+        )
 
         async def three() -> bool:
             return len(await there()) == 3
@@ -110,12 +125,20 @@ async def test_different_things_are_different_events(client: Client, web: Servic
         await until(three)
 
 
-async def test_a_number_that_changes_is_one_event_with_the_last_number(client: Client, web: ServiceKey, there: There) -> None:
+async def test_a_number_that_changes_is_one_event_with_the_last_number(
+    client: Client, web: ServiceKey, there: There
+) -> None:
     """The next process says it with yet another number, and finds the Event again."""
     for first in (1, 100):
         async with recording(client, interval_s=0.05) as recorder:
             for number in range(first, first + 20):
-                recorder.event(web, "uid-1", "Warning", "Full", f"{number} of 1,000 entries are taken after {number}.5 s")
+                recorder.event(
+                    web,
+                    "uid-1",
+                    "Warning",
+                    "Full",
+                    f"{number} of 1,000 entries are taken after {number}.5 s",
+                )
                 await asyncio.sleep(0.01)
 
             async def told(last: int = first + 19) -> bool:
@@ -132,7 +155,11 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(client: C
     [
         ("9 of 10 entries", "10 of 10 entries", True),
         ("no answer for 12.5 s", "no answer for 3 s", True),
-        ("written for version 712 of the Service", "written for version 1,713 of the Service", True),
+        (
+            "written for version 712 of the Service",
+            "written for version 1,713 of the Service",
+            True,
+        ),
         ("served on 203.0.113.1.", "served on 203.0.113.2.", False),
         ("served on 2001:db8::1", "served on 2001:db8::2", False),
         ("range 10.1.0.0/24", "range 10.1.0.0/25", False),
@@ -149,16 +176,27 @@ def test_numbers_that_name_something_make_another_matter(one: str, other: str, s
 async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
     client: Client, place: Api, web: ServiceKey
 ) -> None:
-    body = {"metadata": {"name": "web", "finalizers": ["example.com/stay"]}, "spec": {"ports": [{"port": 80}]}}
+    body = {
+        "metadata": {"name": "web", "finalizers": ["example.com/stay"]},
+        "spec": {"ports": [{"port": 80}]},
+    }
     service = await client.create(SERVICES, body, namespace=web.namespace)
     await place.do("DELETE", f"/api/v1/namespaces/{web.namespace}")
     try:
         with pytest.raises(NamespaceTerminating, match="the namespace is being deleted") as problem:
-            await client.create(SERVICES, body | {"metadata": {"name": "other"}}, namespace=web.namespace)
+            await client.create(
+                SERVICES, body | {"metadata": {"name": "other"}}, namespace=web.namespace
+            )
         assert "RBAC" not in str(problem.value)
         with capture_logs() as logs:
             async with recording(client) as recorder:
-                recorder.event(web, service.metadata.uid, "Normal", "DeletingLoadBalancer", "Deleting load balancer")
+                recorder.event(
+                    web,
+                    service.metadata.uid,
+                    "Normal",
+                    "DeletingLoadBalancer",
+                    "Deleting load balancer",
+                )
 
                 async def given_up() -> bool:
                     return recorder.dropped == 1
@@ -169,7 +207,9 @@ async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly
         await client.patch(SERVICES, ObjectKey(*web), {"metadata": {"finalizers": None}})
 
 
-async def test_forgotten_by_the_server_is_told_anew(client: Client, web: ServiceKey, there: There) -> None:
+async def test_forgotten_by_the_server_is_told_anew(
+    client: Client, web: ServiceKey, there: There
+) -> None:
     async with recording(client, interval_s=0.05) as recorder:
         recorder.event(web, "uid-1", "Normal", "Ensured", "again")
         await until(there)
@@ -181,13 +221,17 @@ async def test_forgotten_by_the_server_is_told_anew(client: Client, web: Service
         assert new.metadata.uid != old.metadata.uid
 
 
-async def say_anew_what_was_told(client: Client, web: ServiceKey, there: There, last: datetime) -> tuple[Event, Event]:
+async def say_anew_what_was_told(
+    client: Client, web: ServiceKey, there: There, last: datetime
+) -> tuple[Event, Event]:
     """The Event before and after another process has said what was last told at that time."""
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
         await until(there)
     (old,) = await there()
-    before = await client.patch(EVENTS, (web.namespace, old.metadata.name), {"lastTimestamp": stamp(last)})
+    before = await client.patch(
+        EVENTS, (web.namespace, old.metadata.name), {"lastTimestamp": stamp(last)}
+    )
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
         recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
@@ -203,22 +247,34 @@ async def say_anew_what_was_told(client: Client, web: ServiceKey, there: There, 
 async def test_a_warning_that_the_server_would_forget_is_kept(
     client: Client, web: ServiceKey, there: There, minutes: int
 ) -> None:
-    """It is no news, so it is not counted; also where the clock of the one before us was wrong (-20)."""
+    """It is no news, so it is not counted; also where the clock of the one before us was wrong
+    (-20)."""
     now = datetime.now(UTC)
-    before, after = await say_anew_what_was_told(client, web, there, now - timedelta(minutes=minutes))
+    before, after = await say_anew_what_was_told(
+        client, web, there, now - timedelta(minutes=minutes)
+    )
     assert after.metadata.uid == before.metadata.uid
     assert after.count == before.count == 1
     assert stamp(now) <= str(after.last_timestamp) <= stamp(datetime.now(UTC))
 
 
-async def test_a_warning_that_is_fresh_is_not_written(client: Client, web: ServiceKey, there: There) -> None:
-    before, after = await say_anew_what_was_told(client, web, there, datetime.now(UTC) + timedelta(seconds=5))
+async def test_a_warning_that_is_fresh_is_not_written(
+    client: Client, web: ServiceKey, there: There
+) -> None:
+    before, after = await say_anew_what_was_told(
+        client, web, there, datetime.now(UTC) + timedelta(seconds=5)
+    )
     assert after.metadata.resource_version == before.metadata.resource_version
 
 
-async def test_what_is_wrong_again_is_told_after_its_recovery(client: Client, web: ServiceKey, there: There) -> None:
+async def test_what_is_wrong_again_is_told_after_its_recovery(
+    client: Client, web: ServiceKey, there: There
+) -> None:
     """By the next process: `kubectl describe` sorts Events by their last time."""
-    said = ("Warning", "NoGateway", "no gateway is alive"), ("Normal", "Recovered", "NoGateway no longer holds")
+    said = (
+        ("Warning", "NoGateway", "no gateway is alive"),
+        ("Normal", "Recovered", "NoGateway no longer holds"),
+    )
     times = [datetime.now(UTC) - timedelta(seconds=passed) for passed in (30, 18)]
     async with recording(client) as recorder:
         for event in said:
@@ -230,7 +286,9 @@ async def test_what_is_wrong_again_is_told_after_its_recovery(client: Client, we
         await until(both)
     for each in await there():
         last = times[each.type == "Normal"]
-        await client.patch(EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)})
+        await client.patch(
+            EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)}
+        )
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", *said[0])
 
@@ -246,7 +304,11 @@ async def test_ten_thousand_services_can_be_told_at_once() -> None:
         recorder = EventRecorder(client, "fairlead-test")
         for number in range(10_000):
             recorder.event(
-                ServiceKey("default", f"web-{number}"), f"uid-{number}", "Warning", "NoGateway", "no gateway is alive"
+                ServiceKey("default", f"web-{number}"),
+                f"uid-{number}",
+                "Warning",
+                "NoGateway",
+                "no gateway is alive",
             )
         assert (recorder.waiting, recorder.dropped) == (10_000, 0)
 
@@ -256,18 +318,26 @@ def test_a_time_that_is_none_is_old(last: str | None) -> None:
     assert is_stale(Event(ObjectMeta(), last_timestamp=last), datetime.now(UTC))
 
 
-async def test_long_messages_are_cut_to_what_the_api_takes(client: Client, web: ServiceKey, there: There) -> None:
+async def test_long_messages_are_cut_to_what_the_api_takes(
+    client: Client, web: ServiceKey, there: There
+) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Normal", "R" * 500, "m" * 5000)
 
         async def cut() -> bool:
-            return [(len(event.reason), len(event.message)) for event in await there()] == [(128, 1024)]
+            return [(len(event.reason), len(event.message)) for event in await there()] == [
+                (128, 1024)
+            ]
 
         await until(cut)
 
 
 async def test_server_that_is_away_is_tried_again() -> None:
-    async with ApiServer() as server, Client(Access(server.url)) as client, recording(client) as recorder:
+    async with (
+        ApiServer() as server,
+        Client(Access(server.url)) as client,
+        recording(client) as recorder,
+    ):
         server.faults.add(Fault("status", "POST", code=503, count=2))
         recorder.event(WEB, "uid-1", "Normal", "Ensured", "late")
 
@@ -280,7 +350,11 @@ async def test_server_that_is_away_is_tried_again() -> None:
 
 async def test_refusal_is_logged_and_the_next_goes_on() -> None:
     with capture_logs() as logs:
-        async with ApiServer() as server, Client(Access(server.url)) as client, recording(client) as recorder:
+        async with (
+            ApiServer() as server,
+            Client(Access(server.url)) as client,
+            recording(client) as recorder,
+        ):
             server.faults.add(Fault("status", "POST", code=403))
             recorder.event(WEB, "uid-1", "Normal", "First", "refused")
             recorder.event(WEB, "uid-1", "Normal", "Second", "written")

@@ -21,14 +21,18 @@ STALE_S = 0.6
 
 
 class Bench:
-    """A reflector of Services, and a task that requests Nodes periodically, as a role renews its Lease. `custom`: the kind is
-    followed like one that an API server need not have."""
+    """A reflector of Services, and a task that requests Nodes periodically, as a role renews its
+    Lease. `custom`: the kind is followed like one that an API server need not have."""
 
     def __init__(self, server: ApiServer, client: Client, *, custom: bool) -> None:
         self.server = server
         self.client = client
         self.reflector: Reflector[Service] = Reflector(
-            client, SERVICES, floor_s=0.01, ceiling_s=0.05, on_absent=(lambda: None) if custom else None
+            client,
+            SERVICES,
+            floor_s=0.01,
+            ceiling_s=0.05,
+            on_absent=(lambda: None) if custom else None,
         )
         self.freshness = Freshness(lambda: client.answered_s, stale_s=STALE_S, calm_s=0.0)
         self.freshness.add("services", self.reflector)
@@ -59,7 +63,11 @@ class Bench:
 
 @pytest.fixture
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    async with ApiServer() as server, Client(Access(server.url), timeout_s=1.0) as client, asyncio.TaskGroup() as group:
+    async with (
+        ApiServer() as server,
+        Client(Access(server.url), timeout_s=1.0) as client,
+        asyncio.TaskGroup() as group,
+    ):
         bench = Bench(server, client, custom=getattr(request, "param", False))
         tasks = [group.create_task(bench.follow()), group.create_task(bench.ask())]
         await bench.until(lambda: bench.reflector.following)
@@ -82,9 +90,14 @@ async def test_a_server_that_hangs_makes_it_stale_and_the_log_says_so_once(bench
         assert not bench.freshness.reachable
         await bench.until(lambda: bench.freshness.ages()["services"] > 2 * STALE_S)
         bench.server.faults.clear()
-        await bench.until(lambda: not bench.stale and any("current again" in each["event"] for each in logs))
+        await bench.until(
+            lambda: not bench.stale and any("current again" in each["event"] for each in logs)
+        )
     told = [each["event"] for each in logs if "what is known" in each["event"]]
-    assert told == ["what is known of the cluster is stale: going on with it", "what is known of the cluster is current again"]
+    assert told == [
+        "what is known of the cluster is stale: going on with it",
+        "what is known of the cluster is current again",
+    ]
 
 
 async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench: Bench) -> None:
@@ -110,12 +123,16 @@ async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: 
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))
     asked = len(bench.server.requests)
-    await bench.until(lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2)
+    await bench.until(
+        lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2
+    )
     assert bench.reflector.following
     assert not bench.stale
 
 
-async def test_a_kind_that_every_server_has_is_stale_where_something_else_answers(bench: Bench) -> None:
+async def test_a_kind_that_every_server_has_is_stale_where_something_else_answers(
+    bench: Bench,
+) -> None:
     """A proxy in front of the API server, for instance, whose back end is gone."""
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))

@@ -23,8 +23,12 @@ WATCHES, LISTS = "/leases.*watch=", "/leases(?!.*watch=)"
 async def server() -> AsyncIterator[ApiServer]:
     """With one gateway that renews its Lease all the while."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
-        task = asyncio.ensure_future(Announcer(client, SECTION, View("gateway", "gw1"), "gw1").run())
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}
+        )
+        task = asyncio.ensure_future(
+            Announcer(client, SECTION, View("gateway", "gw1"), "gw1").run()
+        )
         async with asyncio.timeout(30):
             while not any(each.method == "PATCH" for each in server.requests):
                 await asyncio.sleep(0.01)

@@ -20,7 +20,8 @@ TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
 
 
 class Candidate:
-    """An elector whose work is to note when it works. `leaders`, shared by all, must never hold two."""
+    """An elector whose work is to note when it works. `leaders`, shared by all, must never hold
+    two."""
 
     def __init__(self, client: Client, key: ObjectKey, name: str, leaders: set[str]) -> None:
         self.name = name
@@ -61,7 +62,9 @@ async def until(leaders: set[str], *expected: str) -> None:
 
 
 @asynccontextmanager
-async def candidates(access: Access, *names: str, key: ObjectKey = KEY) -> AsyncIterator[tuple[set[str], list[Candidate]]]:
+async def candidates(
+    access: Access, *names: str, key: ObjectKey = KEY
+) -> AsyncIterator[tuple[set[str], list[Candidate]]]:
     leaders: set[str] = set()
     async with Client(access, timeout_s=2) as client:
         made = [Candidate(client, key, name, leaders) for name in names]
@@ -85,7 +88,9 @@ def key(place: Api) -> ObjectKey:
     return ObjectKey(place.namespace, "fairlead-controller")
 
 
-async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(place: Api, client: Client, key: ObjectKey) -> None:
+async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(
+    place: Api, client: Client, key: ObjectKey
+) -> None:
     async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")
@@ -101,7 +106,9 @@ async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(place: Ap
     assert lease.spec.lease_transitions == 1
 
 
-async def test_after_a_sudden_death_the_next_waits_out_the_lease(place: Api, key: ObjectKey) -> None:
+async def test_after_a_sudden_death_the_next_waits_out_the_lease(
+    place: Api, key: ObjectKey
+) -> None:
     async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")
@@ -172,4 +179,6 @@ async def test_a_term_whose_work_fails_ends_the_process(server: ApiServer) -> No
         with pytest.raises(ExceptionGroup) as caught:
             await elector.lead(broken)
         assert caught.group_contains(RuntimeError, match="a bug")
-        assert (await client.get(LEASES, KEY)).spec.holder_identity == "", "given back for the next one"
+        assert (await client.get(LEASES, KEY)).spec.holder_identity == "", (
+            "given back for the next one"
+        )

@@ -1,4 +1,5 @@
-"""A server restored from a backup shows an old Lease, or none: whoever is named there must not begin while another leads."""
+"""A server restored from a backup shows an old Lease, or none: whoever is named there must not
+begin while another leads."""
 
 import asyncio
 from collections.abc import AsyncIterator

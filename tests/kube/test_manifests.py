@@ -44,7 +44,9 @@ def test_folder_with_everything(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.yaml").write_text(f"{SERVICE}---\n{OTHER}---\n# nothing\n---\n{SLICE}")
     (tmp_path / "deep" / "b.yml").write_text(NODE)
-    (tmp_path / "deep" / "c.json").write_text(json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}))
+    (tmp_path / "deep" / "c.json").write_text(
+        json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}})
+    )
     (tmp_path / "README.md").write_text("no: [manifest")
     read = read_manifests([tmp_path])
     assert [service.key for service in read.services] == [("default", "web")]
@@ -61,19 +63,30 @@ def test_lists_are_taken_apart(kind: str) -> None:
     item = {"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}
     if kind == "List":
         item |= {"apiVersion": "v1", "kind": "Service"}
-    text = json.dumps({"apiVersion": "v1", "kind": kind, "items": [item, item | {"metadata": {"name": "other"}}]})
-    assert [str(s.key) for s in read_manifests(["-"], io.StringIO(text)).services] == ["default/web", "default/other"]
+    text = json.dumps(
+        {"apiVersion": "v1", "kind": kind, "items": [item, item | {"metadata": {"name": "other"}}]}
+    )
+    assert [str(s.key) for s in read_manifests(["-"], io.StringIO(text)).services] == [
+        "default/web",
+        "default/other",
+    ]
 
 
 def test_kind_of_the_same_name_in_another_group_is_another() -> None:
-    text = "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\nspec: {template: 3}\n"
+    text = (
+        "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\nspec: "
+        "{template: 3}\n"
+    )
     assert read_manifests(["-"], io.StringIO(text)).ignored == {"Service": 1}
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (f"{NODE}---\n{SERVICE.replace('port: 80,', 'port: eighty,')}", "f.yaml:2: Service: Expected `int`, got `str`"),
+        (
+            f"{NODE}---\n{SERVICE.replace('port: 80,', 'port: eighty,')}",
+            "f.yaml:2: Service: Expected `int`, got `str`",
+        ),
         (SERVICE.replace("port: 80,", "port: eighty,"), "$.spec.ports[0].port"),
         (SERVICE.replace("Local", "local"), "$.spec.externalTrafficPolicy"),
         (SERVICE.replace("  name: web\n", ""), "f.yaml:1: Service: $.metadata.name is missing"),
@@ -81,7 +94,10 @@ def test_kind_of_the_same_name_in_another_group_is_another() -> None:
         (f"{NODE}---\n- 1\n", "f.yaml:2: this is no object but list"),
         (f"{NODE}---\na: [\n", "f.yaml:2: this is no YAML"),
         (f"{SERVICE}---\n{SERVICE}", "f.yaml:2: Service default/web is in"),
-        ("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: 3}]\n", "f.yaml:1: $.items[0]: Node"),
+        (
+            "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: 3}]\n",
+            "f.yaml:1: $.items[0]: Node",
+        ),
     ],
 )
 def test_mistakes_are_named(text: str, complaint: str, tmp_path: Path) -> None:
@@ -105,4 +121,6 @@ def test_documents_keep_all_kinds_as_they_are() -> None:
         (("apps/v1", "Deployment"), "standard input:1"),
         (("v1", "Node"), "standard input:2"),
     ]
-    assert read[1].object["status"] == {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}
+    assert read[1].object["status"] == {
+        "addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]
+    }

@@ -1,4 +1,5 @@
-"""The copy of a collection: whatever a server tells, those who follow the change sets know what it holds."""
+"""The copy of a collection: whatever a server tells, those who follow the change sets know what it
+holds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,9 @@ KEYS = [ObjectKey("default", name) for name in "abc"]
 
 
 def item(key: ObjectKey, label: int, version: int, *, gone: bool = False) -> Item[Service]:
-    metadata = ServiceMeta(key.name, key.namespace, resource_version=str(version), labels={"is": str(label)})
+    metadata = ServiceMeta(
+        key.name, key.namespace, resource_version=str(version), labels={"is": str(label)}
+    )
     return Item(key, str(version), Service(metadata), gone)
 
 
@@ -29,7 +32,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_who_follows_knows_what_is_there(steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]]) -> None:
+def test_who_follows_knows_what_is_there(
+    steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]],
+) -> None:
     mirror: Mirror[Service] = Mirror()
     truth: dict[ObjectKey, int] = {}
     listed: dict[ObjectKey, int] | None = None
@@ -60,7 +65,9 @@ def test_who_follows_knows_what_is_there(steps: list[tuple[str, tuple[ObjectKey,
                 else:
                     view[key] = int(value.metadata.labels["is"])
             assert view == truth
-            assert {key: int(value.metadata.labels["is"]) for key, value in mirror.objects.items()} == truth
+            assert {
+                key: int(value.metadata.labels["is"]) for key, value in mirror.objects.items()
+            } == truth
 
 
 def test_only_what_differs_is_told() -> None:

@@ -1,4 +1,5 @@
-"""Who we are to a real API server: each way to say so, and what becomes of roles that it does not let in."""
+"""Who we are to a real API server: each way to say so, and what becomes of roles that it does not
+let in."""
 
 import asyncio
 import base64
@@ -58,7 +59,12 @@ def write_config(path: Path, server: KubeApiServer, user: Object, **cluster: obj
         "current-context": "real",
         "contexts": [{"name": "real", "context": {"cluster": "real", "user": "me"}}],
         "clusters": [
-            {"name": "real", "cluster": {name: value for name, value in (fields | named).items() if value is not None}}
+            {
+                "name": "real",
+                "cluster": {
+                    name: value for name, value in (fields | named).items() if value is not None
+                },
+            }
         ],
         "users": [{"name": "me", "user": user}],
     }
@@ -72,11 +78,35 @@ class Certificate:
     def __init__(self, folder: Path, server: KubeApiServer, name: str, *, days: int = 1) -> None:
         self.certificate, self.key = folder / "me.crt", folder / "me.key"
         request = folder / "me.csr"
-        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(self.key)]
+        new_key = [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            str(self.key),
+        ]
         _openssl("req", *new_key, "-subj", f"/O=system:masters/CN={name}", "-out", str(request))
-        authority = ["-CA", str(server.directory / "ca.crt"), "-CAkey", str(server.directory / "ca.key")]
+        authority = [
+            "-CA",
+            str(server.directory / "ca.crt"),
+            "-CAkey",
+            str(server.directory / "ca.key"),
+        ]
         serial = ["-set_serial", str(secrets.randbits(63))]
-        _openssl("x509", "-req", "-in", str(request), *authority, *serial, "-days", str(days), "-out", str(self.certificate))
+        _openssl(
+            "x509",
+            "-req",
+            "-in",
+            str(request),
+            *authority,
+            *serial,
+            "-days",
+            str(days),
+            "-out",
+            str(self.certificate),
+        )
 
     @property
     def data(self) -> Object:
@@ -90,17 +120,41 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
-async def test_a_client_certificate_as_data_and_as_files(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+async def test_a_client_certificate_as_data_and_as_files(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
     certificate = Certificate(tmp_path, real_apiserver, "anna")
     for user in (certificate.data, {"client-certificate": "me.crt", "client-key": "me.key"}):
-        found = await who(read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)]))
+        found = await who(
+            read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)])
+        )
         assert found["username"] == "anna"
         assert "system:masters" in found["groups"]
 
 
-async def test_a_certificate_of_another_authority(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(tmp_path / "me.key")]
-    _openssl("req", "-x509", *new_key, "-subj", "/O=system:masters/CN=eve", "-days", "1", "-out", str(tmp_path / "me.crt"))
+async def test_a_certificate_of_another_authority(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
+    new_key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        str(tmp_path / "me.key"),
+    ]
+    _openssl(
+        "req",
+        "-x509",
+        *new_key,
+        "-subj",
+        "/O=system:masters/CN=eve",
+        "-days",
+        "1",
+        "-out",
+        str(tmp_path / "me.crt"),
+    )
     user = {"client-certificate": "me.crt", "client-key": "me.key"}
     with pytest.raises(Unauthenticated, match="renew the credentials"):
         await who(read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)]))
@@ -117,24 +171,36 @@ async def space(real_apiserver: KubeApiServer) -> str:
     """A namespace with a ServiceAccount `me`."""
     name = f"access-{secrets.token_hex(4)}"
     await make(real_apiserver, "/api/v1/namespaces", {"metadata": {"name": name}})
-    await make(real_apiserver, f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "me"}})
+    await make(
+        real_apiserver, f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "me"}}
+    )
     return name
 
 
 async def bound_token(server: KubeApiServer, space: str, secret: str) -> str:
     """A token that holds as long as a Secret is there."""
     made = await make(server, f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": secret}})
-    reference = {"kind": "Secret", "apiVersion": "v1", "name": secret, "uid": made["metadata"]["uid"]}
+    reference = {
+        "kind": "Secret",
+        "apiVersion": "v1",
+        "name": secret,
+        "uid": made["metadata"]["uid"],
+    }
     body = {"spec": {"expirationSeconds": 600, "boundObjectRef": reference}}
     answer = await make(server, f"/api/v1/namespaces/{space}/serviceaccounts/me/token", body)
     return str(answer["status"]["token"])
 
 
-async def test_a_token_that_is_rotated(real_apiserver: KubeApiServer, space: str, tmp_path: Path) -> None:
-    """The old one ceases to hold while it is in use, as when it expires: the next call is made with the new one."""
+async def test_a_token_that_is_rotated(
+    real_apiserver: KubeApiServer, space: str, tmp_path: Path
+) -> None:
+    """The old one ceases to hold while it is in use, as when it expires: the next call is made with
+    the new one."""
     file = tmp_path / "token"
     file.write_text(await bound_token(real_apiserver, space, "old"))
-    access = read_kubeconfig([write_config(tmp_path / "config", real_apiserver, {"tokenFile": "token"})])
+    access = read_kubeconfig(
+        [write_config(tmp_path / "config", real_apiserver, {"tokenFile": "token"})]
+    )
     async with Client(access) as client:
         before = await identity(client)
         assert before["username"] == f"system:serviceaccount:{space}:me"
@@ -153,9 +219,13 @@ async def test_an_exec_plugin_gives_a_token_and_is_asked_again(
     real_apiserver: KubeApiServer, tmp_path: Path, version: str
 ) -> None:
     api_version = f"client.{GROUP}/{version}"
-    # It counts as expired 10 s before it does. The three seconds until then are enough for three calls on any machine.
+    # It counts as expired 10 s before it does. The three seconds until then are enough for three
+    # calls on any machine.
     expires = (datetime.now(UTC) + timedelta(seconds=14)).replace(microsecond=0)
-    status = {"token": real_apiserver.access.token, "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    status = {
+        "token": real_apiserver.access.token,
+        "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
     access = plugin_access(real_apiserver, tmp_path, api_version, status)
     async with Client(access) as client:
         for _ in range(3):
@@ -166,15 +236,22 @@ async def test_an_exec_plugin_gives_a_token_and_is_asked_again(
         assert asked(tmp_path) == 2
 
 
-async def test_an_exec_plugin_gives_a_certificate(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+async def test_an_exec_plugin_gives_a_certificate(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
     certificate = Certificate(tmp_path, real_apiserver, "otto")
-    status = {"clientCertificateData": certificate.certificate.read_text(), "clientKeyData": certificate.key.read_text()}
+    status = {
+        "clientCertificateData": certificate.certificate.read_text(),
+        "clientKeyData": certificate.key.read_text(),
+    }
     access = plugin_access(real_apiserver, tmp_path, f"client.{GROUP}/v1", status)
     assert (await who(access))["username"] == "otto"
 
 
 def plugin_access(server: KubeApiServer, folder: Path, api_version: str, status: Object) -> Access:
-    (folder / "answer").write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": status}))
+    (folder / "answer").write_text(
+        json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": status})
+    )
     plugin = folder / "plugin"
     plugin.write_text(f"#!/bin/sh\necho x >> {folder}/asked\ncat {folder}/answer\n")
     plugin.chmod(0o755)
@@ -186,15 +263,23 @@ def asked(folder: Path) -> int:
     return len((folder / "asked").read_text().splitlines())
 
 
-async def test_several_files_and_contexts(real_apiserver: KubeApiServer, space: str, tmp_path: Path) -> None:
+async def test_several_files_and_contexts(
+    real_apiserver: KubeApiServer, space: str, tmp_path: Path
+) -> None:
     first = write_config(tmp_path / "first", real_apiserver, {"token": real_apiserver.access.token})
     token = await real_apiserver.service_account_token(f"{space}/me")
     second = {
-        "contexts": [{"name": "other", "context": {"cluster": "real", "user": "other", "namespace": space}}],
+        "contexts": [
+            {"name": "other", "context": {"cluster": "real", "user": "other", "namespace": space}}
+        ],
         "users": [{"name": "other", "user": {"token": token}}],
     }
     (tmp_path / "second").write_text(yaml.safe_dump(second))
-    environment = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "second"), str(tmp_path / "absent")])}
+    environment = {
+        "KUBECONFIG": os.pathsep.join(
+            [str(first), str(tmp_path / "second"), str(tmp_path / "absent")]
+        )
+    }
     assert (await who(find_access(environment=environment)))["username"] == "admin"
     other = find_access(context="other", environment=environment)
     assert (await who(other))["username"] == f"system:serviceaccount:{space}:me"
@@ -203,22 +288,37 @@ async def test_several_files_and_contexts(real_apiserver: KubeApiServer, space: 
 
 async def test_through_a_proxy(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
     async with connect_proxy() as (url, asked):
-        config = write_config(tmp_path / "config", real_apiserver, {"token": real_apiserver.access.token}, proxy_url=url)
+        config = write_config(
+            tmp_path / "config",
+            real_apiserver,
+            {"token": real_apiserver.access.token},
+            proxy_url=url,
+        )
         assert (await who(read_kubeconfig([config])))["username"] == "admin"
     assert asked == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
 
 
-async def test_a_server_that_is_not_trusted_is_shown_nothing(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+async def test_a_server_that_is_not_trusted_is_shown_nothing(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
     user = {"token": real_apiserver.access.token}
     # The authority for clients is another one than that of the server's own certificate.
     wrong = encoded((real_apiserver.directory / "ca.crt").read_text())
     for authority in (wrong, None):
-        config = write_config(tmp_path / "config", real_apiserver, user, certificate_authority_data=authority)
-        with pytest.raises(ServerUnavailable, match="give the server's certificate authority in the kubeconfig") as refused:
+        config = write_config(
+            tmp_path / "config", real_apiserver, user, certificate_authority_data=authority
+        )
+        with pytest.raises(
+            ServerUnavailable, match="give the server's certificate authority in the kubeconfig"
+        ) as refused:
             await who(read_kubeconfig([config]))
         assert "certificate verify failed" in str(refused.value)
         assert "\n" not in str(refused.value)
     careless = write_config(
-        tmp_path / "config", real_apiserver, user, certificate_authority_data=None, insecure_skip_tls_verify=True
+        tmp_path / "config",
+        real_apiserver,
+        user,
+        certificate_authority_data=None,
+        insecure_skip_tls_verify=True,
     )
     assert (await who(read_kubeconfig([careless])))["username"] == "admin"

@@ -1,4 +1,5 @@
-"""The reflector against a server that does, on the wire, all that API servers and the ways to them are known to do."""
+"""The reflector against a server that does, on the wire, all that API servers and the ways to them
+are known to do."""
 
 import asyncio
 from typing import Any
@@ -13,7 +14,12 @@ A, B, C = (ObjectKey("default", name) for name in "abc")
 
 
 def service(key: ObjectKey, version: int, port: int = 80, **annotations: str) -> dict[str, Any]:
-    metadata = {"name": key.name, "namespace": key.namespace, "resourceVersion": str(version), "annotations": annotations}
+    metadata = {
+        "name": key.name,
+        "namespace": key.namespace,
+        "resourceVersion": str(version),
+        "annotations": annotations,
+    }
     return {"metadata": metadata, "spec": {"type": "LoadBalancer", "ports": [{"port": port}]}}
 
 
@@ -22,7 +28,13 @@ def event(kind: str, item: object) -> dict[str, object]:
 
 
 def bookmark(version: int, **annotations: str) -> dict[str, object]:
-    return event("BOOKMARK", {"kind": "Service", "metadata": {"resourceVersion": str(version), "annotations": annotations}})
+    return event(
+        "BOOKMARK",
+        {
+            "kind": "Service",
+            "metadata": {"resourceVersion": str(version), "annotations": annotations},
+        },
+    )
 
 
 def streamed(*items: object, version: int) -> list[object]:
@@ -31,29 +43,45 @@ def streamed(*items: object, version: int) -> list[object]:
     return [*(event("ADDED", item) for item in items), end]
 
 
-EXPIRED = event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
+EXPIRED = event(
+    "ERROR",
+    {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"},
+)
 
 
 def quick(client: Any, resource: Any = SERVICES, **options: Any) -> Reflector[Any]:
     return Reflector(client, resource, floor_s=0.01, ceiling_s=0.2, **options)
 
 
-async def test_streamed_list_is_one_change_set_then_events(scripted: Any, replies: Any, follow: Any) -> None:
-    events = [event("MODIFIED", service(A, 6, 81)), event("DELETED", service(B, 7)), event("ADDED", service(C, 8))]
-    async with scripted(replies.watch(*streamed(service(A, 1), service(B, 2), version=5), *events)) as (server, client):
+async def test_streamed_list_is_one_change_set_then_events(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
+    events = [
+        event("MODIFIED", service(A, 6, 81)),
+        event("DELETED", service(B, 7)),
+        event("ADDED", service(C, 8)),
+    ]
+    async with scripted(
+        replies.watch(*streamed(service(A, 1), service(B, 2), version=5), *events)
+    ) as (server, client):
         async with follow(quick(client)) as follower:
             await follower.until(lambda: set(follower.view) == {A, C})
             assert A in follower.sets[0]
             assert follower.view[A].spec.ports[0].port == 81
             assert dict(follower.reflector.objects) == follower.view
         asked = server.queries[0]
-        assert (asked["sendInitialEvents"], asked["resourceVersionMatch"]) == ("true", "NotOlderThan")
+        assert (asked["sendInitialEvents"], asked["resourceVersionMatch"]) == (
+            "true",
+            "NotOlderThan",
+        )
         assert asked["allowWatchBookmarks"] == "true"
         assert "resourceVersion" not in asked
         assert 240 <= int(asked["timeoutSeconds"]) <= 300
 
 
-async def test_nothing_is_told_before_the_list_is_complete(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_nothing_is_told_before_the_list_is_complete(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     part = [event("ADDED", service(A, 1))]
     whole = streamed(service(A, 1), service(B, 2), version=5)
     async with (
@@ -65,14 +93,19 @@ async def test_nothing_is_told_before_the_list_is_complete(scripted: Any, replie
 
 
 async def test_empty_collection_is_told_once(scripted: Any, replies: Any, follow: Any) -> None:
-    async with scripted(replies.watch(*streamed(version=5))) as (_, client), follow(quick(client)) as follower:
+    async with (
+        scripted(replies.watch(*streamed(version=5))) as (_, client),
+        follow(quick(client)) as follower,
+    ):
         await follower.until(lambda: follower.reflector.synced)
         await follower.until(lambda: len(follower.sets) == 1)
         assert follower.sets == [{}]
 
 
 @pytest.mark.parametrize("code", [400, 422, 500])
-async def test_pages_where_lists_are_not_streamed(code: int, scripted: Any, replies: Any, follow: Any) -> None:
+async def test_pages_where_lists_are_not_streamed(
+    code: int, scripted: Any, replies: Any, follow: Any
+) -> None:
     async with (
         scripted(
             replies.failure(code, "sendInitialEvents: Forbidden"),
@@ -89,7 +122,9 @@ async def test_pages_where_lists_are_not_streamed(code: int, scripted: Any, repl
         assert server.queries[3]["resourceVersion"] == "5"
 
 
-async def test_page_that_expired_makes_the_next_list_one_piece(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_page_that_expired_makes_the_next_list_one_piece(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     async with (
         scripted(
             replies.failure(400),
@@ -105,9 +140,15 @@ async def test_page_that_expired_makes_the_next_list_one_piece(scripted: Any, re
         assert "limit" not in server.queries[3]
 
 
-async def test_server_that_ignores_the_request_to_stream_a_list(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_server_that_ignores_the_request_to_stream_a_list(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     async with (
-        scripted(replies.watch(event("ADDED", service(A, 1))), replies.page(service(A, 1), version=5), replies.watch()) as (
+        scripted(
+            replies.watch(event("ADDED", service(A, 1))),
+            replies.page(service(A, 1), version=5),
+            replies.watch(),
+        ) as (
             _,
             client,
         ),
@@ -119,7 +160,9 @@ async def test_server_that_ignores_the_request_to_stream_a_list(scripted: Any, r
 async def test_streamed_list_that_ends_early(scripted: Any, replies: Any, follow: Any) -> None:
     async with (
         scripted(
-            replies.watch(event("ADDED", service(A, 1)), then="end"), replies.page(service(A, 1), version=5), replies.watch()
+            replies.watch(event("ADDED", service(A, 1)), then="end"),
+            replies.page(service(A, 1), version=5),
+            replies.watch(),
         ) as (_, client),
         follow(quick(client)) as follower,
     ):
@@ -127,11 +170,16 @@ async def test_streamed_list_that_ends_early(scripted: Any, replies: Any, follow
 
 
 @pytest.mark.parametrize("how", ["status", "event"])
-async def test_expired_version_is_relisted_as_a_difference(how: str, scripted: Any, replies: Any, follow: Any) -> None:
+async def test_expired_version_is_relisted_as_a_difference(
+    how: str, scripted: Any, replies: Any, follow: Any
+) -> None:
     first = replies.watch(*streamed(service(A, 1), service(B, 2), version=5), then="end")
     expired = replies.failure(410) if how == "status" else replies.watch(EXPIRED)
     second = replies.watch(*streamed(service(A, 1), service(C, 7), version=9))
-    async with scripted(first, expired, second) as (server, client), follow(quick(client)) as follower:
+    async with (
+        scripted(first, expired, second) as (server, client),
+        follow(quick(client)) as follower,
+    ):
         await follower.until(lambda: follower.reflector.lists == 2)
         await follower.until(lambda: len(follower.sets) == 2)
         assert follower.sets[1].keys() == {B, C}
@@ -140,17 +188,28 @@ async def test_expired_version_is_relisted_as_a_difference(how: str, scripted: A
         assert server.queries[1]["resourceVersion"] == "5"
 
 
-async def test_what_came_before_a_failure_in_one_packet_is_not_lost(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_what_came_before_a_failure_in_one_packet_is_not_lost(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     import json
 
-    packet = b"".join(json.dumps(item).encode() + b"\n" for item in (event("ADDED", service(B, 6)), EXPIRED))
+    packet = b"".join(
+        json.dumps(item).encode() + b"\n" for item in (event("ADDED", service(B, 6)), EXPIRED)
+    )
     first = replies.watch(*streamed(service(A, 1), version=5), packet)
-    async with scripted(first, replies.failure(503)) as (_, client), follow(quick(client)) as follower:
+    async with (
+        scripted(first, replies.failure(503)) as (_, client),
+        follow(quick(client)) as follower,
+    ):
         await follower.until(lambda: B in follower.view)
 
 
-async def test_server_that_keeps_expiring_gets_few_requests(scripted: Any, replies: Any, follow: Any) -> None:
-    async with scripted(replies.failure(400), replies.page(service(A, 1), version=5), replies.failure(410)) as (server, client):
+async def test_server_that_keeps_expiring_gets_few_requests(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
+    async with scripted(
+        replies.failure(400), replies.page(service(A, 1), version=5), replies.failure(410)
+    ) as (server, client):
         server.replies = [replies.failure(400)]
         page, expired = replies.page(service(A, 1), version=5), replies.failure(410)
 
@@ -162,12 +221,15 @@ async def test_server_that_keeps_expiring_gets_few_requests(scripted: Any, repli
         async with follow(reflector) as follower:
             await follower.until(lambda: bool(follower.sets))
             await asyncio.sleep(2.0)
-        # Waits of at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s: seven rounds of two requests; without them, hundreds.
+        # Waits of at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s: seven rounds of two requests;
+        # without them, hundreds.
         assert 4 <= len(server.requests) <= 18
 
 
 @pytest.mark.parametrize("then", ["end", "break"])
-async def test_watch_that_ends_at_once_gets_few_requests(then: str, scripted: Any, replies: Any, follow: Any) -> None:
+async def test_watch_that_ends_at_once_gets_few_requests(
+    then: str, scripted: Any, replies: Any, follow: Any
+) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5), then=then)
     async with scripted(first, replies.watch(then=then)) as (server, client):
         async with follow(Reflector(client, SERVICES, floor_s=0.05, ceiling_s=1.0)) as follower:
@@ -186,8 +248,15 @@ async def test_half_a_line_is_no_data(scripted: Any, replies: Any, follow: Any) 
         first = replies.watch(*streamed(service(A, 1), version=5), cut, then=then)
         second = replies.watch(event("MODIFIED", service(A, 6, 81)))
         there = replies.page(version=5)
-        async with scripted(first, there, second) as (server, client), follow(quick(client)) as follower:
-            await follower.until(lambda follower=follower: A in follower.view and follower.view[A].spec.ports[0].port != 80)
+        async with (
+            scripted(first, there, second) as (server, client),
+            follow(quick(client)) as follower,
+        ):
+            await follower.until(
+                lambda follower=follower: (
+                    A in follower.view and follower.view[A].spec.ports[0].port != 80
+                )
+            )
             assert follower.view[A].spec.ports[0].port == 81
             assert server.queries[2]["resourceVersion"] == "5"
 
@@ -202,7 +271,9 @@ async def test_very_long_line(scripted: Any, replies: Any, follow: Any) -> None:
         assert follower.view[A].metadata.annotations["note"] == long
 
 
-async def test_bookmark_moves_the_place_to_resume_from(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_bookmark_moves_the_place_to_resume_from(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5), bookmark(77), then="end")
     async with (
         scripted(first, replies.watch(event("ADDED", service(B, 78)))) as (server, client),
@@ -215,18 +286,27 @@ async def test_bookmark_moves_the_place_to_resume_from(scripted: Any, replies: A
 async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5))
     async with (
-        scripted(first, replies.page(version=5), replies.watch(event("ADDED", service(B, 6)))) as (_, client),
+        scripted(first, replies.page(version=5), replies.watch(event("ADDED", service(B, 6)))) as (
+            _,
+            client,
+        ),
         follow(quick(client, idle_s=0.2)) as follower,
     ):
         await follower.until(lambda: B in follower.view)
 
 
-async def test_one_object_that_cannot_be_read_does_not_stop_the_others(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_one_object_that_cannot_be_read_does_not_stop_the_others(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     broken = service(B, 2)
     broken["spec"]["ports"] = "none"
     changed = service(A, 6)
     changed["spec"]["type"] = 7
-    events = [event("MODIFIED", changed), event("ADDED", {"metadata": 3}), event("ADDED", service(C, 8))]
+    events = [
+        event("MODIFIED", changed),
+        event("ADDED", {"metadata": 3}),
+        event("ADDED", service(C, 8)),
+    ]
     with capture_logs() as logs:
         first = replies.watch(*streamed(service(A, 1), broken, version=5), *events)
         async with scripted(first) as (_, client), follow(quick(client)) as follower:
@@ -238,21 +318,30 @@ async def test_one_object_that_cannot_be_read_does_not_stop_the_others(scripted:
     assert warned == ["default/b", "default/a"]
 
 
-async def test_unreadable_object_in_a_new_list_stays_as_it_was(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_unreadable_object_in_a_new_list_stays_as_it_was(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     broken = service(A, 8)
     broken["spec"]["ports"] = "none"
     first = replies.watch(*streamed(service(A, 1), service(B, 2), version=5), EXPIRED)
-    async with scripted(first, replies.watch(*streamed(broken, version=9))) as (_, client), follow(quick(client)) as follower:
+    async with (
+        scripted(first, replies.watch(*streamed(broken, version=9))) as (_, client),
+        follow(quick(client)) as follower,
+    ):
         await follower.until(lambda: B not in follower.view and follower.reflector.lists == 2)
         assert follower.view.keys() == {A}
         assert follower.view[A].spec.ports[0].port == 80
 
 
-async def test_forbidden_is_told_once_and_waited_for(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_forbidden_is_told_once_and_waited_for(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     refusals = [replies.failure(403, 'services is forbidden: User "nobody" cannot list')] * 3
     with capture_logs() as logs:
         async with (
-            scripted(*refusals, replies.watch(*streamed(service(A, 1), version=5), bookmark(6))) as (_, client),
+            scripted(
+                *refusals, replies.watch(*streamed(service(A, 1), version=5), bookmark(6))
+            ) as (_, client),
             follow(quick(client)) as follower,
         ):
             await follower.until(lambda: A in follower.view)
@@ -264,18 +353,27 @@ async def test_forbidden_is_told_once_and_waited_for(scripted: Any, replies: Any
     assert "RBAC" in lost[0]["problem"]
 
 
-async def test_servers_own_wish_to_wait_is_honoured(scripted: Any, replies: Any, follow: Any) -> None:
-    async with scripted(replies.failure(429, Retry_After="1"), replies.watch(*streamed(version=5))) as (server, client):
+async def test_servers_own_wish_to_wait_is_honoured(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
+    async with scripted(
+        replies.failure(429, Retry_After="1"), replies.watch(*streamed(version=5))
+    ) as (server, client):
         async with follow(quick(client)) as follower:
             await follower.until(lambda: follower.reflector.synced)
         assert server.requests[1][0] - server.requests[0][0] >= 0.99
 
 
-async def test_unknown_version_is_given_up_after_some_tries(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_unknown_version_is_given_up_after_some_tries(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5_000), then="end")
     unknown = [replies.failure(504, "Too large resource version: 5000, current: 12")] * 5
     async with (
-        scripted(first, *unknown, replies.watch(*streamed(service(B, 9), version=12))) as (_, client),
+        scripted(first, *unknown, replies.watch(*streamed(service(B, 9), version=12))) as (
+            _,
+            client,
+        ),
         follow(quick(client)) as follower,
     ):
         await follower.until(lambda: follower.view.keys() == {B})
@@ -287,9 +385,16 @@ async def test_keep_shrinks_and_drops(scripted: Any, replies: Any, follow: Any) 
             return None
         return Service(metadata=item.metadata)
 
-    events = [event("MODIFIED", service(A, 6, 81)), event("MODIFIED", service(B, 7, 443)), event("ADDED", service(C, 8))]
+    events = [
+        event("MODIFIED", service(A, 6, 81)),
+        event("MODIFIED", service(B, 7, 443)),
+        event("ADDED", service(C, 8)),
+    ]
     initial = streamed(service(A, 1), service(B, 2), version=5)
-    async with scripted(replies.watch(*initial, *events)) as (_, client), follow(quick(client, keep=keep)) as follower:
+    async with (
+        scripted(replies.watch(*initial, *events)) as (_, client),
+        follow(quick(client, keep=keep)) as follower,
+    ):
         await follower.until(lambda: C in follower.view)
         assert follower.view.keys() == {A, C}
         assert follower.view[A].spec.ports == ()
@@ -306,7 +411,10 @@ async def test_heartbeat_of_a_node_is_no_change(scripted: Any, replies: Any, fol
 
     beats = [event("MODIFIED", node(version)) for version in range(6, 16)]
     moved = event("MODIFIED", node(16, "192.0.2.9"))
-    async with scripted(replies.watch(*streamed(node(1), version=5), 0.1, *beats, 0.1, moved)) as (_, client):
+    async with scripted(replies.watch(*streamed(node(1), version=5), 0.1, *beats, 0.1, moved)) as (
+        _,
+        client,
+    ):
         reflector: Reflector[Node] = quick(client, NODES)
         async with follow(reflector) as follower:
             await follower.until(lambda: len(follower.sets) == 2)

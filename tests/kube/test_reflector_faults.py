@@ -1,4 +1,5 @@
-"""Random writes and random faults: at the end the reflector knows what the server has, and it never made anything up."""
+"""Random writes and random faults: at the end the reflector knows what the server has, and it never
+made anything up."""
 
 import asyncio
 import socket
@@ -20,12 +21,18 @@ from fairlead.lab.apiserver.kinds import SERVICES as KIND
 KEYS = [ObjectKey("default", name) for name in "abcd"]
 STREAMED = "sendInitialEvents"
 
-WRITES = st.tuples(st.just("write"), st.sampled_from(KEYS), st.sampled_from(["set", "set", "delete"]))
+WRITES = st.tuples(
+    st.just("write"), st.sampled_from(KEYS), st.sampled_from(["set", "set", "delete"])
+)
 FAILURES = st.tuples(
-    st.just("status"), st.sampled_from(["", "watch", STREAMED, "limit"]), st.sampled_from([410, 429, 500, 503, 504])
+    st.just("status"),
+    st.sampled_from(["", "watch", STREAMED, "limit"]),
+    st.sampled_from([410, 429, 500, 503, 504]),
 )
 WATCH_FAULTS = st.tuples(
-    st.sampled_from(["cut", "end", "expire", "no-bookmarks", "reset"]), st.sampled_from(["", "watch"]), st.integers(0, 3)
+    st.sampled_from(["cut", "end", "expire", "no-bookmarks", "reset"]),
+    st.sampled_from(["", "watch"]),
+    st.integers(0, 3),
 )
 OTHERS = st.tuples(st.sampled_from(["compact", "refuse", "pause"]), st.just(""), st.just(0))
 STEPS = st.lists(st.one_of(WRITES, WRITES, FAILURES, WATCH_FAULTS, OTHERS), max_size=25)
@@ -65,7 +72,13 @@ class Trial:
             if exists:
                 await self.client.delete(SERVICES, key)
             return
-        body: dict[str, Any] = {"metadata": {"name": key.name, "namespace": key.namespace, "labels": {"n": str(self.count)}}}
+        body: dict[str, Any] = {
+            "metadata": {
+                "name": key.name,
+                "namespace": key.namespace,
+                "labels": {"n": str(self.count)},
+            }
+        }
         if exists:
             written = await self.client.patch(SERVICES, key, body)
         else:
@@ -74,7 +87,8 @@ class Trial:
 
 
 def free_port() -> int:
-    """A port that a server which stops listening for a while keeps: one chosen by the kernel it would lose (tcp_disconnect)."""
+    """A port that a server which stops listening for a while keeps: one chosen by the kernel it
+    would lose (tcp_disconnect)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -89,8 +103,11 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
         if not streamed:
             server.faults.add(Fault("status", "GET", STREAMED, code=422, count=0))
         trial = Trial(server, client)
-        # `no-bookmarks` can swallow the one that completes a streamed list: the reflector then waits, and lists in pages.
-        reflector: Reflector[Service] = Reflector(client, SERVICES, floor_s=0.002, ceiling_s=0.02, streamed_list_s=0.2)
+        # `no-bookmarks` can swallow the one that completes a streamed list: the reflector then
+        # waits, and lists in pages.
+        reflector: Reflector[Service] = Reflector(
+            client, SERVICES, floor_s=0.002, ceiling_s=0.02, streamed_list_s=0.2
+        )
         view: dict[ObjectKey, Service] = {}
 
         async def follow() -> None:
@@ -117,8 +134,13 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=STEPS)
-def test_view_equals_the_server_in_the_end(streamed: bool, steps: list[tuple[str, Any, Any]]) -> None:
+def test_view_equals_the_server_in_the_end(
+    streamed: bool, steps: list[tuple[str, Any, Any]]
+) -> None:
     with capture_logs():
         asyncio.run(run(steps, streamed))

@@ -1,5 +1,6 @@
-"""A server that was restored from a backup has another past: its versions go back, or have come as far again with other
-objects. A watch from a version of the old past brings nothing and no error, so the reflector must find out by itself."""
+"""A server that was restored from a backup has another past: its versions go back, or have come as
+far again with other objects. A watch from a version of the old past brings nothing and no error, so
+the reflector must find out by itself."""
 
 from typing import Any
 
@@ -28,7 +29,11 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
     """The line breaks, the server answers at once, and is at version 5 again."""
     paged = replies.failure(422)
     before = (paged, replies.page(service(A, 8), version=9), replies.watch(then="break"))
-    after = (replies.page(service(B, 4), version=5), replies.page(service(B, 4), version=5), replies.watch())
+    after = (
+        replies.page(service(B, 4), version=5),
+        replies.page(service(B, 4), version=5),
+        replies.watch(),
+    )
     async with scripted(*before, *after) as (server, client), follow(quick(client)) as follower:
         await follower.until(lambda: follower.view.keys() == {B})
         assert follower.reflector.lists == 2
@@ -39,38 +44,71 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
 
 
 @pytest.mark.parametrize("status", [502, 503])
-async def test_a_server_that_was_away_is_believed_nothing(status: int, scripted: Any, replies: Any, follow: Any) -> None:
-    """It comes back at a later version than ours, and yet of another past: only a new list tells."""
-    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+async def test_a_server_that_was_away_is_believed_nothing(
+    status: int, scripted: Any, replies: Any, follow: Any
+) -> None:
+    """It comes back at a later version than ours, and yet of another past: only a new list
+    tells."""
+    before = (
+        replies.failure(422),
+        replies.page(service(A, 8), version=9),
+        replies.watch(then="break"),
+    )
     after = (replies.failure(status), replies.page(service(B, 12), version=12), replies.watch())
     async with scripted(*before, *after) as (_, client), follow(quick(client)) as follower:
         await follower.until(lambda: follower.view.keys() == {B})
 
 
 @pytest.mark.parametrize("status", [429, 500, 504])
-async def test_a_server_that_is_busy_has_the_past_it_had(status: int, scripted: Any, replies: Any, follow: Any) -> None:
+async def test_a_server_that_is_busy_has_the_past_it_had(
+    status: int, scripted: Any, replies: Any, follow: Any
+) -> None:
     """It answers, so it was not away: no list, which would only make it busier."""
-    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
-    after = (replies.failure(status), replies.page(version=11), replies.watch({"type": "ADDED", "object": service(B, 12)}))
+    before = (
+        replies.failure(422),
+        replies.page(service(A, 8), version=9),
+        replies.watch(then="break"),
+    )
+    after = (
+        replies.failure(status),
+        replies.page(version=11),
+        replies.watch({"type": "ADDED", "object": service(B, 12)}),
+    )
     async with scripted(*before, *after) as (server, client), follow(quick(client)) as follower:
         await follower.until(lambda: follower.view.keys() == {A, B})
         assert follower.reflector.lists == 1
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_server_that_is_slow_has_the_past_it_had(scripted: Any, replies: Any, follow: Any) -> None:
-    """Our own patience ends: that is no sign of a restored server, and a list from everybody would end a busy one."""
-    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+async def test_a_server_that_is_slow_has_the_past_it_had(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
+    """Our own patience ends: that is no sign of a restored server, and a list from everybody would
+    end a busy one."""
+    before = (
+        replies.failure(422),
+        replies.page(service(A, 8), version=9),
+        replies.watch(then="break"),
+    )
     slow = (replies.silence(), replies.silence())
     after = (replies.page(version=11), replies.watch({"type": "ADDED", "object": service(B, 12)}))
-    async with scripted(*before, *slow, *after, timeout_s=0.5) as (server, client), follow(quick(client)) as follower:
+    async with (
+        scripted(*before, *slow, *after, timeout_s=0.5) as (server, client),
+        follow(quick(client)) as follower,
+    ):
         await follower.until(lambda: follower.view.keys() == {A, B})
         assert follower.reflector.lists == 1
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(scripted: Any, replies: Any, follow: Any) -> None:
-    before = (replies.failure(422), replies.page(service(A, 8), version=9), replies.watch(then="break"))
+async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
+    before = (
+        replies.failure(422),
+        replies.page(service(A, 8), version=9),
+        replies.watch(then="break"),
+    )
     after = (replies.watch(then="break"), replies.page(service(B, 12), version=12), replies.watch())
     async with scripted(*before, *after) as (_, client), follow(quick(client)) as follower:
         await follower.until(lambda: follower.view.keys() == {B})

@@ -1,8 +1,7 @@
 """The reflector against all API servers: lists, events, and resumption.
 
-The servers are the embedded one, kube-apiserver over an etcd that supports streamed lists (KEP-3157), and kube-apiserver over
-an etcd that is too old for them.
-"""
+The servers are the embedded one, kube-apiserver over an etcd that supports streamed lists
+(KEP-3157), and kube-apiserver over an etcd that is too old for them."""
 
 import socket
 from collections.abc import Mapping
@@ -27,14 +26,20 @@ def service(name: str) -> dict[str, Any]:
 
 @EVERY_SERVER
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
-async def test_it_has_what_the_server_has(place: Api, client: Client, follow: Any, everywhere: bool) -> None:
+async def test_it_has_what_the_server_has(
+    place: Api, client: Client, follow: Any, everywhere: bool
+) -> None:
     for number in range(12):
         await place.create(KIND, service(f"s{number}"))
-    reflector = Reflector(client, SERVICES, namespace="" if everywhere else place.namespace, floor_s=0.01)
+    reflector = Reflector(
+        client, SERVICES, namespace="" if everywhere else place.namespace, floor_s=0.01
+    )
 
     def mine() -> dict[str, int]:
         return {
-            key.name: found.spec.ports[0].port for key, found in reflector.objects.items() if key.namespace == place.namespace
+            key.name: found.spec.ports[0].port
+            for key, found in reflector.objects.items()
+            if key.namespace == place.namespace
         }
 
     async with follow(reflector) as follower:
@@ -44,15 +49,21 @@ async def test_it_has_what_the_server_has(place: Api, client: Client, follow: An
         await place.delete(KIND, "s4")
         await place.create(KIND, service("new"))
         await follower.until(lambda: "new" in mine())
-        assert mine() == {f"s{number}": 80 for number in range(12) if number not in (3, 4)} | {"s3": 81, "new": 80}
+        assert mine() == {f"s{number}": 80 for number in range(12) if number not in (3, 4)} | {
+            "s3": 81,
+            "new": 80,
+        }
         assert ObjectKey(place.namespace, "s4") not in follower.view
         assert reflector.lists == 1
         assert reflector.undecodable == 0
 
 
 @EVERY_SERVER
-async def test_the_list_is_streamed_where_the_server_can(place: Api, follow: Any, kind: str) -> None:
-    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list comes in pages then, once."""
+async def test_the_list_is_streamed_where_the_server_can(
+    place: Api, follow: Any, kind: str
+) -> None:
+    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list
+    comes in pages then, once."""
     for number in range(3):
         await place.create(KIND, service(f"s{number}"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -61,10 +72,20 @@ async def test_the_list_is_streamed_where_the_server_can(place: Api, follow: Any
             reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01)
             async with follow(reflector) as follower:
                 await follower.until(
-                    lambda: len(reflector.objects) == 3 and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                    lambda: (
+                        len(reflector.objects) == 3
+                        and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                    )
                 )
             asked = [
-                ("streamed" if "sendInitialEvents" in each.path else "page" if "limit=" in each.path else "watch", each.code)
+                (
+                    "streamed"
+                    if "sendInitialEvents" in each.path
+                    else "page"
+                    if "limit=" in each.path
+                    else "watch",
+                    each.code,
+                )
                 for each in passage.passed
             ]
             if kind == "older-etcd":
@@ -81,7 +102,9 @@ async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> No
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         access = Access(url, token=place.access.token)
         async with Passage(place.access).listen(listener) as passage, Client(access) as client:
-            reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01, ceiling_s=0.05)
+            reflector = Reflector(
+                client, SERVICES, namespace=place.namespace, floor_s=0.01, ceiling_s=0.05
+            )
             async with follow(reflector) as follower:
                 await follower.until(lambda: reflector.synced)
                 for number in range(25):
@@ -92,7 +115,11 @@ async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> No
                 told = [key for changed in follower.sets for key in changed]
                 assert sorted(told) == sorted(reflector.objects), "each was told once"
                 assert reflector.lists == 1
-            watches = [passed for passed in passage.passed if "watch=true" in passed.path and passed.code == 200]
+            watches = [
+                passed
+                for passed in passage.passed
+                if "watch=true" in passed.path and passed.code == 200
+            ]
             assert len(watches) > 1
 
 
@@ -108,18 +135,34 @@ def definition_of_things(group: str) -> Mapping[str, object]:
         "spec": {
             "group": group,
             "scope": "Cluster",
-            "names": {"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+            "names": {
+                "kind": "Thing",
+                "plural": "things",
+                "singular": "thing",
+                "listKind": "ThingList",
+            },
             "versions": [
-                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}},
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": {"type": "object"}},
+                },
             ],
         },
     }
 
 
-async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(place: Api, client: Client, follow: Any) -> None:
-    """Even if no object of the kind is made afterwards: the list alone tells that the kind is there."""
+async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(
+    place: Api, client: Client, follow: Any
+) -> None:
+    """Even if no object of the kind is made afterwards: the list alone tells that the kind is
+    there."""
     group = f"{place.namespace}.example.com"
-    definitions, things = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", f"/apis/{group}/v1/things"
+    definitions, things = (
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        f"/apis/{group}/v1/things",
+    )
     absent: list[bool] = []
     reflector = Reflector(
         client,

@@ -1,6 +1,5 @@
-"""Roles as processes before a real API server that does not know them, or does not let them do all: they say so once, ask
-ever more rarely, and go on by themselves when they are let in.
-"""
+"""Roles as processes before a real API server that does not know them, or does not let them do all:
+they say so once, ask ever more rarely, and go on by themselves when they are let in."""
 
 import asyncio
 import json
@@ -35,9 +34,12 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 
 class Role:
-    """One role's process, in a network namespace, with a passage of its own to the server and a token file."""
+    """One role's process, in a network namespace, with a passage of its own to the server and a
+    token file."""
 
-    def __init__(self, name: str, folder: Path, passage: Passage, started: process.Process, log: Path) -> None:
+    def __init__(
+        self, name: str, folder: Path, passage: Passage, started: process.Process, log: Path
+    ) -> None:
         self.name = name
         self.token = folder / "token"
         self.passage = passage
@@ -47,7 +49,9 @@ class Role:
     @property
     def said(self) -> list[Object]:
         """What it has logged."""
-        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        return [
+            json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")
+        ]
 
     @property
     def complaints(self) -> list[Object]:
@@ -55,7 +59,9 @@ class Role:
 
     def served(self, path: str) -> bool:
         """Whether the server has given it what is under a path."""
-        return any(passed.code == 200 and passed.path.startswith(path) for passed in self.passage.passed)
+        return any(
+            passed.code == 200 and passed.path.startswith(path) for passed in self.passage.passed
+        )
 
 
 class Site:
@@ -72,12 +78,20 @@ class Site:
         namespace.create(self.name)
         self._stack.callback(namespace.delete, self.name)
         self._stack.callback(shutil.rmtree, self.pins, ignore_errors=True)
-        code, _, errors = await process.run(self.name, ["ip", "link", "set", "lo", "up"], lab=self.name)
+        code, _, errors = await process.run(
+            self.name, ["ip", "link", "set", "lo", "up"], lab=self.name
+        )
         assert code == 0, errors
         await self.make("/api/v1/namespaces", {"metadata": {"name": self.name}})
-        await self.make(f"/api/v1/namespaces/{self.name}/serviceaccounts", {"metadata": {"name": "me"}})
+        await self.make(
+            f"/api/v1/namespaces/{self.name}/serviceaccounts", {"metadata": {"name": "me"}}
+        )
         addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
-        await self.make("/api/v1/nodes", {"metadata": {"name": self.name}, "status": {"addresses": addresses}}, delete=True)
+        await self.make(
+            "/api/v1/nodes",
+            {"metadata": {"name": self.name}, "status": {"addresses": addresses}},
+            delete=True,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,7 +116,9 @@ class Site:
         with namespace.inside(self.name):
             listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        passage = await self._stack.enter_async_context(Passage(self.server.access).listen(listener))
+        passage = await self._stack.enter_async_context(
+            Passage(self.server.access).listen(listener)
+        )
         config = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
@@ -110,8 +126,17 @@ class Site:
             "users": [{"name": "me", "user": {"tokenFile": "token"}}],
         }
         (folder / "kubeconfig").write_text(yaml.safe_dump(config))
-        (folder / "fairlead.yaml").write_text(yaml.safe_dump({"controller": {"leaseNamespace": self.name}}))
-        options = ["--kubeconfig", str(folder / "kubeconfig"), "--config", str(folder / "fairlead.yaml"), "--listen", ""]
+        (folder / "fairlead.yaml").write_text(
+            yaml.safe_dump({"controller": {"leaseNamespace": self.name}})
+        )
+        options = [
+            "--kubeconfig",
+            str(folder / "kubeconfig"),
+            "--config",
+            str(folder / "fairlead.yaml"),
+            "--listen",
+            "",
+        ]
         if name != "controller":
             options += ["--node-name", self.name]
         if name == "gateway":
@@ -145,8 +170,14 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
     for role in roles:
         assert role.process.running
         [told] = role.complaints
-        assert (told["level"], told["event"]) == ("error", "not let in by the API server, trying again")
-        assert "renew the credentials: the token or certificate is missing, wrong or expired" in told["problem"]
+        assert (told["level"], told["event"]) == (
+            "error",
+            "not let in by the API server, trying again",
+        )
+        assert (
+            "renew the credentials: the token or certificate is missing, wrong or expired"
+            in told["problem"]
+        )
         assert str(role.token.parent / "kubeconfig") in told["identity"]
         assert {passed.code for passed in role.passage.passed} == {401}
         # Whatever asked at the same moment at the start; then at 0.5 to 1 s, and 1 to 2 s later.
@@ -157,13 +188,22 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
     await until(roles, lambda role: role.served("/api/v1/services"))
     for role in roles:
         assert any(line["event"] == "let in by the API server again" for line in role.said)
-        assert len([line for line in role.complaints if line["event"].startswith("not let in")]) == 1
+        assert (
+            len([line for line in role.complaints if line["event"].startswith("not let in")]) == 1
+        )
 
 
 async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(site: Site) -> None:
-    kinds = [("", "services"), ("", "services/status"), ("", "events"), ("coordination.k8s.io", "leases")]
+    kinds = [
+        ("", "services"),
+        ("", "services/status"),
+        ("", "events"),
+        ("coordination.k8s.io", "leases"),
+    ]
     kinds += [("discovery.k8s.io", "endpointslices"), ("fairlead.io", "*")]
-    rules = [{"apiGroups": [group], "resources": [resource], "verbs": ["*"]} for group, resource in kinds]
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": ["*"]} for group, resource in kinds
+    ]
     await grant(site, "all-but-nodes", rules)
     token = await site.server.service_account_token(f"{site.name}/me")
     roles = [await site.start(name, token) for name in ROLES]
@@ -178,11 +218,18 @@ async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(s
         assert role.process.running
         [told] = about_nodes(role)
         assert told["level"] == "error"
-        wanted = rf'nodes.* is forbidden: User \\?"{account}\\?" cannot (get|list|watch) resource \\?"nodes\\?" in API group'
+        wanted = (
+            rf'nodes.* is forbidden: User \\?"{account}\\?" cannot (get|list|watch) '
+            r'resource \\?"nodes\\?" in API group'
+        )
         assert re.search(wanted, told["problem"]), told
         assert "grant it by RBAC: apply deploy/manifests, or the chart" in told["problem"]
         assert not role.served("/api/v1/nodes")
-    await grant(site, "nodes", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}])
+    await grant(
+        site,
+        "nodes",
+        [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}],
+    )
     await until(roles, lambda role: role.served("/api/v1/nodes"))
     assert all(len(about_nodes(role)) == 1 for role in roles)
 
@@ -190,7 +237,9 @@ async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(s
 async def grant(site: Site, what: str, rules: list[Object]) -> None:
     """Let the account do what the rules say."""
     name, api = f"{site.name}-{what}", "/apis/rbac.authorization.k8s.io/v1"
-    await site.make(f"{api}/clusterroles", {"metadata": {"name": name}, "rules": rules}, delete=True)
+    await site.make(
+        f"{api}/clusterroles", {"metadata": {"name": name}, "rules": rules}, delete=True
+    )
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     subject = {"kind": "ServiceAccount", "namespace": site.name, "name": "me"}
     binding = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
@@ -199,9 +248,13 @@ async def grant(site: Site, what: str, rules: list[Object]) -> None:
 
 async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Path) -> None:
     async def run(name: str) -> tuple[str, int | None, str]:
-        argv = process.python("fairlead", name, "--kubeconfig", str(tmp_path / "none"), *ROLES[name])
+        argv = process.python(
+            "fairlead", name, "--kubeconfig", str(tmp_path / "none"), *ROLES[name]
+        )
         pipe = asyncio.subprocess.PIPE
-        started = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        started = await asyncio.create_subprocess_exec(
+            *argv, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
         async with asyncio.timeout(DEADLINE_S):
             output, _ = await started.communicate()
         return name, started.returncode, output.decode()
@@ -209,5 +262,6 @@ async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Pa
     for name, code, said in await asyncio.gather(*map(run, ROLES)):
         assert code == 1, name
         assert said == (
-            f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; name another by --kubeconfig\n"
+            f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; "
+            "name another by --kubeconfig\n"
         )

@@ -1,4 +1,5 @@
-"""The demo, as a user runs it: its JSON has the promised form, Fairlead keeps its promises, the others show their troubles."""
+"""The demo, as a user runs it: its JSON has the promised form, Fairlead keeps its promises, the
+others show their troubles."""
 
 import json
 import os
@@ -16,7 +17,11 @@ CALLERS = 5
 def test_the_demo_tells_the_story_with_packets() -> None:
     try:
         done = subprocess.run(
-            [FAIRLEAD, "demo", "--name", NAME, "-o", "json"], capture_output=True, text=True, timeout=300, check=False
+            [FAIRLEAD, "demo", "--name", NAME, "-o", "json"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
     except BaseException:  # interrupted, as the demo is then, or too late
         subprocess.run([FAIRLEAD, "lab", "down", "--name", NAME], timeout=60, check=False)
@@ -41,8 +46,14 @@ def test_the_demo_tells_the_story_with_packets() -> None:
     assert ours["requests"] == ours["answered"] == 20_000
     assert ours["client_address_kept"]
     assert ours["busiest_pod_over_fair"] <= 1.05
-    assert ours["pod_moved"]["failed"] == ours["pod_moved"]["broken"] == ours["node_killed"]["broken"] == 0
-    # A caller tries again after 0.4 s: the node is out before the third try of any of them, without end for the others.
+    assert (
+        ours["pod_moved"]["failed"]
+        == ours["pod_moved"]["broken"]
+        == ours["node_killed"]["broken"]
+        == 0
+    )
+    # A caller tries again after 0.4 s: the node is out before the third try of any of them, without
+    # end for the others.
     assert ours["node_killed"]["failed"] <= 2 * CALLERS
     assert not ways["cluster"]["client_address_kept"]
     assert ways["local-blind"]["answered"] < 0.85 * ways["local-blind"]["requests"]

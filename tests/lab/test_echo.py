@@ -1,4 +1,5 @@
-"""The pods' echo server: what it says over each protocol, and how it ends. It runs as it does in a pod, on loopback."""
+"""The pods' echo server: what it says over each protocol, and how it ends. It runs as it does in a
+pod, on loopback."""
 
 import asyncio
 import json
@@ -35,9 +36,29 @@ async def echo() -> AsyncIterator[Echo]:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     reader, writer = os.pipe()
-    options = ["--pod", "web-1", "--node", "node1", "--address", "127.0.0.1", "--address", "::1", "--ready-fd", str(writer)]
+    options = [
+        "--pod",
+        "web-1",
+        "--node",
+        "node1",
+        "--address",
+        "127.0.0.1",
+        "--address",
+        "::1",
+        "--ready-fd",
+        str(writer),
+    ]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(ECHO), *options, "--tcp", str(ports[0]), "--udp", str(ports[1]), pass_fds=(writer,)
+        sys.executable,
+        "-I",
+        "-S",
+        str(ECHO),
+        *options,
+        "--tcp",
+        str(ports[0]),
+        "--udp",
+        str(ports[1]),
+        pass_fds=(writer,),
     )
     os.close(writer)
     assert await asyncio.to_thread(os.read, reader, 1) == b"1"
@@ -56,14 +77,19 @@ class Caller:
         self.writer = writer
         self.name = writer.get_extra_info("sockname")
 
-    async def get(self, path: str = "/", head: str = "", body: bytes = b"") -> tuple[dict[str, str], dict[str, Any]]:
+    async def get(
+        self, path: str = "/", head: str = "", body: bytes = b""
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """An HTTP request: the header fields and the JSON of the answer."""
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         self.writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{length}{head}\r\n".encode() + body)
         async with asyncio.timeout(DEADLINE_S):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             assert lines[0] == "HTTP/1.1 200 OK"
-            fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
+            fields = {
+                name.lower(): value
+                for name, _, value in (line.partition(": ") for line in lines[1:] if line)
+            }
             return fields, json.loads(await self.reader.readexactly(int(fields["content-length"])))
 
     async def line(self, data: bytes) -> dict[str, Any]:
@@ -139,7 +165,9 @@ async def test_lines_are_answered_one_by_one(echo: Echo) -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_proxy_header_is_read_and_reported(echo: Echo, header: bytes, peer: str, port: int, at_once: bool) -> None:
+async def test_a_proxy_header_is_read_and_reported(
+    echo: Echo, header: bytes, peer: str, port: int, at_once: bool
+) -> None:
     caller = await call(echo)
     if at_once:
         caller.writer.write(header)
@@ -162,7 +190,9 @@ async def test_nonsense_costs_nobody_else(echo: Echo) -> None:
     assert (await (await call(echo)).get())[1]["pod"] == "web-1"
 
 
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
 async def test_udp_says_who_called(echo: Echo, family: int, address: str) -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
@@ -172,7 +202,11 @@ async def test_udp_says_who_called(echo: Echo, family: int, address: str) -> Non
             answer, sender = await loop.sock_recvfrom(sock, 65535)
         assert sender[:2] == (address, echo.udp)
         said = json.loads(answer)
-        assert (said["peer"], said["peer_port"], said["length"]) == (address, sock.getsockname()[1], 3000)
+        assert (said["peer"], said["peer_port"], said["length"]) == (
+            address,
+            sock.getsockname()[1],
+            3000,
+        )
 
 
 async def test_after_sigterm_it_serves_those_who_are_there_and_those_who_come(echo: Echo) -> None:

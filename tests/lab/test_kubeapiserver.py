@@ -1,4 +1,5 @@
-"""The real API server: it comes up, it is strict about rights, its parts may be killed, and nothing of it is left."""
+"""The real API server: it comes up, it is strict about rights, its parts may be killed, and nothing
+of it is left."""
 
 import os
 from collections.abc import AsyncIterator
@@ -27,7 +28,13 @@ async def test_it_serves_and_survives_the_death_of_its_parts(server: KubeApiServ
     async with Client(server.access) as client:
         version = msgspec.json.decode(await client.request("GET", "/version"))
         assert version["gitVersion"].startswith("v1.")
-        await client.create(SERVICES, {"metadata": {"name": "web", "namespace": "default"}, "spec": {"ports": [{"port": 80}]}})
+        await client.create(
+            SERVICES,
+            {
+                "metadata": {"name": "web", "namespace": "default"},
+                "spec": {"ports": [{"port": 80}]},
+            },
+        )
     assert server.server is not None
     assert server.etcd is not None
     await server.server.kill()
@@ -44,7 +51,9 @@ async def test_a_service_account_may_do_nothing_until_it_is_told(server: KubeApi
         await client.request("POST", "/api/v1/namespaces/default/serviceaccounts", body=account)
     token = await server.service_account_token("default/nobody")
     admin = server.access
-    access = Access(admin.server, authority_pem=admin.authority_pem, server_name=admin.server_name, token=token)
+    access = Access(
+        admin.server, authority_pem=admin.authority_pem, server_name=admin.server_name, token=token
+    )
     async with Client(access) as client:
         with pytest.raises(Refused, match="system:serviceaccount:default:nobody"):
             await client.list(SERVICES)

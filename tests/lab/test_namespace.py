@@ -19,8 +19,18 @@ def current() -> str:
 
 
 def test_ip_netns_sees_it_and_can_run_in_it(netns: str) -> None:
-    assert netns in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout.split()
-    inside = subprocess.run(["ip", "netns", "exec", netns, "ip", "-br", "link"], capture_output=True, text=True, check=True)
+    assert (
+        netns
+        in subprocess.run(
+            ["ip", "netns"], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+    inside = subprocess.run(
+        ["ip", "netns", "exec", netns, "ip", "-br", "link"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert inside.stdout.startswith("lo ")
     assert "eth0" not in inside.stdout
 

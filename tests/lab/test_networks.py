@@ -1,4 +1,5 @@
-"""A lab whose nodes are on two networks and are the gateways too: who reaches whom, what runs where, where VIPs are routed."""
+"""A lab whose nodes are on two networks and are the gateways too: who reaches whom, what runs
+where, where VIPs are routed."""
 
 import json
 import os
@@ -19,7 +20,9 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 async def site() -> AsyncIterator[Site]:
     transport = Transport(tunnel="vxlan", way="auto", attach="tc")
     name = f"far{os.getpid()}"
-    async with Site.create(name, nodes=1, far_nodes=1, gateways_on_nodes=True, transport=transport) as site:
+    async with Site.create(
+        name, nodes=1, far_nodes=1, gateways_on_nodes=True, transport=transport
+    ) as site:
         yield site
 
 
@@ -51,7 +54,9 @@ async def test_packets_for_vips_are_routed_to_all_nodes(site: Site) -> None:
         ("-4", "203.0.113.0/24", [("192.0.2.21", "lan"), ("198.18.0.22", "far")]),
         ("-6", "2001:db8:f::/64", [("2001:db8:1::15", "lan"), ("2001:db8:3::16", "far")]),
     ):
-        _, output, _ = await site.exec("router", ["ip", family, "-json", "route", "show", "root", vips])
+        _, output, _ = await site.exec(
+            "router", ["ip", family, "-json", "route", "show", "root", vips]
+        )
         (route,) = json.loads(output)
         assert [(hop["gateway"], hop["dev"]) for hop in route["nexthops"]] == hops
 

@@ -18,7 +18,9 @@ SLEEP = ("sleep", "600")
 DEADLINE_S = 60
 
 
-async def test_it_runs_in_its_namespace_and_shares_our_mounts(netns: str, lab_name: str, tmp_path: Path) -> None:
+async def test_it_runs_in_its_namespace_and_shares_our_mounts(
+    netns: str, lab_name: str, tmp_path: Path
+) -> None:
     started = process.spawn(lab_name, "x/sleep", SLEEP, log=tmp_path / "log", inside=netns)
     status = os.stat(f"/proc/{started.pid}/ns/net")
     assert (status.st_dev, status.st_ino) == namespace.identity(netns)
@@ -36,7 +38,9 @@ from fairlead.lab import process
 process.spawn({lab_name!r}, "gw1/gateway", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
 process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
 """
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-W", "ignore", "-c", script], check=True)
+    await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-W", "ignore", "-c", script], check=True
+    )
     labels = sorted(found.label for found in process.find(lab_name))
     assert labels == ["gw1/gateway", "gw1/gateway-of-another-kind"]
     found = process.one(lab_name, "gw1/gateway")
@@ -50,8 +54,12 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({
     found.send(signal.SIGTERM)  # to one that has ended: nothing
 
 
-async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(lab_name: str, tmp_path: Path) -> None:
-    parent = process.spawn(lab_name, "gw1/gateway", ["sh", "-c", "sleep 60 & echo; wait"], log=tmp_path / "log")
+async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(
+    lab_name: str, tmp_path: Path
+) -> None:
+    parent = process.spawn(
+        lab_name, "gw1/gateway", ["sh", "-c", "sleep 60 & echo; wait"], log=tmp_path / "log"
+    )
     async with asyncio.timeout(DEADLINE_S):
         while len(found := process.find(lab_name)) < 2 or not (tmp_path / "log").read_bytes():
             await asyncio.sleep(0.01)

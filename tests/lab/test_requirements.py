@@ -1,4 +1,5 @@
-"""What a lab needs is tried out first; what is missing is named all at once, and nothing stays behind."""
+"""What a lab needs is tried out first; what is missing is named all at once, and nothing stays
+behind."""
 
 import os
 import subprocess
@@ -18,7 +19,15 @@ async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
 
 def test_what_is_missing_is_named_and_so_is_what_works_without() -> None:
     # Root, but without the right to configure networks.
-    command = ["setpriv", "--bounding-set=-net_admin", str(FAIRLEAD), "lab", "up", "--name", "lesser"]
+    command = [
+        "setpriv",
+        "--bounding-set=-net_admin",
+        str(FAIRLEAD),
+        "lab",
+        "up",
+        "--name",
+        "lesser",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         _, said = up.communicate(timeout=60)
     assert up.returncode == 1, said

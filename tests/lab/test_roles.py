@@ -1,4 +1,5 @@
-"""A lab with Fairlead's roles: traffic to a load balancer's address from outside, over the death of each part."""
+"""A lab with Fairlead's roles: traffic to a load balancer's address from outside, over the death of
+each part."""
 
 import asyncio
 import json
@@ -25,7 +26,12 @@ CONTAINERS = [{"name": "c", "image": "echo", "ports": [{"name": "web", "containe
 
 def pod(name: str, node: str) -> dict[str, object]:
     metadata = {"name": name, "labels": {"app": "web"}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node, "containers": CONTAINERS}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"nodeName": node, "containers": CONTAINERS},
+    }
 
 
 SERVICE = {
@@ -54,7 +60,9 @@ async def site() -> AsyncIterator[Site]:
 async def vips(site: Site) -> tuple[str, ...]:
     """The Service's addresses, once all pods answer there."""
     async with site.client() as client, asyncio.timeout(DEADLINE_S):
-        while not (ingress := (await client.get(SERVICES, ("default", "web"))).status.load_balancer.ingress):
+        while not (
+            ingress := (await client.get(SERVICES, ("default", "web"))).status.load_balancer.ingress
+        ):
             await asyncio.sleep(0.05)
     found = tuple(entry.ip for entry in ingress)
     for address in found:
@@ -100,7 +108,9 @@ async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
         assert {(await ask(site, address))[1] for _ in range(5)} == {client}
 
 
-async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(site: Site, vips: tuple[str, ...]) -> None:
+async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
+    site: Site, vips: tuple[str, ...]
+) -> None:
     with pytest.raises(Refused, match="runs already"):
         await site.start_role("gw1")
     await site.kill_role("gw1")
@@ -112,7 +122,9 @@ async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(site
 
 
 @pytest.mark.parametrize(("host", "left"), [("control", {"a", "b"}), ("node1", {"b"})])
-async def test_a_role_is_stopped_and_started(site: Site, vips: tuple[str, ...], host: str, left: set[str]) -> None:
+async def test_a_role_is_stopped_and_started(
+    site: Site, vips: tuple[str, ...], host: str, left: set[str]
+) -> None:
     # A node whose health port nobody serves gets nothing new, though its rules are still there.
     await site.stop_role(host)
     await until_answered_by(site, vips[0], left)
@@ -137,12 +149,14 @@ async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple
 
 
 async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
-    """A running machine is left unchanged: its connections go on, its namespace is the same. Only a role that has died is
-    started."""
+    """A running machine is left unchanged: its connections go on, its namespace is the same. Only a
+    role that has died is started."""
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
-            Refused, match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name {site.name} {host}"
+            Refused,
+            match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name "
+            rf"{site.name} {host}",
         ):
             await site.revive_node(host)
         await site.kill_role(host)
@@ -155,9 +169,11 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Site, vips: tuple[str, ...]) -> None:
-    """Existing Services are served without the control host; once it is back, new Services are served too, and no object is
-    lost."""
+async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(
+    site: Site, vips: tuple[str, ...]
+) -> None:
+    """Existing Services are served without the control host; once it is back, new Services are
+    served too, and no object is lost."""
     await site.kill_node("control")
     with pytest.raises(Unavailable):
         await site.connect("node1", "192.0.2.5", 6443, timeout_s=0.3)
@@ -171,15 +187,20 @@ async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(site: Sit
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_the_lab_has_its_configuration_where_a_cluster_has_it(site: Site, vips: tuple[str, ...]) -> None:
-    """With this ConfigMap `kubectl fairlead plan` needs no other option than the lab's kubeconfig."""
+async def test_the_lab_has_its_configuration_where_a_cluster_has_it(
+    site: Site, vips: tuple[str, ...]
+) -> None:
+    """With this ConfigMap `kubectl fairlead plan` needs no other option than the lab's
+    kubeconfig."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
         "KUBECONFIG": str(site.directory.kubeconfig),
         "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
     }
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec("kubectl", "fairlead", "plan", stdout=pipe, stderr=pipe, env=environment)
+    child = await asyncio.create_subprocess_exec(
+        "kubectl", "fairlead", "plan", stdout=pipe, stderr=pipe, env=environment
+    )
     async with asyncio.timeout(DEADLINE_S):
         output, errors = await child.communicate()
     assert child.returncode == 0, errors.decode()

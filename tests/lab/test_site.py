@@ -1,4 +1,5 @@
-"""A lab as a whole, with its control plane, without Fairlead's roles: nodes, pods, slices, failures."""
+"""A lab as a whole, with its control plane, without Fairlead's roles: nodes, pods, slices,
+failures."""
 
 import asyncio
 import json
@@ -27,7 +28,9 @@ PORTS = [
 ]
 
 
-def pod(name: str, node: str = "", *, app: str = "web", port: int = 8080, grace_s: int = 30) -> dict[str, Any]:
+def pod(
+    name: str, node: str = "", *, app: str = "web", port: int = 8080, grace_s: int = 30
+) -> dict[str, Any]:
     ports = [PORTS[0] | {"containerPort": port}, PORTS[1]]
     spec: dict[str, Any] = {
         "containers": [{"name": "c", "image": "echo", "ports": ports}],
@@ -35,11 +38,19 @@ def pod(name: str, node: str = "", *, app: str = "web", port: int = 8080, grace_
     }
     if node:
         spec["nodeName"] = node
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": spec,
+    }
 
 
 def service(name: str, app: str, **spec: object) -> dict[str, Any]:
-    fields = {"selector": {"app": app}, "ports": [{"name": "web", "port": 80, "targetPort": "web"}]} | spec
+    fields = {
+        "selector": {"app": app},
+        "ports": [{"name": "web", "port": 80, "targetPort": "web"}],
+    } | spec
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": fields}
 
 
@@ -90,32 +101,54 @@ async def web(site: Site) -> AsyncIterator[dict[str, Pod]]:
 
 async def test_nodes_are_registered(client: Client) -> None:
     nodes = {
-        node.metadata.name: json.loads(await client.request("GET", NODES.path("", node.metadata.name)))
+        node.metadata.name: json.loads(
+            await client.request("GET", NODES.path("", node.metadata.name))
+        )
         for node in await client.list(NODES)
     }
     assert sorted(nodes) == ["node1", "node2"]
     node = nodes["node2"]
     assert node["spec"]["podCIDRs"] == ["10.244.2.0/24", "2001:db8:244:2::/64"]
-    assert [address["address"] for address in node["status"]["addresses"]] == ["192.0.2.22", "2001:db8:1::16", "node2"]
-    assert [condition["status"] for condition in node["status"]["conditions"] if condition["type"] == "Ready"] == ["True"]
+    assert [address["address"] for address in node["status"]["addresses"]] == [
+        "192.0.2.22",
+        "2001:db8:1::16",
+        "node2",
+    ]
+    assert [
+        condition["status"]
+        for condition in node["status"]["conditions"]
+        if condition["type"] == "Ready"
+    ] == ["True"]
 
 
 async def test_a_pod_without_a_node_goes_where_fewest_are(web: dict[str, Pod]) -> None:
-    assert {name: pod.spec.node_name for name, pod in web.items()} == {"a": "node1", "b": "node1", "c": "node2"}
+    assert {name: pod.spec.node_name for name, pod in web.items()} == {
+        "a": "node1",
+        "b": "node1",
+        "c": "node2",
+    }
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_pods_answer_everybody_and_see_who_asks(site: Site, web: dict[str, Pod], family: int) -> None:
+async def test_pods_answer_everybody_and_see_who_asks(
+    site: Site, web: dict[str, Pod], family: int
+) -> None:
     addresses = {name: pod.status.pod_ips[family].ip for name, pod in web.items()}
     hosts = {host.name: host.addresses[family] for host in site.topology.hosts}
     for target in "ac":
         for caller in (*hosts, "default/b", "default/c", "default/a"):
             said = await ask(site, caller, addresses[target])
             peer = hosts[caller] if caller in hosts else addresses[caller.removeprefix("default/")]
-            assert (said["pod"], said["node"], said["peer"]) == (target, web[target].spec.node_name, peer), (caller, target)
+            assert (said["pod"], said["node"], said["peer"]) == (
+                target,
+                web[target].spec.node_name,
+                peer,
+            ), (caller, target)
 
 
-async def test_pods_call_the_outside_by_their_nodes_address(site: Site, web: dict[str, Pod]) -> None:
+async def test_pods_call_the_outside_by_their_nodes_address(
+    site: Site, web: dict[str, Pod]
+) -> None:
     for family, address in enumerate(site.topology.host("client1").addresses):
         listener = site.socket("client1", 10 if ":" in address else 2)
         with listener:
@@ -141,7 +174,9 @@ async def test_udp_reaches_a_pod_with_the_callers_address(site: Site, web: dict[
 
 
 async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -> None:
-    exit_code, output, _ = await site.exec("default/a", ["ip", "-br", "-4", "address", "show", "eth0"])
+    exit_code, output, _ = await site.exec(
+        "default/a", ["ip", "-br", "-4", "address", "show", "eth0"]
+    )
     assert (exit_code, output.split()[-1]) == (0, f"{web['a'].status.pod_ips[0].ip}/32")
     with pytest.raises(Refused, match="does not run"):
         await site.exec("default/nobody", ["true"])
@@ -150,12 +185,24 @@ async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -
 async def test_routes_to_vips_follow_the_gateways(site: Site) -> None:
     async def hops(*family: str) -> list[str]:
         _, output, _ = await site.exec(
-            "router", ["ip", *family, "-json", "route", "show", "root", "203.0.113.0/24" if not family else "2001:db8:f::/64"]
+            "router",
+            [
+                "ip",
+                *family,
+                "-json",
+                "route",
+                "show",
+                "root",
+                "203.0.113.0/24" if not family else "2001:db8:f::/64",
+            ],
         )
         (route,) = json.loads(output)
         return [hop["gateway"] for hop in route.get("nexthops", [route])]
 
-    assert [await hops(), await hops("-6")] == [["192.0.2.11", "192.0.2.12"], ["2001:db8:1::b", "2001:db8:1::c"]]
+    assert [await hops(), await hops("-6")] == [
+        ["192.0.2.11", "192.0.2.12"],
+        ["2001:db8:1::b", "2001:db8:1::c"],
+    ]
     try:
         await site.route_vips(["gw2"])
         assert [await hops(), await hops("-6")] == [["192.0.2.12"], ["2001:db8:1::c"]]
@@ -181,9 +228,14 @@ READY, NOT_READY, TERMINATING = (True, True, False), (False, False, False), (Fal
 
 
 async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, client: Client) -> None:
-    await site.apply([pod("s1", "node1", app="s"), pod("s2", "node2", app="s", port=9090), service("s", "s")])
+    await site.apply(
+        [pod("s1", "node1", app="s"), pod("s2", "node2", app="s", port=9090), service("s", "s")]
+    )
     await site.await_pods()
-    address = {name: (await client.get(PODS, ("default", name))).status.pod_ips[0].ip for name in ("s1", "s2")}
+    address = {
+        name: (await client.get(PODS, ("default", name))).status.pod_ips[0].ip
+        for name in ("s1", "s2")
+    }
 
     async def are(**wanted: tuple[bool, bool, bool]) -> None:
         expected = {address[name]: state for name, state in wanted.items()}
@@ -194,14 +246,25 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
         await until(same, f"endpoints {expected}")
 
     await are(s1=READY, s2=READY)
-    ports = {slice_.ports[0].port: slice_.endpoints for slice_ in await slices_of(client, "s") if slice_.ports}
-    assert {port: [(e.addresses[0], e.node_name) for e in endpoints or ()] for port, endpoints in ports.items()} == {
+    ports = {
+        slice_.ports[0].port: slice_.endpoints
+        for slice_ in await slices_of(client, "s")
+        if slice_.ports
+    }
+    assert {
+        port: [(e.addresses[0], e.node_name) for e in endpoints or ()]
+        for port, endpoints in ports.items()
+    } == {
         8080: [(address["s1"], "node1")],
         9090: [(address["s2"], "node2")],
     }
-    await client.patch(PODS, ("default", "s1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": "false"}}})
+    await client.patch(
+        PODS, ("default", "s1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": "false"}}}
+    )
     await are(s1=NOT_READY, s2=READY)
-    await client.patch(PODS, ("default", "s1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": None}}})
+    await client.patch(
+        PODS, ("default", "s1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": None}}}
+    )
     await are(s1=READY, s2=READY)
     # An open connection keeps the server, and so the terminating endpoint, for as long as we look.
     _, writer = await site.connect("client1", address["s2"], 9090)
@@ -219,15 +282,26 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
     await client.delete(PODS, ("default", "s1"))
 
 
-async def test_endpoints_follow_readiness_and_go_with_their_service(site: Site, client: Client) -> None:
+async def test_endpoints_follow_readiness_and_go_with_their_service(
+    site: Site, client: Client
+) -> None:
     """And those that somebody wrote for a Service without selector stay as they are."""
     theirs = {
         "apiVersion": "v1",
         "kind": "Endpoints",
         "metadata": {"name": "theirs"},
-        "subsets": [{"addresses": [{"ip": "192.0.2.99"}], "ports": [{"port": 80, "protocol": "TCP"}]}],
+        "subsets": [
+            {"addresses": [{"ip": "192.0.2.99"}], "ports": [{"port": 80, "protocol": "TCP"}]}
+        ],
     }
-    await site.apply([service("theirs", "", selector=None), theirs, pod("e1", "node1", app="e"), service("e", "e")])
+    await site.apply(
+        [
+            service("theirs", "", selector=None),
+            theirs,
+            pod("e1", "node1", app="e"),
+            service("e", "e"),
+        ]
+    )
     await site.await_pods()
     address = (await client.get(PODS, ("default", "e1"))).status.pod_ips[0].ip
 
@@ -238,12 +312,17 @@ async def test_endpoints_follow_readiness_and_go_with_their_service(site: Site, 
             except NotFound:
                 return False
             found = [a.ip for subset in subsets for a in subset.addresses]
-            return (found, [a.ip for subset in subsets for a in subset.not_ready_addresses]) == (ready, waiting)
+            return (found, [a.ip for subset in subsets for a in subset.not_ready_addresses]) == (
+                ready,
+                waiting,
+            )
 
         await until(same, f"endpoints of {name}: {ready} {waiting}")
 
     await are("e", [address], [])
-    await client.patch(PODS, ("default", "e1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": "false"}}})
+    await client.patch(
+        PODS, ("default", "e1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": "false"}}}
+    )
     await are("e", [], [address])
     await client.delete(PODS, ("default", "e1"))
     await are("e", [], [])
@@ -252,13 +331,17 @@ async def test_endpoints_follow_readiness_and_go_with_their_service(site: Site, 
         await client.delete(SERVICES, ("default", name))
 
     async def gone() -> bool:
-        return [each.metadata.name for each in await client.list(ENDPOINTS, namespace="default")] == ["theirs"]
+        return [
+            each.metadata.name for each in await client.list(ENDPOINTS, namespace="default")
+        ] == ["theirs"]
 
     await until(gone, "Endpoints deleted with their Service")
     await client.delete(ENDPOINTS, ("default", "theirs"))
 
 
-async def test_slices_of_a_service_without_selector_are_left_alone(site: Site, client: Client, web: dict[str, Pod]) -> None:
+async def test_slices_of_a_service_without_selector_are_left_alone(
+    site: Site, client: Client, web: dict[str, Pod]
+) -> None:
     slice_ = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -278,7 +361,9 @@ async def test_slices_of_a_service_without_selector_are_left_alone(site: Site, c
         await client.delete(SERVICES, ("default", name))
 
 
-async def test_a_deleted_pod_serves_until_its_connections_are_done(site: Site, client: Client) -> None:
+async def test_a_deleted_pod_serves_until_its_connections_are_done(
+    site: Site, client: Client
+) -> None:
     await site.apply([pod("g", "node1", app="g")])
     await site.await_pods()
     place = site.namespace("default/g")
@@ -324,19 +409,25 @@ async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> 
 
     async def restarted() -> bool:
         status = json.loads(await client.request("GET", PODS.path("default", "k")))["status"]
-        ready = {condition["type"]: condition["status"] for condition in status["conditions"]}["Ready"]
+        ready = {condition["type"]: condition["status"] for condition in status["conditions"]}[
+            "Ready"
+        ]
         return bool(status["containerStatuses"][0]["restartCount"] == 1 and ready == "True")
 
     await until(restarted, "the restart")
     address = (await client.get(PODS, ("default", "k"))).status.pod_ips[0].ip
     assert (await ask(site, "node2", address))["pod"] == "k"
     await client.request(
-        "DELETE", PODS.path("default", "k"), body={"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+        "DELETE",
+        PODS.path("default", "k"),
+        body={"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0},
     )
     await until(lambda: is_gone(client, "k"), "the pod's end")
 
 
-async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(site: Site, client: Client) -> None:
+async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
+    site: Site, client: Client
+) -> None:
     await site.apply([pod("n", "node2", app="n")])
     await site.await_pods()
     address = (await client.get(PODS, ("default", "n"))).status.pod_ips[0].ip

@@ -29,7 +29,11 @@ TERMINATING = EndpointConditions(False, True, True)
 
 
 def make_service(*ports: ServicePort, **spec: object) -> Service:
-    fields: dict[str, object] = {"selector": {"app": "web"}, "ip_families": ("IPv4",), "ports": ports or (ServicePort(80),)}
+    fields: dict[str, object] = {
+        "selector": {"app": "web"},
+        "ip_families": ("IPv4",),
+        "ports": ports or (ServicePort(80),),
+    }
     metadata = ServiceMeta("web", "default", "uid-web", labels={"tier": "front"})
     return Service(metadata, ServiceSpec(**fields | spec))  # type: ignore[arg-type]
 
@@ -51,7 +55,11 @@ def make_pod(
         labels=labels or {"app": "web", "extra": "x"},
         deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None,
     )
-    addresses = (PodIP(f"10.244.{number >> 8}.{number & 255}"), PodIP(f"2001:db8:244::{number:x}")) if addressed else ()
+    addresses = (
+        (PodIP(f"10.244.{number >> 8}.{number & 255}"), PodIP(f"2001:db8:244::{number:x}"))
+        if addressed
+        else ()
+    )
     conditions = (Condition("Ready", str(ready)),)
     spec = PodSpec((Container("web", ports=tuple(ports)),), f"node{number % 3}")
     return Pod(metadata, spec, PodStatus(phase, addresses, conditions))
@@ -62,7 +70,9 @@ def conditions_of(slices: Iterable[Slice]) -> list[EndpointConditions]:
 
 
 def test_one_ready_pod_as_the_api_server_would_be_told() -> None:
-    (slice_,) = plan_slices(make_service(ServicePort(80, "http", target_port=8080)), [make_pod(1)]).values()
+    (slice_,) = plan_slices(
+        make_service(ServicePort(80, "http", target_port=8080)), [make_pod(1)]
+    ).values()
     assert msgspec.json.decode(msgspec.json.encode(slice_)) == {
         "metadata": {
             "name": "web-ipv4-0",
@@ -89,7 +99,12 @@ def test_one_ready_pod_as_the_api_server_would_be_told() -> None:
                 "addresses": ["10.244.0.1"],
                 "conditions": {"ready": True, "serving": True, "terminating": False},
                 "nodeName": "node1",
-                "targetRef": {"kind": "Pod", "namespace": "default", "name": "web-0001", "uid": "uid-1"},
+                "targetRef": {
+                    "kind": "Pod",
+                    "namespace": "default",
+                    "name": "web-0001",
+                    "uid": "uid-1",
+                },
             }
         ],
         "ports": [{"port": 8080, "name": "http"}],
@@ -116,7 +131,9 @@ def test_conditions_follow_the_pod(pod: Pod, expected: EndpointConditions) -> No
         (make_pod(1, deleted=True), EndpointConditions(True, True, True)),
     ],
 )
-def test_not_ready_addresses_are_published_on_request(pod: Pod, expected: EndpointConditions) -> None:
+def test_not_ready_addresses_are_published_on_request(
+    pod: Pod, expected: EndpointConditions
+) -> None:
     service = make_service(publish_not_ready_addresses=True)
     assert conditions_of(plan_slices(service, [pod]).values()) == [expected]
 
@@ -141,7 +158,11 @@ def test_a_service_without_selector_is_left_alone(spec: dict[str, object]) -> No
 
 def test_each_family_has_its_own_slices() -> None:
     slices = plan_slices(make_service(ip_families=("IPv6", "IPv4")), [make_pod(7)])
-    assert {slice_.address_type: slice_.endpoints[0].addresses for slice_ in slices.values() if slice_.endpoints} == {
+    assert {
+        slice_.address_type: slice_.endpoints[0].addresses
+        for slice_ in slices.values()
+        if slice_.endpoints
+    } == {
         "IPv4": ("10.244.0.7",),
         "IPv6": ("2001:db8:244::7",),
     }
@@ -151,8 +172,13 @@ def test_a_named_port_is_what_each_pod_calls_so() -> None:
     old = make_pod(1, ports=[ContainerPort(8080, "web"), ContainerPort(9090, "web", "UDP")])
     new = make_pod(2, ports=[ContainerPort(8081, "web")])
     without = make_pod(3)
-    slices = plan_slices(make_service(ServicePort(80, "http", target_port="web")), [new, without, old])
-    assert {slice_.ports: [endpoint.addresses[0] for endpoint in slice_.endpoints or ()] for slice_ in slices.values()} == {
+    slices = plan_slices(
+        make_service(ServicePort(80, "http", target_port="web")), [new, without, old]
+    )
+    assert {
+        slice_.ports: [endpoint.addresses[0] for endpoint in slice_.endpoints or ()]
+        for slice_ in slices.values()
+    } == {
         (): ["10.244.0.3"],
         (EndpointPort("http", 8080),): ["10.244.0.1"],
         (EndpointPort("http", 8081),): ["10.244.0.2"],
@@ -196,7 +222,9 @@ def test_the_order_of_pods_does_not_matter(pods: list[Pod], random: Random) -> N
 def test_what_compare_says_makes_one_into_the_other(before: list[Pod], after: list[Pod]) -> None:
     service = make_service(ip_families=("IPv4", "IPv6"))
     written = {
-        name: msgspec.structs.replace(slice_, metadata=msgspec.structs.replace(slice_.metadata, resource_version="7", uid="u"))
+        name: msgspec.structs.replace(
+            slice_, metadata=msgspec.structs.replace(slice_.metadata, resource_version="7", uid="u")
+        )
         for name, slice_ in plan_slices(service, before).items()
     }
     desired = plan_slices(service, after)
@@ -206,7 +234,9 @@ def test_what_compare_says_makes_one_into_the_other(before: list[Pod], after: li
         del written[slice_.metadata.name]
     for slice_ in difference.create:
         assert slice_.metadata.name not in written
-    written |= {slice_.metadata.name: slice_ for slice_ in (*difference.create, *difference.replace)}
+    written |= {
+        slice_.metadata.name: slice_ for slice_ in (*difference.create, *difference.replace)
+    }
     assert compare(desired, written) == ((), (), ())
     assert {name: slice_.endpoints for name, slice_ in written.items()} == {
         name: slice_.endpoints for name, slice_ in desired.items()
@@ -222,17 +252,34 @@ def endpoints_of(service: Service, *pods: Pod) -> Endpoints:
 def test_endpoints_as_the_api_server_would_be_told() -> None:
     """The first family alone; pods that are not ready apart; none that is on its way out."""
     web = make_service(ServicePort(80, "http", target_port=8080), ip_families=("IPv6", "IPv4"))
-    pods = (make_pod(1), make_pod(2, ready=False), make_pod(3, deleted=True), make_pod(4, phase="Failed"))
+    pods = (
+        make_pod(1),
+        make_pod(2, ready=False),
+        make_pod(3, deleted=True),
+        make_pod(4, phase="Failed"),
+    )
 
     def told(number: int) -> dict[str, object]:
-        reference = {"kind": "Pod", "namespace": "default", "name": f"web-{number:04}", "uid": f"uid-{number}"}
-        return {"ip": f"2001:db8:244::{number}", "nodeName": f"node{number % 3}", "targetRef": reference}
+        reference = {
+            "kind": "Pod",
+            "namespace": "default",
+            "name": f"web-{number:04}",
+            "uid": f"uid-{number}",
+        }
+        return {
+            "ip": f"2001:db8:244::{number}",
+            "nodeName": f"node{number % 3}",
+            "targetRef": reference,
+        }
 
     assert msgspec.json.decode(msgspec.json.encode(endpoints_of(web, *pods))) == {
         "metadata": {
             "name": "web",
             "namespace": "default",
-            "labels": {"tier": "front", "endpoints.kubernetes.io/managed-by": "endpoint-controller"},
+            "labels": {
+                "tier": "front",
+                "endpoints.kubernetes.io/managed-by": "endpoint-controller",
+            },
         },
         "subsets": [
             {
@@ -246,9 +293,14 @@ def test_endpoints_as_the_api_server_would_be_told() -> None:
 
 def test_endpoints_of_pods_whose_ports_differ() -> None:
     web = make_service(ServicePort(80, "http", target_port="web"))
-    pods = [make_pod(n, ports=[ContainerPort(port, "web")] if port else ()) for n, port in ((1, 8080), (2, 9090), (3, 0))]
+    pods = [
+        make_pod(n, ports=[ContainerPort(port, "web")] if port else ())
+        for n, port in ((1, 8080), (2, 9090), (3, 0))
+    ]
     subsets = endpoints_of(web, *pods).subsets or ()
-    assert [([a.ip for a in subset.addresses], [p.port for p in subset.ports]) for subset in subsets] == [
+    assert [
+        ([a.ip for a in subset.addresses], [p.port for p in subset.ports]) for subset in subsets
+    ] == [
         (["10.244.0.1"], [8080]),
         (["10.244.0.2"], [9090]),
     ]

@@ -44,13 +44,21 @@ def test_dead_cordoned_and_unwanted_nodes_get_nothing() -> None:
     assert status.choose_node(picky, NODES[1:], [], ALIVE) is None
 
 
-@pytest.mark.parametrize(("asked", "spec", "expected"), [(None, None, 30), (None, 5, 5), (0, 5, 0), (2, None, 2), (None, 0, 0)])
+@pytest.mark.parametrize(
+    ("asked", "spec", "expected"),
+    [(None, None, 30), (None, 5, 5), (0, 5, 0), (2, None, 2), (None, 0, 0)],
+)
 def test_how_long_a_pod_may_take_to_end(asked: int | None, spec: int | None, expected: int) -> None:
-    pod = Pod(Meta("web", deletion_grace_period_seconds=asked), PodSpec(termination_grace_period_seconds=spec))
+    pod = Pod(
+        Meta("web", deletion_grace_period_seconds=asked),
+        PodSpec(termination_grace_period_seconds=spec),
+    )
     assert status.grace_s(pod) == expected
 
 
-@pytest.mark.parametrize(("annotations", "expected"), [({}, True), ({"lab.fairlead.io/ready": "false"}, False)])
+@pytest.mark.parametrize(
+    ("annotations", "expected"), [({}, True), ({"lab.fairlead.io/ready": "false"}, False)]
+)
 def test_readiness_is_an_annotation(annotations: dict[str, str], expected: bool) -> None:
     assert status.wants_ready(make_pod(annotations=annotations)) is expected
 
@@ -58,7 +66,13 @@ def test_readiness_is_an_annotation(annotations: dict[str, str], expected: bool)
 def test_a_running_pods_status_reads_back_as_ready() -> None:
     host = plan_topology("x", 1, 0, 0).host("node1")
     body = status.running_status(
-        make_pod(), host, ("10.244.1.2", "2001:db8:244:1::2"), ready=True, restarts=1, now="now", started="then"
+        make_pod(),
+        host,
+        ("10.244.1.2", "2001:db8:244:1::2"),
+        ready=True,
+        restarts=1,
+        now="now",
+        started="then",
     )
     read = msgspec.convert(body, PodStatus)
     assert Pod(Meta("web"), status=read).ready
@@ -67,14 +81,20 @@ def test_a_running_pods_status_reads_back_as_ready() -> None:
 
 
 def test_a_condition_keeps_the_time_of_its_last_change() -> None:
-    before = PodStatus("Running", conditions=(Condition("Ready", "True", last_transition_time="long ago"),))
+    before = PodStatus(
+        "Running", conditions=(Condition("Ready", "True", last_transition_time="long ago"),)
+    )
     pod = Pod(Meta("web"), status=before)
     host = plan_topology("x", 1, 0, 0).host("node1")
 
     def since(ready: bool) -> str | None:
-        body = status.running_status(pod, host, ("a", "b"), ready=ready, restarts=0, now="now", started="then")
+        body = status.running_status(
+            pod, host, ("a", "b"), ready=ready, restarts=0, now="now", started="then"
+        )
         conditions = msgspec.convert(body, PodStatus).conditions
-        return next(condition.last_transition_time for condition in conditions if condition.type == "Ready")
+        return next(
+            condition.last_transition_time for condition in conditions if condition.type == "Ready"
+        )
 
     assert since(True) == "long ago"
     assert since(False) == "now"

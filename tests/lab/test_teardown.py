@@ -1,4 +1,5 @@
-"""Labs come and go: side by side, cut short, after the death of any part; and nothing is ever left."""
+"""Labs come and go: side by side, cut short, after the death of any part; and nothing is ever
+left."""
 
 import asyncio
 import json
@@ -26,7 +27,9 @@ def pod(name: str) -> dict[str, Any]:
 
 async def who_answers(site: Site) -> str:
     """The name of the first pod of node1, by its own word."""
-    _, output, errors = await site.exec("client1", ["curl", "-sS", "-m", "5", "http://10.244.1.2:8080/"])
+    _, output, errors = await site.exec(
+        "client1", ["curl", "-sS", "-m", "5", "http://10.244.1.2:8080/"]
+    )
     assert output, errors
     return str(json.loads(output)["pod"])
 
@@ -34,10 +37,21 @@ async def who_answers(site: Site) -> str:
 def traces(lab: str) -> list[str]:
     """All that there is of a lab on the machine."""
     found = [*namespace.names(f"fl-{lab}-"), *(running.label for running in process.find(lab))]
-    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"/fl-{lab}-" in line]
-    links = [path.name for path in Path("/sys/class/net").iterdir() if path.name not in ("lo", "eth0")]
+    mounts = [
+        line
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if f"/fl-{lab}-" in line
+    ]
+    links = [
+        path.name for path in Path("/sys/class/net").iterdir() if path.name not in ("lo", "eth0")
+    ]
     directory = [str(ROOT / lab)] if (ROOT / lab).exists() else []
-    return [*found, *mounts, *directory, *(link for link in links if link.startswith(("pod", "node", "gw", "client")))]
+    return [
+        *found,
+        *mounts,
+        *directory,
+        *(link for link in links if link.startswith(("pod", "node", "gw", "client"))),
+    ]
 
 
 async def test_labs_side_by_side_up_and_down_twice(lab_name: str) -> None:
@@ -61,12 +75,18 @@ async def up_and_down_twice(lab_name: str) -> None:
         assert traces(lab_name) == []
 
 
-async def test_a_lab_with_a_real_api_server_leaves_nothing_either(real_programs: None, lab_name: str) -> None:
-    async with Site.create(lab_name, nodes=1, gateways=0, clients=1, roles=False, apiserver="real") as lab:
+async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
+    real_programs: None, lab_name: str
+) -> None:
+    async with Site.create(
+        lab_name, nodes=1, gateways=0, clients=1, roles=False, apiserver="real"
+    ) as lab:
         await lab.apply([pod("a")])
         await lab.await_pods()
         assert await who_answers(lab) == "a"
-        assert {"lab/etcd", "lab/kube-apiserver", "lab/doorway"} <= {each.label for each in process.find(lab_name)}
+        assert {"lab/etcd", "lab/kube-apiserver", "lab/doorway"} <= {
+            each.label for each in process.find(lab_name)
+        }
     assert traces(lab_name) == []
 
 

@@ -14,7 +14,9 @@ SIZES = st.tuples(st.integers(0, 120), st.integers(0, 9), st.integers(0, 200), s
 
 
 @given(SIZES)
-def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(size: tuple[int, int, int, int]) -> None:
+def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(
+    size: tuple[int, int, int, int],
+) -> None:
     hosts = plan_topology("lab", *size[:3], far_nodes=size[3]).hosts
     addresses = list(chain.from_iterable(host.addresses for host in hosts))
     for values in (addresses, [host.name for host in hosts], [host.mac for host in hosts]):
@@ -73,7 +75,10 @@ def test_an_unknown_host_is_refused_with_those_there_are() -> None:
         plan_topology("x", 1, 1, 0).host("node2")
 
 
-@given(st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True), st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True))
+@given(
+    st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True),
+    st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True),
+)
 def test_no_lab_takes_anothers_namespaces_for_its_own(one: str, other: str) -> None:
     topology = plan_topology(other, 1, 1, 1)
     names = [topology.namespace("router"), topology.pod_namespace("default", "web-1")]

@@ -53,8 +53,13 @@ def test_elements_of_a_hash_come_and_go() -> None:
         for i in range(9_000):
             table.update(struct.pack("=I", i), struct.pack("=Q", i * i))
         assert table.lookup(struct.pack("=I", 5)) == struct.pack("=Q", 25)
-        assert dict(table.items()) == {struct.pack("=I", i): struct.pack("=Q", i * i) for i in range(9_000)}
-        assert [table.delete(struct.pack("=I", 5)), table.delete(struct.pack("=I", 5))] == [True, False]
+        assert dict(table.items()) == {
+            struct.pack("=I", i): struct.pack("=Q", i * i) for i in range(9_000)
+        }
+        assert [table.delete(struct.pack("=I", 5)), table.delete(struct.pack("=I", 5))] == [
+            True,
+            False,
+        ]
         assert table.lookup(struct.pack("=I", 5)) is None
 
 
@@ -70,7 +75,9 @@ def test_many_elements_at_once(kind: int) -> None:
         gone = list(rows)[::2]
         many.delete(gone[7])  # by somebody else
         many.delete_all(gone)
-        assert dict(many.items()) == {key: value for key, value in rows.items() if key not in set(gone)}
+        assert dict(many.items()) == {
+            key: value for key, value in rows.items() if key not in set(gone)
+        }
         many.update_all({})
         many.delete_all([])
         more = {struct.pack("=IQ", 64, i): bytes(4) for i in range(10_000, 14_000)}
@@ -106,10 +113,15 @@ def test_rows_of_an_array_wherever_they_lie(kind: int) -> None:
     wanted = [0, 1, 2, 7, 5000, 5001, 9998, 9999]
     with Map.create(MapSpec("table", kind, 4, 8, 10_000)) as table:
         for i in range(10_000):
-            table.update(struct.pack("=I", i), struct.pack("=Q", i) * (possible_cpus() if kind == PERCPU_ARRAY else 1))
+            table.update(
+                struct.pack("=I", i),
+                struct.pack("=Q", i) * (possible_cpus() if kind == PERCPU_ARRAY else 1),
+            )
         found = dict(table.rows(reversed(wanted)))
         assert found == {i: table.lookup(struct.pack("=I", i)) for i in wanted}
-        assert dict(table.rows(range(10_000))) == {i: table.lookup(struct.pack("=I", i)) for i in range(10_000)}
+        assert dict(table.rows(range(10_000))) == {
+            i: table.lookup(struct.pack("=I", i)) for i in range(10_000)
+        }
         assert dict(table.rows([])) == {}
 
 
@@ -119,7 +131,10 @@ def test_runs_are_no_longer_than_allowed() -> None:
 
 
 def test_memory_of_an_array_is_the_array() -> None:
-    with Map.create(MapSpec("seen", ARRAY, 4, 64, 100, MMAPABLE)) as table, table.memory() as memory:
+    with (
+        Map.create(MapSpec("seen", ARRAY, 4, 64, 100, MMAPABLE)) as table,
+        table.memory() as memory,
+    ):
         memory[64 * 7 : 64 * 8] = b"z" * 64
         assert table.lookup(struct.pack("=I", 7)) == b"z" * 64
 
@@ -136,10 +151,16 @@ def test_pins_outlive_their_makers(directory: Path) -> None:
 
 def test_a_program_that_the_verifier_refuses_comes_with_its_reasons() -> None:
     returns_a_pointer = (
-        struct.pack("<BBhi", 0xBF, 0x10, 0, 0) + struct.pack("<BBhi", 0x79, 0x11, 4096, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+        struct.pack("<BBhi", 0xBF, 0x10, 0, 0)
+        + struct.pack("<BBhi", 0x79, 0x11, 4096, 0)
+        + struct.pack("<BBhi", 0x95, 0, 0, 0)
     )
     with pytest.raises(Refused) as refusal:
-        Program.load(ProgramSpec("wrong", "tc", returns_a_pointer, ()), {}, program_type=PROGRAM_TYPE_SCHED_CLS)
+        Program.load(
+            ProgramSpec("wrong", "tc", returns_a_pointer, ()),
+            {},
+            program_type=PROGRAM_TYPE_SCHED_CLS,
+        )
     assert "invalid bpf_context access off=4096" in refusal.value.message
 
 

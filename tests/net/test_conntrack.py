@@ -16,7 +16,10 @@ pytestmark = pytest.mark.root
 
 UDP = 17
 LOCAL_ROUTES = ["ip", "-6", "route", "show", "table", "local"]
-TRACK = "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c ct state new accept"
+TRACK = (
+    "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule "
+    "inet t c ct state new accept"
+)
 
 
 @pytest.fixture
@@ -27,7 +30,9 @@ def tracked() -> Iterator[Conntrack]:
     with namespace.inside(name):
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True)
-        subprocess.run(["ip", "address", "add", "2001:db8::1/128", "dev", "lo", "nodad"], check=True)
+        subprocess.run(
+            ["ip", "address", "add", "2001:db8::1/128", "dev", "lo", "nodad"], check=True
+        )
         await_local("2001:db8::1")
         subprocess.run(["nft", TRACK], check=True)
         conntrack = Conntrack()
@@ -39,7 +44,10 @@ def tracked() -> Iterator[Conntrack]:
 def await_local(address: str) -> None:
     """The kernel makes a new IPv6 address its own a moment after it has been added."""
     end_s = time.monotonic() + 10
-    while address not in subprocess.run(LOCAL_ROUTES, check=True, capture_output=True, text=True).stdout:
+    while (
+        address
+        not in subprocess.run(LOCAL_ROUTES, check=True, capture_output=True, text=True).stdout
+    ):
         assert time.monotonic() < end_s
         time.sleep(0.01)
 
@@ -48,22 +56,35 @@ def flows() -> set[tuple[str, int]]:
     """The original destinations of the flows that are tracked."""
     found = set()
     for family in ("ipv4", "ipv6"):
-        listed = subprocess.run(["conntrack", "-L", "-f", family, "-p", "udp"], check=True, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["conntrack", "-L", "-f", family, "-p", "udp"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         for line in listed.stdout.splitlines():
-            fields = [word.partition("=")[2] for word in line.split() if word.startswith(("dst=", "dport="))]
+            fields = [
+                word.partition("=")[2]
+                for word in line.split()
+                if word.startswith(("dst=", "dport="))
+            ]
             found.add((fields[0], int(fields[1])))
     return found
 
 
 def send(address: str, port: int, *, source_port: int = 0) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as sock:
         sock.bind(("", source_port))
         sock.sendto(b"x", (address, port))
 
 
 @pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
 @pytest.mark.parametrize("more", [0, 40], ids=["one destination", "many destinations"])
-async def test_only_flows_to_what_is_gone_are_deleted(tracked: Conntrack, address: str, other: str, more: int) -> None:
+async def test_only_flows_to_what_is_gone_are_deleted(
+    tracked: Conntrack, address: str, other: str, more: int
+) -> None:
     for host in (address, other):
         for port in (4000, 4001):
             send(host, port)
@@ -78,7 +99,9 @@ async def test_only_flows_to_what_is_gone_are_deleted(tracked: Conntrack, addres
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(tracked: Conntrack, address: str) -> None:
+async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(
+    tracked: Conntrack, address: str
+) -> None:
     """A node that cleans up has to answer who asks whether it is alive."""
     for number in range(2000):
         send(address, 4000 + number % 2, source_port=10_000 + number)
@@ -91,7 +114,10 @@ async def test_others_have_their_turn_while_thousands_of_flows_are_looked_throug
             await asyncio.sleep(0)
 
     going_on = asyncio.create_task(others())
-    answering = {(address, 4000): frozenset({(address, 4000)}), (address, 4001): frozenset({(address, 9)})}
+    answering = {
+        (address, 4000): frozenset({(address, 4000)}),
+        (address, 4001): frozenset({(address, 9)}),
+    }
     assert await tracked.delete_stale(UDP, answering) == 1000
     going_on.cancel()
     assert turns > 20

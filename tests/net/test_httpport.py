@@ -1,4 +1,5 @@
-"""Ports under floods: the work of each turn is counted, on real connections between loopback addresses."""
+"""Ports under floods: the work of each turn is counted, on real connections between loopback
+addresses."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,16 @@ from http import HTTPStatus
 
 import pytest
 
-from fairlead.net.httpport import ACCEPTS, IDLE_S, LINGER_S, REQUEST_S, STEPS, SWEEP_S, Limits, Ports
+from fairlead.net.httpport import (
+    ACCEPTS,
+    IDLE_S,
+    LINGER_S,
+    REQUEST_S,
+    STEPS,
+    SWEEP_S,
+    Limits,
+    Ports,
+)
 from fairlead.net.httprequest import LONGEST_BYTES, Answer, Request, read_request
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -15,7 +25,8 @@ MEGABYTE = REQUEST * (1_000_000 // len(REQUEST))
 FLOODER, OTHER = "127.0.0.2", "127.0.0.3"
 MANY_TURNS = 10_000
 FEW_TURNS = 4
-"""The kernel tells of a request after the steps of a turn, and of two sources each has its turn among STEPS steps."""
+"""The kernel tells of a request after the steps of a turn, and of two sources each has its turn
+among STEPS steps."""
 
 
 class Server:
@@ -23,7 +34,11 @@ class Server:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.now_s = 0.0
-        self.ports = Ports(lambda number, request: Answer(HTTPStatus.OK, b"{}"), limits=limits, clock=lambda: self.now_s)
+        self.ports = Ports(
+            lambda number, request: Answer(HTTPStatus.OK, b"{}"),
+            limits=limits,
+            clock=lambda: self.now_s,
+        )
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::", 0))
             self.number = int(probe.getsockname()[1])
@@ -79,7 +94,8 @@ def small() -> Iterator[Server]:
 
 
 class Flood:
-    """Each of these connections sends the same data as fast as it is read; answers are read, or not."""
+    """Each of these connections sends the same data as fast as it is read; answers are read, or
+    not."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
         self._left = dict.fromkeys(callers, data)
@@ -115,7 +131,9 @@ def is_open(caller: socket.socket) -> bool:
 
 @pytest.mark.parametrize("reading", [True, False])
 @pytest.mark.parametrize("connections", [1, 200])
-def test_a_megabyte_of_requests_delays_another_source_by_few_turns(server: Server, connections: int, reading: bool) -> None:
+def test_a_megabyte_of_requests_delays_another_source_by_few_turns(
+    server: Server, connections: int, reading: bool
+) -> None:
     flood = Flood([server.connect(FLOODER) for _ in range(connections)], MEGABYTE, reading=reading)
     while server.ports.connections < connections:
         flood.pour()
@@ -126,8 +144,11 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(server: Serve
         assert turns_until_answered(server, other, flood) <= FEW_TURNS
 
 
-def test_another_connection_of_the_same_source_waits_for_one_request_of_each(server: Server) -> None:
-    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the address of their node."""
+def test_another_connection_of_the_same_source_waits_for_one_request_of_each(
+    server: Server,
+) -> None:
+    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the
+    address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
         flood.pour()
@@ -138,7 +159,9 @@ def test_another_connection_of_the_same_source_waits_for_one_request_of_each(ser
     assert turns_until_answered(server, other, flood) <= 2 * 201 // STEPS + FEW_TURNS
 
 
-def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connection_is_answered(small: Server) -> None:
+def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connection_is_answered(
+    small: Server,
+) -> None:
     other = small.connect(OTHER)
     small.rest()
     flooders = [small.connect(FLOODER) for _ in range(50)]
@@ -202,7 +225,9 @@ def test_a_caller_that_is_slow_or_silent_or_takes_no_answer_is_closed(server: Se
     assert server.ports.connections == 0
 
 
-def test_what_comes_after_a_last_request_is_thrown_away_and_the_answer_arrives(server: Server) -> None:
+def test_what_comes_after_a_last_request_is_thrown_away_and_the_answer_arrives(
+    server: Server,
+) -> None:
     caller = server.connect(OTHER)
     caller.send(b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000)
     server.rest()
@@ -223,13 +248,19 @@ def test_one_port_of_many_that_are_flooded_is_served(server: Server) -> None:
         other.connect(("127.0.0.1", number))
         other.send(REQUEST)
         other.setblocking(False)
-        assert turns_until_answered(server, other, Flood(flooders, REQUEST, reading=True)) <= FEW_TURNS
+        assert (
+            turns_until_answered(server, other, Flood(flooders, REQUEST, reading=True)) <= FEW_TURNS
+        )
 
 
 def test_what_is_no_whole_request_yet_is_looked_at_a_bounded_number_of_times() -> None:
     assert read_request(b"x" * (LONGEST_BYTES - 1)) == "incomplete"
     assert read_request(b"x" * LONGEST_BYTES) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    assert read_request(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n") == (Request("GET", "/"), 5036, False)
+    assert read_request(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n") == (
+        Request("GET", "/"),
+        5036,
+        False,
+    )
 
 
 def test_an_end_that_comes_with_a_request_is_heard(server: Server) -> None:

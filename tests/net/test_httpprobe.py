@@ -24,8 +24,8 @@ KUBE_PROXY = (
 async def server(
     *pieces: bytes, hold: bool = False, host: str = "127.0.0.1", ended: set[int] | None = None
 ) -> AsyncIterator[int]:
-    """Answers each connection with `pieces`, one packet each; `hold`: then keeps it open. `ended`: takes the ports of
-    those whose connection it has closed."""
+    """Answers each connection with `pieces`, one packet each; `hold`: then keeps it open. `ended`:
+    takes the ports of those whose connection it has closed."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,13 +61,22 @@ async def test_answer_of_kube_proxy(host: str) -> None:
     [
         ([KUBE_PROXY[:4], KUBE_PROXY[4:30], KUBE_PROXY[30:]], Answer("answered", 200, 3, False)),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], Answer("answered", 200)),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok"], Answer("answered", 200, None, False)),
+        (
+            [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok"],
+            Answer("answered", 200, None, False),
+        ),
         ([b"HTTP/1.0 200 OK\r\n\r\n"], Answer("answered", 200)),
-        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], Answer("answered", 200)),
+        (
+            [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+            Answer("answered", 200),
+        ),
         ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], Answer("answered", 503)),
         ([b"SSH-2.0-OpenSSH_9.2\r\n"], Answer("answered")),
         ([b"HTTP/1.1 banana\r\n\r\n"], Answer("answered")),
-        ([b"HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-WEIGHT: zwei\r\n\r\nx"], Answer("answered", 200, None, False)),
+        (
+            [b"HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-WEIGHT: zwei\r\n\r\nx"],
+            Answer("answered", 200, None, False),
+        ),
         ([b"HTTP/1.1 200 OK\r\nHalf-a-head"], REFUSED),
         ([], REFUSED),
     ],
@@ -108,10 +117,15 @@ async def test_leaves_no_descriptor_behind() -> None:
 
 
 def time_waits(port: int, callers: set[int]) -> int:
-    """Sockets in TIME_WAIT (state 06) from one of these ports to `port`: the address of either end, its port in hexadecimal,
-    stands second and third. Others than our own may have ended at a server that had this port before."""
+    """Sockets in TIME_WAIT (state 06) from one of these ports to `port`: the address of either end,
+    its port in hexadecimal, stands second and third. Others than our own may have ended at a server
+    that had this port before."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ends = [(int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16)) for row in rows if row[3] == "06"]
+    ends = [
+        (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16))
+        for row in rows
+        if row[3] == "06"
+    ]
     return sum(peer == port and own in callers for own, peer in ends)
 
 
@@ -156,7 +170,8 @@ KEPT = KUBE_PROXY.replace(b"Connection: close\r\n", b"")
 
 @asynccontextmanager
 async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server that answers so many questions on each connection; to the next it hangs up. And the questions on each."""
+    """A server that answers so many questions on each connection; to the next it hangs up. And the
+    questions on each."""
     questions: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -21,12 +21,26 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def host() -> Iterator[None]:
-    """A host with two interfaces, each with addresses of both families; the first of IPv4 is a point-to-point one."""
+    """A host with two interfaces, each with addresses of both families; the first of IPv4 is a
+    point-to-point one."""
     try:
         namespace.create(NAME)
         ip("link", "set", "lo", "up")
         for device, mac in MACS.items():
-            ip("link", "add", device, "address", mac, "mtu", "1400", "type", "veth", "peer", "name", f"{device}-end")
+            ip(
+                "link",
+                "add",
+                device,
+                "address",
+                mac,
+                "mtu",
+                "1400",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"{device}-end",
+            )
             ip("link", "set", device, "up")
             ip("link", "set", f"{device}-end", "up")
         ip("address", "add", "192.0.2.1", "peer", "192.0.2.2", "dev", "front")
@@ -42,7 +56,10 @@ def test_interfaces_are_told_by_their_addresses(host: None) -> None:
     with namespace.inside(NAME):
         found = links()
         assert found["front"] == Link("front", found["front"].index, MACS["front"], 1400, True)
-        assert [link.name for link in holders(["192.0.2.1", "2001:db8::1", "203.0.113.1"])] == ["back", "front"]
+        assert [link.name for link in holders(["192.0.2.1", "2001:db8::1", "203.0.113.1"])] == [
+            "back",
+            "front",
+        ]
         assert holders(["192.0.2.2"]) == [], "the other end's"
 
 
@@ -54,6 +71,18 @@ def test_packets_to_anywhere_leave_by_every_way_of_the_default_route(host: None)
     ip("route", "add", "default", "dev", "front", "table", "100")
     with namespace.inside(NAME):
         assert default_devices() == {"back"}
-    ip("route", "replace", "default", "nexthop", "via", "198.18.0.9", "nexthop", "dev", "front", "weight", "2")
+    ip(
+        "route",
+        "replace",
+        "default",
+        "nexthop",
+        "via",
+        "198.18.0.9",
+        "nexthop",
+        "dev",
+        "front",
+        "weight",
+        "2",
+    )
     with namespace.inside(NAME):
         assert default_devices() == {"back", "front"}

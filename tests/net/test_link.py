@@ -1,4 +1,5 @@
-"""Links, addresses, routes and neighbours, in a namespace of their own, checked by what ip(8) shows."""
+"""Links, addresses, routes and neighbours, in a namespace of their own, checked by what ip(8)
+shows."""
 
 import ctypes
 import itertools
@@ -87,7 +88,9 @@ async def test_a_bridge_forwards_at_once(pair: tuple[Netns, Netns]) -> None:
 
 
 @pytest.mark.parametrize("interface", ["192.0.2.1/24", "2001:db8::1/64"])
-async def test_an_address_is_usable_at_once_and_may_be_set_twice(pair: tuple[Netns, Netns], interface: str) -> None:
+async def test_an_address_is_usable_at_once_and_may_be_set_twice(
+    pair: tuple[Netns, Netns], interface: str
+) -> None:
     one, _ = pair
     for _ in range(2):
         await one.links.set_address("left", interface)
@@ -108,7 +111,9 @@ async def test_routes_are_replaced_shared_and_forgotten(pair: tuple[Netns, Netns
         (route,) = one.show(family, "route", "show", vips)
         assert (route["gateway"], route["dev"]) == (f"{network}{mark}12", "left")
         await one.links.delete_route(vips)
-        await one.links.set_route(vips, *(Nexthop(f"{network}{mark}{last}", "left", last) for last in (11, 12)))
+        await one.links.set_route(
+            vips, *(Nexthop(f"{network}{mark}{last}", "left", last) for last in (11, 12))
+        )
         (route,) = one.show(family, "route", "show", vips)
         assert [(hop["gateway"], hop["weight"]) for hop in route["nexthops"]] == [
             (f"{network}{mark}11", 11),
@@ -119,9 +124,14 @@ async def test_routes_are_replaced_shared_and_forgotten(pair: tuple[Netns, Netns
         assert one.show(family, "route", "show", vips) == []
 
 
-async def test_a_default_route_through_a_router_that_no_address_leads_to(pair: tuple[Netns, Netns]) -> None:
+async def test_a_default_route_through_a_router_that_no_address_leads_to(
+    pair: tuple[Netns, Netns],
+) -> None:
     _, two = pair
-    for address, default, via in (("10.244.1.2/32", "0.0.0.0/0", "169.254.1.1"), ("2001:db8::2/128", "::/0", "fe80::1")):
+    for address, default, via in (
+        ("10.244.1.2/32", "0.0.0.0/0", "169.254.1.1"),
+        ("2001:db8::2/128", "::/0", "fe80::1"),
+    ):
         await two.links.set_address("right", address)
         await two.links.set_neighbour("right", via, MAC)
         await two.links.set_route(default, Nexthop(via, "right"), onlink=True)
@@ -139,7 +149,10 @@ async def test_a_default_route_through_a_router_that_no_address_leads_to(pair: t
 async def test_a_route_out_of_a_device_prefers_a_source(pair: tuple[Netns, Netns]) -> None:
     one, _ = pair
     await one.links.set_state("lo", up=True)
-    for address, prefix in (("192.0.2.21", "10.244.1.2/32"), ("2001:db8:1::15", "2001:db8:244::2/128")):
+    for address, prefix in (
+        ("192.0.2.21", "10.244.1.2/32"),
+        ("2001:db8:1::15", "2001:db8:244::2/128"),
+    ):
         await one.links.set_address("lo", f"{address}/{128 if ':' in address else 32}")
         await one.links.set_route(prefix, Nexthop(device="left"), source=address)
         family = "-6" if ":" in address else "-4"

@@ -1,4 +1,5 @@
-"""Tables: exact shares, one table for all who know the same weights, C and Python alike, little disturbance."""
+"""Tables: exact shares, one table for all who know the same weights, C and Python alike, little
+disturbance."""
 
 from array import array
 from collections import Counter
@@ -51,16 +52,23 @@ def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
-def test_tables_that_are_made_together_are_those_of_the_reference(many: list[dict[str, int]]) -> None:
+def test_tables_that_are_made_together_are_those_of_the_reference(
+    many: list[dict[str, int]],
+) -> None:
     asked = [tuple(sorted(weights.items())) for weights in many]
     maglev.prepare(asked)
     for weights in filter(None, asked):
         names = tuple(name for name, _ in weights)
-        assert maglev.table(weights) == (names, maglev.fill_in_python(maglev.walks(weights)).tobytes())
+        assert maglev.table(weights) == (
+            names,
+            maglev.fill_in_python(maglev.walks(weights)).tobytes(),
+        )
 
 
 @given(WEIGHTS, st.integers(0, 6))
-def test_shares_of_a_table_of_another_size_are_exact_too(weights: dict[str, int], doubling: int) -> None:
+def test_shares_of_a_table_of_another_size_are_exact_too(
+    weights: dict[str, int], doubling: int
+) -> None:
     size, total = maglev.SMALLEST << doubling, sum(weights.values())
     made = maglev.table_of(tuple(sorted(weights.items())), size)
     got = Counter(made.nodes[i] for i in array("H", made.slots))
@@ -97,7 +105,9 @@ def test_removing_a_node_moves_little_but_its_own_slots(count: int) -> None:
     before = maglev.table(tuple((name, 1) for name in names))
     after = maglev.table(tuple((name, 1) for name in names[:-1]))
     pairs = zip(array("H", before.slots), array("H", after.slots), strict=True)
-    moved = sum(before.nodes[a] != after.nodes[b] and before.nodes[a] != names[-1] for a, b in pairs)
+    moved = sum(
+        before.nodes[a] != after.nodes[b] and before.nodes[a] != names[-1] for a, b in pairs
+    )
     assert moved < len(before.slots) // 2 * 0.2
 
 

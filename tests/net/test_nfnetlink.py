@@ -46,7 +46,10 @@ def test_a_chain_comes_with_its_rule_or_not_at_all(both: tuple[Nftables, Nfnetli
     assert "chain c" not in nft.run("list table inet t")
     netlink.add_chain("t", "c", remember_ipv6("m", 60))
     listed = nft.run("list table inet t")
-    assert "update @m { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6 saddr" in listed
+    assert (
+        "update @m { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original "
+        "ip6 saddr"
+    ) in listed
     assert "ct original ip6 saddr timeout 1m : ip6 daddr . th dport }" in listed
 
 
@@ -66,12 +69,18 @@ def test_the_generation_grows_with_each_transaction(both: tuple[Nftables, Nfnetl
 
 def test_elements_come_and_go_together_or_not_at_all(both: tuple[Nftables, Nfnetlink]) -> None:
     nft, netlink = both
-    nft.run("add table inet t; add chain inet t c; add map inet t verdicts { type ipv4_addr : verdict; }")
+    nft.run(
+        "add table inet t; add chain inet t c; add map inet t verdicts { type ipv4_addr : "
+        "verdict; }"
+    )
     nft.run("add set inet t noted { type ipv4_addr; }")
     ports = [struct.pack(">I", number) for number in range(3000)]
     first = netlink.generation()
     noted = ElementChange("add", "noted", map(element, ports))
-    netlink.change("t", [noted, ElementChange("add", "verdicts", [element(ports[80], b"", verdict(GOTO, "c"))])])
+    netlink.change(
+        "t",
+        [noted, ElementChange("add", "verdicts", [element(ports[80], b"", verdict(GOTO, "c"))])],
+    )
     assert netlink.generation() == first + 1
     assert {each.key for each in netlink.elements("t", "noted")} == set(ports)
     (only,) = netlink.elements("t", "verdicts")
@@ -82,10 +91,14 @@ def test_elements_come_and_go_together_or_not_at_all(both: tuple[Nftables, Nfnet
         ElementChange("add", "elsewhere", [element(ports[0])]),
         ElementChange("add", "verdicts", [element(ports[81], b"", verdict(GOTO, "nowhere"))]),
     ):
-        with pytest.raises(Conflict, match=f"{wrong.verb} element inet t {wrong.set}: No such file"):
+        with pytest.raises(
+            Conflict, match=f"{wrong.verb} element inet t {wrong.set}: No such file"
+        ):
             netlink.change("t", [ElementChange("delete", "noted", map(element, ports[:10])), wrong])
     with pytest.raises(Conflict, match="verdicts"):
-        netlink.change("t", [ElementChange("add", "verdicts", [element(ports[80], b"", verdict(DROP))])])
+        netlink.change(
+            "t", [ElementChange("add", "verdicts", [element(ports[80], b"", verdict(DROP))])]
+        )
     assert len(netlink.elements("t", "noted")) == 3000
     netlink.change("t", [gone])
     assert len(netlink.elements("t", "noted")) == 2990

@@ -52,7 +52,8 @@ def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
 
 
 def test_threads_with_contexts_of_their_own_take_turns() -> None:
-    """Without it rules with `iif` are refused ("Interface does not exist") or the process ends, within a second or two."""
+    """Without it rules with `iif` are refused ("Interface does not exist") or the process ends,
+    within a second or two."""
     name = f"flt-{os.getpid()}-nft-threads"
     namespace.create(name)
     try:
@@ -63,7 +64,10 @@ def test_threads_with_contexts_of_their_own_take_turns() -> None:
             table, nft = f"inet t{number}", contexts[number]
             nft.run(f"add table {table}; add chain {table} c")
             for _ in range(300):
-                nft.run(f"flush chain {table} c; add rule {table} c iif lo oif lo tcp dport {{ 1, 2 }} accept")
+                nft.run(
+                    f"flush chain {table} c; add rule {table} c iif lo oif lo tcp dport {{ 1, 2 "
+                    f"}} accept"
+                )
                 nft.listing(f"list table {table}")
             return number
 
@@ -89,7 +93,10 @@ def test_with_too_many_files_open_it_says_so(nft: Nftables) -> None:
 
 
 def test_protocols_are_numbers(nft: Nftables) -> None:
-    nft.run("add table inet t; add set inet t s { type inet_proto . inet_service; }; add element inet t s { tcp . 80 }")
+    nft.run(
+        "add table inet t; add set inet t s { type inet_proto . inet_service; }; add element "
+        "inet t s { tcp . 80 }"
+    )
     assert nft.listing("list set inet t s")[0]["set"]["elem"] == [{"concat": [6, 80]}]  # type: ignore[index]
 
 

@@ -75,7 +75,9 @@ class Told:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ring")
     (folder / "ring.c").write_text(SOURCE)
-    subprocess.run([*bpf_compiler(), "-c", str(folder / "ring.c"), "-o", str(folder / "ring.o")], check=True)
+    subprocess.run(
+        [*bpf_compiler(), "-c", str(folder / "ring.c"), "-o", str(folder / "ring.o")], check=True
+    )
     return folder / "ring.o"
 
 

@@ -25,7 +25,10 @@ def place() -> Iterator[str]:
 
 
 def routes(do: str, protocol: int, addresses: range) -> None:
-    lines = "\n".join(f"route {do} blackhole 198.{18 + (n >> 16)}.{n >> 8 & 255}.{n & 255} proto {protocol}" for n in addresses)
+    lines = "\n".join(
+        f"route {do} blackhole 198.{18 + (n >> 16)}.{n >> 8 & 255}.{n & 255} proto {protocol}"
+        for n in addresses
+    )
     subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
 
 

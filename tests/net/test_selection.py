@@ -1,4 +1,5 @@
-"""Which interfaces selectors choose, from tables; `tests/drivers/direct/test_selection.py` uses real interfaces."""
+"""Which interfaces selectors choose, from tables; `tests/drivers/direct/test_selection.py` uses
+real interfaces."""
 
 import pytest
 
@@ -46,12 +47,17 @@ def test_choice(selectors: list[str], names: list[str]) -> None:
     [
         (
             ["eth9"],
-            "there is no interface eth9; this host has lo (127.0.0.1, ::1, 203.0.113.1), eth0 (192.0.2.1, 2001:db8::1, ",
+            "there is no interface eth9; this host has lo (127.0.0.1, ::1, 203.0.113.1), eth0 "
+            "(192.0.2.1, 2001:db8::1, ",
         ),
         (["eth0", "eth8", "eth9"], "there is no interface eth8, eth9; this host has "),
         (["ens*", "10.0.0.0/8"], "no interface matches ens*, 10.0.0.0/8; this host has "),
         (["eth9", "eth*"], "there is no interface eth9; "),
-        (["ens*"], "eth0 (192.0.2.1, 2001:db8::1, default route), eth1 (198.51.100.1, fe80::1), bond0 (no address), "),
+        (
+            ["ens*"],
+            "eth0 (192.0.2.1, 2001:db8::1, default route), eth1 (198.51.100.1, fe80::1), bond0 "
+            "(no address), ",
+        ),
     ],
 )
 def test_what_is_missing_is_said_beside_what_there_is(selectors: list[str], words: str) -> None:
@@ -81,7 +87,9 @@ def test_an_address_that_goes_for_a_moment_takes_no_interface_away() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["eth0", "eth0.100", "br-lan", "eth*", "192.0.2.0/24", "2001:db8::/32", "default-route"])
+@pytest.mark.parametrize(
+    "text", ["eth0", "eth0.100", "br-lan", "eth*", "192.0.2.0/24", "2001:db8::/32", "default-route"]
+)
 def test_selectors(text: str) -> None:
     check(text)
 
@@ -104,7 +112,9 @@ def test_what_can_choose_nothing_is_refused(text: str, words: str) -> None:
 
 def test_the_value_for_a_host_is_the_one_that_is_most_its_own() -> None:
     by_host = {"edge-*": "edge", "edge-1*": "ten", "edge-11": "eleven", "*": "any"}
-    assert [of_host(host, "all", by_host) for host in ("edge-2", "edge-12", "edge-11", "node1")] == [
+    assert [
+        of_host(host, "all", by_host) for host in ("edge-2", "edge-12", "edge-11", "node1")
+    ] == [
         "edge",
         "ten",
         "eleven",

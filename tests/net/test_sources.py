@@ -1,4 +1,5 @@
-"""Which connection is closed first when there are too many, compared with a plain list that is searched."""
+"""Which connection is closed first when there are too many, compared with a plain list that is
+searched."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +7,10 @@ from hypothesis import strategies as st
 from fairlead.net.sources import Crowd
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("add", "remove", "touch")), st.sampled_from("abcd"), st.integers(0, 5)), max_size=60
+    st.tuples(
+        st.sampled_from(("add", "remove", "touch")), st.sampled_from("abcd"), st.integers(0, 5)
+    ),
+    max_size=60,
 )
 
 
@@ -26,7 +30,11 @@ def test_the_oldest_of_the_most_crowded_source(steps: list[tuple[str, str, int]]
             used.remove(one)
             used.append(one)
         counts = {each: [name for whose, name in used if whose == each] for each in "abcd"}
-        assert {each: crowd.count(each) for each in "abcd"} == {each: len(names) for each, names in counts.items()}
+        assert {each: crowd.count(each) for each in "abcd"} == {
+            each: len(names) for each, names in counts.items()
+        }
         most = max(map(len, counts.values()))
-        assert crowd.crowded() in ([names[0] for names in counts.values() if len(names) == most] if most else [None])
+        assert crowd.crowded() in (
+            [names[0] for names in counts.values() if len(names) == most] if most else [None]
+        )
         assert all(crowd.oldest(each) == names[0] for each, names in counts.items() if names)

@@ -1,4 +1,5 @@
-"""No open connection moves: sequences of changes against a model of what the forwarder does with each packet."""
+"""No open connection moves: sequences of changes against a model of what the forwarder does with
+each packet."""
 
 from array import array
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ NAMES = ("a", "b", "c", "d", "e")
 
 @dataclass
 class Connection:
-    """An open connection: the hash of its whole flow, that of its client, its node, and its entry if it has one."""
+    """An open connection: the hash of its whole flow, that of its client, its node, and its entry
+    if it has one."""
 
     flow: int
     source: int
@@ -44,7 +46,8 @@ def look_up(slots: bytes, connection: Connection, *, by_source: bool) -> int:
 
 
 def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
-    """The current node ("" for nobody), and what `previous` says: a node, "" for TRACKED, None for NONE."""
+    """The current node ("" for nobody), and what `previous` says: a node, "" for TRACKED, None for
+    NONE."""
     current = look_up(slots.current, connection, by_source=slots.by_source)
     previous = look_up(slots.previous, connection, by_source=slots.previous_by_source)
     name = {NONE: "", TRACKED: ""} | dict(enumerate(slots.nodes))
@@ -75,7 +78,9 @@ class Step:
 STEPS = st.builds(
     Step,
     # Sums from 1 to 2,000, so that tables of all sizes occur.
-    st.dictionaries(st.sampled_from(NAMES), st.one_of(st.integers(1, 4), st.integers(5, 400)), max_size=4),
+    st.dictionaries(
+        st.sampled_from(NAMES), st.one_of(st.integers(1, 4), st.integers(5, 400)), max_size=4
+    ),
     st.frozensets(st.sampled_from(NAMES)),
     st.booleans(),
 )
@@ -91,10 +96,14 @@ def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
         keepers = step.draining | step.weights.keys()
-        slots = transition(slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source)
+        slots = transition(
+            slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source
+        )
         connections = [each for each in connections if each.node in keepers]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
-        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+        connections += [
+            each for each in new_connections(source, 60) if open_connection(slots, each)
+        ]
 
 
 @settings(max_examples=60)
@@ -120,7 +129,10 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
     slots = Slots()
     for step in steps:
         slots = transition(
-            slots, table(tuple(step.weights.items())), step.draining | step.weights.keys(), by_source=step.by_source
+            slots,
+            table(tuple(step.weights.items())),
+            step.draining | step.weights.keys(),
+            by_source=step.by_source,
         )
     for step in (*steps, last):
         wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
@@ -132,17 +144,25 @@ def gone_through(steps: list[Step]) -> Slots:
     """The slots after these steps, at all of which every node may keep connections."""
     slots = Slots()
     for step in steps:
-        slots = transition(slots, table(tuple(step.weights.items())), frozenset(NAMES), by_source=step.by_source)
+        slots = transition(
+            slots, table(tuple(step.weights.items())), frozenset(NAMES), by_source=step.by_source
+        )
     return slots
 
 
 def halves(*, by_source: bool) -> list[Step]:
     """Half of the slots go from one node to another."""
-    return [Step(weights, frozenset(), by_source) for weights in ({"a": 1, "b": 1}, {"b": 1, "c": 1})]
+    return [
+        Step(weights, frozenset(), by_source) for weights in ({"a": 1, "b": 1}, {"b": 1, "c": 1})
+    ]
 
 
 @settings(max_examples=60)
-@given(st.lists(STEPS, min_size=1, max_size=5), st.lists(STEPS, min_size=1, max_size=5), st.integers(0, 1 << 30))
+@given(
+    st.lists(STEPS, min_size=1, max_size=5),
+    st.lists(STEPS, min_size=1, max_size=5),
+    st.integers(0, 1 << 30),
+)
 @example(halves(by_source=False), halves(by_source=True), 1)
 @example(halves(by_source=True)[:1], halves(by_source=False), 1)
 def test_entries_of_a_gateway_with_another_past_count_and_move_nothing_here(
@@ -150,7 +170,9 @@ def test_entries_of_a_gateway_with_another_past_count_and_move_nothing_here(
 ) -> None:
     source, own, other = Random(seed), gone_through(here), gone_through(there)
     mine = [each for each in new_connections(source, 60) if open_connection(own, each)]
-    theirs = [each for each in new_connections(source, 60) if open_connection(other, each) and each.entry]
+    theirs = [
+        each for each in new_connections(source, 60) if open_connection(other, each) and each.entry
+    ]
     tracked = tracked_as(own, other)
     assert (tracked.nodes, tracked.current) == (own.nodes, own.current)
     assert [node_of(tracked, each) for each in mine] == [each.node for each in mine]
@@ -166,7 +188,9 @@ def test_c_follows_as_python_does(data: st.DataObject, size: int, keepers: froze
     """Tables of other sizes, and empty ones, among them."""
 
     def numbers() -> "array[int]":
-        length = data.draw(st.sampled_from([each for each in (0, 1, 2, 4, 12) if not each or size % each == 0]))
+        length = data.draw(
+            st.sampled_from([each for each in (0, 1, 2, 4, 12) if not each or size % each == 0])
+        )
         return array("H", data.draw(st.lists(NUMBERS, min_size=length, max_size=length)))
 
     was, before, now = numbers(), numbers(), numbers()
@@ -193,7 +217,9 @@ def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:
         slots = transition(slots, table((("a", pods), ("b", pods))), frozenset("ab"))
         sizes.add(len(slots.current) // 2)
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
-        connections += [each for each in new_connections(source, 500) if open_connection(slots, each)]
+        connections += [
+            each for each in new_connections(source, 500) if open_connection(slots, each)
+        ]
     assert len(connections) == 500 * len(scale)
     assert sizes == {SMALLEST << doubling for doubling in range(7)}
 
@@ -213,26 +239,47 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
         assert len(slots.current) in (0, 2 * size)
         connections = [each for each in connections if each.node in keepers]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
-        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+        connections += [
+            each for each in new_connections(source, 60) if open_connection(slots, each)
+        ]
 
 
 @settings(max_examples=100)
-@given(st.lists(STEPS, min_size=1, max_size=5), st.lists(STEPS, min_size=1, max_size=4), st.integers(0, 1 << 30))
-def test_what_is_written_over_moves_only_what_no_table_can_say(steps: list[Step], over: list[Step], seed: int) -> None:
-    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that go on serving stay. Connections
-    to other nodes that may keep them stay too if there is a previous table with the size and the hash of the current one."""
+@given(
+    st.lists(STEPS, min_size=1, max_size=5),
+    st.lists(STEPS, min_size=1, max_size=4),
+    st.integers(0, 1 << 30),
+)
+def test_what_is_written_over_moves_only_what_no_table_can_say(
+    steps: list[Step], over: list[Step], seed: int
+) -> None:
+    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that go
+    on serving stay. Connections to other nodes that may keep them stay too if there is a previous
+    table with the size and the hash of the current one."""
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
         keepers = step.draining | step.weights.keys()
-        slots = transition(slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source)
+        slots = transition(
+            slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source
+        )
         connections = [each for each in connections if each.node in keepers]
-        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+        connections += [
+            each for each in new_connections(source, 60) if open_connection(slots, each)
+        ]
     for step in over:
         if not slots.current:
             return
         weights, keepers = tuple(sorted(step.weights.items())), step.draining | step.weights.keys()
-        exact = len(slots.previous) >= len(slots.current) and slots.by_source == slots.previous_by_source
-        old, slots = slots, in_place(slots, table_of(weights, len(slots.current) // 2) if weights else EMPTY, keepers)
+        exact = (
+            len(slots.previous) >= len(slots.current)
+            and slots.by_source == slots.previous_by_source
+        )
+        old, slots = (
+            slots,
+            in_place(
+                slots, table_of(weights, len(slots.current) // 2) if weights else EMPTY, keepers
+            ),
+        )
         assert len(slots.current) == (len(old.current) if weights else 0)
         assert len(slots.previous) == len(old.previous)
         assert {slots.nodes[i] for i in array("H", slots.current)} <= step.weights.keys()
@@ -242,15 +289,21 @@ def test_what_is_written_over_moves_only_what_no_table_can_say(steps: list[Step]
             for was, now in zip(old.current, slots.current, strict=False)
             if old.nodes == slots.nodes and set(old.nodes) <= step.weights.keys()
         )
-        connections = [each for each in connections if each.node in (keepers if exact else step.weights)]
+        connections = [
+            each for each in connections if each.node in (keepers if exact else step.weights)
+        ]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
-        connections += [each for each in new_connections(source, 60) if open_connection(slots, each)]
+        connections += [
+            each for each in new_connections(source, 60) if open_connection(slots, each)
+        ]
 
 
 def test_unchanged_weights_need_no_previous_table() -> None:
     weights = table((("a", 1), ("b", 2)))
     slots = transition(Slots(), weights, frozenset("ab"))
-    assert transition(slots, weights, frozenset("ab")) == slots == Slots(weights.nodes, weights.slots)
+    assert (
+        transition(slots, weights, frozenset("ab")) == slots == Slots(weights.nodes, weights.slots)
+    )
 
 
 def test_slots_are_settled_until_a_share_changes_or_a_keeper_goes() -> None:

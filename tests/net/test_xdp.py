@@ -1,4 +1,5 @@
-"""XDP programs on real interfaces: attached, replaced, listed, taken away; what others attached is left alone."""
+"""XDP programs on real interfaces: attached, replaced, listed, taken away; what others attached is
+left alone."""
 
 import asyncio
 import os
@@ -60,7 +61,9 @@ def at(interface: int) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("mode", [xdp.NATIVE, xdp.GENERIC])
-def test_a_program_stays_attached_until_its_link_is_taken_away(interface: int, pins: Path, mode: str) -> None:
+def test_a_program_stays_attached_until_its_link_is_taken_away(
+    interface: int, pins: Path, mode: str
+) -> None:
     assert at(interface) is None
     attach(interface, "first", pins / "link", mode)
     assert at(interface) == (mode, "first")
@@ -104,7 +107,11 @@ def test_a_program_of_somebody_else_is_left_alone(interface: int, pins: Path, mo
     with passing("theirs") as program:
         program.pin(pins / "theirs")
     # In this thread's namespace: `ip -n` would have a /sys of its own, without the pin.
-    subprocess.run(["ip", "link", "set", "eth0", "xdpgeneric", "pinned", pins / "theirs"], check=True, timeout=20)
+    subprocess.run(
+        ["ip", "link", "set", "eth0", "xdpgeneric", "pinned", pins / "theirs"],
+        check=True,
+        timeout=20,
+    )
     with pytest.raises(Refused, match=r"theirs \(id \d+, generic\) is there already"):
         attach(interface, "ours", pins / "link", mode)
     assert at(interface) == (xdp.GENERIC, "theirs")

@@ -1,10 +1,9 @@
-"""One hypervisor of the cloud, with packets: OVN's controller, and Open vSwitch, which forwards in userspace and asks nothing
-of the kernel.
+"""One hypervisor of the cloud, with packets: OVN's controller, and Open vSwitch, which forwards in
+userspace and asks nothing of the kernel.
 
-In: OVN's databases, a directory. Out: ports of OVN's switches and a cable to the external network, each a device of a network
-namespace. All is in a namespace of its own: two such switches in one would want the same device.
-Follows ovs-vswitchd.conf.db(5), ovn-controller(8).
-"""
+In: OVN's databases, a directory. Out: ports of OVN's switches and a cable to the external network,
+each a device of a network namespace. All is in a namespace of its own: two such switches in one
+would want the same device. Follows ovs-vswitchd.conf.db(5), ovn-controller(8)."""
 
 import os
 from pathlib import Path
@@ -32,11 +31,14 @@ class Chassis:
         self.namespace = f"fl-ovn{os.getpid()}"
         self._processes = Processes(directory)
         self._database = f"unix:{directory}/db.sock"
-        self._environment = {f"{kind}DIR": str(directory) for kind in ("OVS_RUN", "OVS_DB", "OVS_LOG", "OVN_RUN")}
+        self._environment = {
+            f"{kind}DIR": str(directory) for kind in ("OVS_RUN", "OVS_DB", "OVS_LOG", "OVN_RUN")
+        }
         self._plugged = 0
 
     def start(self) -> None:
-        """Return once OVN knows of it. Raises Refused where it is not installed, Unavailable when it does not come up."""
+        """Return once OVN knows of it. Raises Refused where it is not installed, Unavailable when
+        it does not come up."""
         try:
             self._start()
         except BaseException:
@@ -58,12 +60,22 @@ class Chassis:
             "ovn-bridge-datapath-type": "netdev",
             "ovn-bridge-mappings": f"{settings.OUTSIDE}:{OUTER}",
         }
-        self._control("--no-wait", "init", "--", "set", "open", ".", *(f"external-ids:{key}={own[key]}" for key in own))
+        self._control(
+            "--no-wait",
+            "init",
+            "--",
+            "set",
+            "open",
+            ".",
+            *(f"external-ids:{key}={own[key]}" for key in own),
+        )
         self._run("ovs-vswitchd", self._database)
         for bridge in (INSIDE, OUTER):
             self._control("add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev")
         controller = self._run("ovn-controller", self._database)
-        controller.await_(lambda: [row["name"] for row in self.ovn.rows("Chassis", database=SOUTH)] == [NAME])
+        controller.await_(
+            lambda: [row["name"] for row in self.ovn.rows("Chassis", database=SOUTH)] == [NAME]
+        )
 
     def end(self) -> None:
         """OVN forgets it, too."""
@@ -72,16 +84,19 @@ class Chassis:
         self.ovn.control(SOUTH, "--if-exists", "chassis-del", NAME)
 
     async def plug(self, other: str, mac: str, port: str = "") -> None:
-        """Make `eth0` in the namespace `other`, with this MAC: the port of this id, or, without, an end of the external
-        network."""
+        """Make `eth0` in the namespace `other`, with this MAC: the port of this id, or, without, an
+        end of the external network."""
         self._plugged += 1
         device = f"to{self._plugged}"
         with namespace.inside(self.namespace):
             links = Rtnetlink()
         async with links:
-            await links.add_veth(device, FABRIC_MAC.format(self._plugged), "eth0", mac, namespace.path(other), MTU)
+            await links.add_veth(
+                device, FABRIC_MAC.format(self._plugged), "eth0", mac, namespace.path(other), MTU
+            )
             await links.set_state(device, up=True)
-        # Open vSwitch takes frames as they are: a checksum that is left to a device to fill in is a wrong one.
+        # Open vSwitch takes frames as they are: a checksum that is left to a device to fill in is a
+        # wrong one.
         run(("ip", "netns", "exec", other, "ethtool", "-K", "eth0", "tx", "off"), self.directory)
         named = ("--", "set", "interface", device, f"external-ids:iface-id={port}") if port else ()
         self._control("add-port", INSIDE if port else OUTER, device, *named)
@@ -92,7 +107,12 @@ class Chassis:
 
     def _run(self, program: str, *arguments: str | Path) -> Started:
         inside = ("ip", "netns", "exec", self.namespace, places.program(program))
-        return self._processes.start(program, [*inside, *arguments, "--no-chdir", "-vconsole:warn"], self._environment)
+        return self._processes.start(
+            program, [*inside, *arguments, "--no-chdir", "-vconsole:warn"], self._environment
+        )
 
     def _control(self, *command: str) -> str:
-        return run([places.program("ovs-vsctl"), f"--db={self._database}", "--timeout=120", *command], self.directory)
+        return run(
+            [places.program("ovs-vsctl"), f"--db={self._database}", "--timeout=120", *command],
+            self.directory,
+        )

@@ -1,4 +1,5 @@
-"""Clients of the real OpenStack, by openstacksdk, for tests to make things, to look at them and to clear them away."""
+"""Clients of the real OpenStack, by openstacksdk, for tests to make things, to look at them and to
+clear them away."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from openstack.connection import Connection
 from openstack.exceptions import ConflictException, NotFoundException
 
 LOOK_S, RARELY_S = 0.05, 0.4
-"""So soon a look comes after the first one, and so rarely at last: each costs Octavia as much as a tenth of what is waited
-for."""
+"""So soon a look comes after the first one, and so rarely at last: each costs Octavia as much as a
+tenth of what is waited for."""
 SETTLES_WITHIN_S = 180.0
 AGENT = "tests"
 """With this User-Agent a call is a test's own."""
@@ -18,19 +19,25 @@ AGENT = "tests"
 
 def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
     """A client of services that ask for no token, by their URLs."""
-    settings: dict[str, Any] = {"auth_type": "none", "auth": {"endpoint": octavia or neutron}, "load_balancer_api_version": "2"}
+    settings: dict[str, Any] = {
+        "auth_type": "none",
+        "auth": {"endpoint": octavia or neutron},
+        "load_balancer_api_version": "2",
+    }
     if octavia:
         settings["load_balancer_endpoint_override"] = octavia
     if neutron:
         settings["network_endpoint_override"] = neutron
-    client = openstack.connect(region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings)
+    client = openstack.connect(
+        region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings
+    )
     _ = client.session  # asked for, its lines are closed once nobody uses it
     return client
 
 
 def settled(client: Connection, balancer: str) -> str:
-    """Wait until nothing of the balancer is PENDING, or it is in ERROR, for then what hangs on it may stay so; its
-    provisioning_status. It may be gone: DELETED."""
+    """Wait until nothing of the balancer is PENDING, or it is in ERROR, for then what hangs on it
+    may stay so; its provisioning_status. It may be gone: DELETED."""
     status = "DELETED"
 
     def is_settled() -> bool:
@@ -57,7 +64,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def clear(client: Connection, project: str) -> None:
-    """Delete every balancer of the project, whatever state it is in, and wait until they are gone."""
+    """Delete every balancer of the project, whatever state it is in, and wait until they are
+    gone."""
     for balancer in client.load_balancer.load_balancers(project_id=project):
         while settled(client, balancer.id) != "DELETED":
             try:

@@ -1,8 +1,9 @@
-"""A cloud of one tenant: Octavia with both providers over Neutron over OVN, and a network with nodes in it.
+"""A cloud of one tenant: Octavia with both providers over Neutron over OVN, and a network with
+nodes in it.
 
-In: a directory. Out: the URLs of both APIs, which ask for no token; OVN's rows; a tenant's network behind a router to the
-external one, ports for its nodes. There are no hypervisors: no packet flows, and nobody probes a member.
-"""
+In: a directory. Out: the URLs of both APIs, which ask for no token; OVN's rows; a tenant's network
+behind a router to the external one, ports for its nodes. There are no hypervisors: no packet flows,
+and nobody probes a member."""
 
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class Cloud:
         """The port of each node, by its name; their addresses: `NODES`."""
 
     def start(self) -> None:
-        """Return once all answers. Raises Refused where it is not installed, Unavailable when it does not come up."""
+        """Return once all answers. Raises Refused where it is not installed, Unavailable when it
+        does not come up."""
         try:
             self._start()
             self._make_network(self.client())
@@ -52,12 +54,18 @@ class Cloud:
         conf = self.directory / "neutron.conf"
         environment = places.ENVIRONMENT
         conf.write_text(
-            settings.text(settings.neutron(self.directory, environment, octavia.database.url("neutron"), *addresses))
+            settings.text(
+                settings.neutron(
+                    self.directory, environment, octavia.database.url("neutron"), *addresses
+                )
+            )
         )
         neutron = self._processes.python("neutron", conf, str(self.port))
         agent = self._processes.python("driver_agent", octavia.conf)
         # Provider `ovn` looks for the agent when Octavia loads it.
-        agent.await_(lambda: all((octavia.directory / f"{name}.sock").exists() for name in ("status", "get")))
+        agent.await_(
+            lambda: all((octavia.directory / f"{name}.sock").exists() for name in ("status", "get"))
+        )
         octavia.serve().await_line(READY)
         neutron.await_line(READY)
 
@@ -81,16 +89,27 @@ class Cloud:
         )
         self.external_network = external.id
         self.external_subnet = network.create_subnet(
-            name="external", network_id=external.id, ip_version=4, cidr=EXTERNAL, is_dhcp_enabled=False, **own
+            name="external",
+            network_id=external.id,
+            ip_version=4,
+            cidr=EXTERNAL,
+            is_dhcp_enabled=False,
+            **own,
         ).id
         self.network = network.create_network(name="nodes", **own).id
-        self.subnet = network.create_subnet(name="nodes", network_id=self.network, ip_version=4, cidr=TENANT, **own).id
-        router = network.create_router(name="router", external_gateway_info={"network_id": external.id}, **own)
+        self.subnet = network.create_subnet(
+            name="nodes", network_id=self.network, ip_version=4, cidr=TENANT, **own
+        ).id
+        router = network.create_router(
+            name="router", external_gateway_info={"network_id": external.id}, **own
+        )
         network.add_interface_to_router(router, self.subnet)
         self.router = router.id
         for name, address in NODES.items():
             where = [{"subnet_id": self.subnet, "ip_address": address}]
-            self.nodes[name] = network.create_port(name=name, network_id=self.network, fixed_ips=where, **own).id
+            self.nodes[name] = network.create_port(
+                name=name, network_id=self.network, fixed_ips=where, **own
+            ).id
 
 
 def _made(directory: Path) -> Path:

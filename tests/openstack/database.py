@@ -1,7 +1,8 @@
-"""A MariaDB of one's own, for OpenStack's services: a socket in its directory, no port, durability none.
+"""A MariaDB of one's own, for OpenStack's services: a socket in its directory, no port, durability
+none.
 
-In: a directory that becomes its data. Out: the process, and for each service the URL that SQLAlchemy takes.
-"""
+In: a directory that becomes its data. Out: the process, and for each service the URL that
+SQLAlchemy takes."""
 
 import shutil
 import time
@@ -43,7 +44,9 @@ class Database:
         self._settings = directory / "mariadb.cnf"
 
     def url(self, database: str) -> str:
-        return f"mysql+pymysql://root@localhost/{database}?unix_socket={self._socket}&charset=utf8mb4"
+        return (
+            f"mysql+pymysql://root@localhost/{database}?unix_socket={self._socket}&charset=utf8mb4"
+        )
 
     def copy(self, template: Path) -> None:
         """Begin with the data of the template."""
@@ -52,7 +55,9 @@ class Database:
     def start(self, processes: Processes) -> None:
         """Start it, and return once it answers."""
         self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
-        started = processes.start("mariadb", [places.program("mariadbd"), f"--defaults-file={self._settings}"])
+        started = processes.start(
+            "mariadb", [places.program("mariadbd"), f"--defaults-file={self._settings}"]
+        )
         started.await_(self._socket.exists)
 
     def remove(self) -> None:
@@ -61,7 +66,10 @@ class Database:
 
     def shut_down(self) -> None:
         """End it so that its data need no repair."""
-        say = "import pymysql, sys; pymysql.connect(unix_socket=sys.argv[1], user='root').query('shutdown')"
+        say = (
+            "import pymysql, sys; pymysql.connect(unix_socket=sys.argv[1], "
+            "user='root').query('shutdown')"
+        )
         run([places.python(), "-c", say, self._socket], self.directory)
         while self._socket.exists():
             time.sleep(LOOK_S)
@@ -72,9 +80,18 @@ class Database:
         self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
         tables = [
             (SYSTEM_TABLES / f"{name}.sql").read_text()
-            for name in ("mysql_system_tables", "mysql_performance_tables", "mysql_system_tables_data")
+            for name in (
+                "mysql_system_tables",
+                "mysql_performance_tables",
+                "mysql_system_tables_data",
+            )
         ]
-        statements = ["create database mysql;", "use mysql;", *tables, *(f"create database {name};" for name in DATABASES)]
+        statements = [
+            "create database mysql;",
+            "use mysql;",
+            *tables,
+            *(f"create database {name};" for name in DATABASES),
+        ]
         run(
             [places.program("mariadbd"), f"--defaults-file={self._settings}", "--bootstrap"],
             self.directory,

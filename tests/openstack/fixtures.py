@@ -1,10 +1,10 @@
-"""The real OpenStack as fixtures. What is started, is started once in a run, and only when a test asks for it.
+"""The real OpenStack as fixtures. What is started, is started once in a run, and only when a test
+asks for it.
 
-`octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a project of its own.
-`keystone`: Octavia with provider `amphora` which asks for tokens, and Keystone, which gives them.
-`cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to both for one test, likewise.
-`packets`: its network carries packets, as long as the test runs.
-"""
+`octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a
+project of its own. `keystone`: Octavia with provider `amphora` which asks for tokens, and Keystone,
+which gives them. `cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to
+both for one test, likewise. `packets`: its network carries packets, as long as the test runs."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -35,7 +35,9 @@ def openstack_programs() -> None:
 
 
 @pytest.fixture(scope="session")
-def octavia(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Octavia]:
+def octavia(
+    openstack_programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Octavia]:
     """Octavia; every caller is its administrator."""
     server = Octavia(tmp_path_factory.mktemp("octavia"))
     server.start()
@@ -45,7 +47,8 @@ def octavia(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def octavia_front(octavia: Octavia) -> Iterator[Front]:
-    """A front before Octavia. What is made through it belongs to `front.project`, and is deleted when the test has ended."""
+    """A front before Octavia. What is made through it belongs to `front.project`, and is deleted
+    when the test has ended."""
     project = uuid.uuid4().hex
     with Front(octavia.url, project=project).listen() as front:
         yield front
@@ -63,10 +66,13 @@ def cloud(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def fronts(cloud: Cloud) -> Iterator[Fronts]:
-    """Fronts before the cloud's Octavia and Neutron, both of one project. Its balancers and floating IPs are deleted when the
-    test has ended."""
+    """Fronts before the cloud's Octavia and Neutron, both of one project. Its balancers and
+    floating IPs are deleted when the test has ended."""
     project = uuid.uuid4().hex
-    octavia, neutron = Front(cloud.octavia.url, project=project), Front(cloud.neutron, project=project)
+    octavia, neutron = (
+        Front(cloud.octavia.url, project=project),
+        Front(cloud.neutron, project=project),
+    )
     with octavia.listen(), neutron.listen():
         yield Fronts(octavia, neutron)
     client = cloud.client()
@@ -86,7 +92,9 @@ async def packets(cloud: Cloud, tmp_path: Path) -> AsyncIterator[Packets]:
 
 
 @pytest.fixture(scope="session")
-def keystone(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keystone]:
+def keystone(
+    openstack_programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Keystone]:
     """Keystone and its Octavia. Two ways in: `keystone.clouds`."""
     both = Keystone(tmp_path_factory.mktemp("keystone"))
     both.start()

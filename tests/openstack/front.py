@@ -1,10 +1,10 @@
-"""A front before an OpenStack service: passes calls on, counts them, and can be a bad line or a server in trouble.
+"""A front before an OpenStack service: passes calls on, counts them, and can be a bad line or a
+server in trouble.
 
-In: the service's URL, the project that every call is to be of, and a `fate`, asked at each call before it is passed on. Out:
-`calls`, every call with its answer, in the order in which they came.
-It runs in threads of its own, so that clients may block. The name by which the client called is passed on, so links in answers
-lead through the front, too.
-"""
+In: the service's URL, the project that every call is to be of, and a `fate`, asked at each call
+before it is passed on. Out: `calls`, every call with its answer, in the order in which they came.
+It runs in threads of its own, so that clients may block. The name by which the client called is
+passed on, so links in answers lead through the front, too."""
 
 import http.client
 import json
@@ -54,7 +54,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cut:
-    """The line breaks: before the service hears of the call, or after it has answered and before the client knows."""
+    """The line breaks: before the service hears of the call, or after it has answered and before
+    the client knows."""
 
     after: bool
     first: Callable[[], None] = lambda: None
@@ -83,7 +84,8 @@ class Front:
     """Use by `with Front(url).listen() as front`."""
 
     def __init__(self, service: str, *, project: str = "") -> None:
-        """`project`: of which callers are, as a token would say; for a service that asks for none."""
+        """`project`: of which callers are, as a token would say; for a service that asks for
+        none."""
         self.url = ""
         self.calls: list[Call] = []
         self.project = project
@@ -114,7 +116,9 @@ class Front:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         try:
@@ -132,8 +136,11 @@ class Front:
         """The calls that write."""
         return [call for call in self.calls if call.writes]
 
-    def at(self, number: int, fate: Fate, counts: Callable[[Call], bool] = lambda call: call.writes) -> None:
-        """This fate to the `number`th call (from 1) of those that count, from now on; all others are passed on."""
+    def at(
+        self, number: int, fate: Fate, counts: Callable[[Call], bool] = lambda call: call.writes
+    ) -> None:
+        """This fate to the `number`th call (from 1) of those that count, from now on; all others
+        are passed on."""
         left = number
 
         def meet(call: Call) -> Fate:
@@ -158,11 +165,17 @@ class Front:
         match fate:
             case Answer(status, message, headers):
                 call.status = status
-                text = json.dumps({"faultcode": "Server", "faultstring": message, "debuginfo": None}).encode()
-                handler.answer(status, [("Content-Type", "application/json"), *headers.items()], text)
+                text = json.dumps(
+                    {"faultcode": "Server", "faultstring": message, "debuginfo": None}
+                ).encode()
+                handler.answer(
+                    status, [("Content-Type", "application/json"), *headers.items()], text
+                )
             case Said(body):
                 call.status = 200
-                handler.answer(200, [("Content-Type", "application/json")], json.dumps(body).encode())
+                handler.answer(
+                    200, [("Content-Type", "application/json")], json.dumps(body).encode()
+                )
             case Cut(after, first):
                 if after:
                     call.status, *_ = self._ask(handler, call)
@@ -176,13 +189,19 @@ class Front:
 
     def _ask(self, handler: "_Handler", call: Call) -> tuple[int, list[tuple[str, str]], bytes]:
         line = http.client.HTTPConnection(*self._service, timeout=TIMEOUT_S)
-        headers = {name: value for name, value in handler.headers.items() if name.lower() not in HOP_BY_HOP}
+        headers = {
+            name: value for name, value in handler.headers.items() if name.lower() not in HOP_BY_HOP
+        }
         if self.project:
             headers["X-Project-Id"] = self.project
         try:
             line.request(call.method, call.path, call.body or None, headers)
             response = line.getresponse()
-            back = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+            back = [
+                (name, value)
+                for name, value in response.getheaders()
+                if name.lower() not in HOP_BY_HOP
+            ]
             return response.status, back, response.read()
         finally:
             line.close()
@@ -197,7 +216,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
-            self.handle_call(Call(self.command, self.path, body, self.headers.get("User-Agent", "")))
+            self.handle_call(
+                Call(self.command, self.path, body, self.headers.get("User-Agent", ""))
+            )
         except OSError:  # the service or the client is gone, and so is the line
             self.cut()
 

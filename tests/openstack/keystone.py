@@ -1,9 +1,8 @@
 """An Octavia that asks for tokens, and the Keystone that gives them.
 
-In: a directory. Out: a clouds.yaml with the ways in: `member`, an application credential that may have balancers, as a
-controller of Kubernetes would have it, and `reader`, a user who may look. Octavia is found in the catalogue; a project has
-so many balancers at most.
-"""
+In: a directory. Out: a clouds.yaml with the ways in: `member`, an application credential that may
+have balancers, as a controller of Kubernetes would have it, and `reader`, a user who may look.
+Octavia is found in the catalogue; a project has so many balancers at most."""
 
 import base64
 import os
@@ -39,12 +38,14 @@ class Keystone:
         self.url = f"http://127.0.0.1:{self.port}/v3"
         self.clouds = self.directory / "clouds.yaml"
         self.catalogue = {"identity": self.url, "load-balancer": self.octavia.url}
-        """Where each kind of service is found. What is to be there else, or elsewhere, is written here before the start."""
+        """Where each kind of service is found. What is to be there else, or elsewhere, is written
+        here before the start."""
         self._balancers = balancers
         self._processes = Processes(self.directory)
 
     def start(self) -> None:
-        """Return once both answer. Raises Refused where they are not installed, Unavailable when one does not come up."""
+        """Return once both answer. Raises Refused where they are not installed, Unavailable when
+        one does not come up."""
         try:
             self._start()
         except BaseException:
@@ -56,7 +57,9 @@ class Keystone:
         octavia.prepare(settings.octavia_with_keystone(self.url, self._balancers))
         make_keys(self.directory)
         conf = self.directory / "keystone.conf"
-        conf.write_text(settings.text(settings.keystone(self.directory, octavia.database.url("keystone"))))
+        conf.write_text(
+            settings.text(settings.keystone(self.directory, octavia.database.url("keystone")))
+        )
         self._processes.python("keystone", conf, str(self.port)).await_line(READY)
         served = octavia.serve()
         self._fill()
@@ -67,7 +70,8 @@ class Keystone:
         self.octavia.end()
 
     def connect(self, cloud: str, **auth: str) -> Connection:
-        """By this entry of clouds.yaml; `auth`: what is to be otherwise in its part of that name."""
+        """By this entry of clouds.yaml; `auth`: what is to be otherwise in its part of that
+        name."""
         entry = self.entry(cloud)
         entry["auth"] |= auth
         return openstack.connect(load_envvars=False, load_yaml_config=False, **entry)
@@ -79,7 +83,9 @@ class Keystone:
     def _fill(self) -> None:
         """Users, their roles, the catalogue, clouds.yaml."""
         # The catalogue is empty, and does not know of Keystone either.
-        first = self._by_password("admin", settings.ADMIN_PASSWORD, "admin") | {"identity_endpoint_override": self.url}
+        first = self._by_password("admin", settings.ADMIN_PASSWORD, "admin") | {
+            "identity_endpoint_override": self.url
+        }
         identity = openstack.connect(load_envvars=False, load_yaml_config=False, **first).identity
         assert isinstance(identity, V3)
         roles = {role.name: role for role in identity.roles()}
@@ -99,12 +105,16 @@ class Keystone:
         for kind, url in self.catalogue.items():
             service = identity.create_service(type=kind, name=kind)
             for interface in ("public", "internal"):
-                identity.create_endpoint(service_id=service.id, interface=interface, url=url, region_id=REGION)
+                identity.create_endpoint(
+                    service_id=service.id, interface=interface, url=url, region_id=REGION
+                )
         controller = self._by_password("controller", "controllers", "tenant")
         own = openstack.connect(load_envvars=False, load_yaml_config=False, **controller)
         assert isinstance(own.identity, V3)
         wanted = [{"name": "member"}, {"name": "load-balancer_member"}]
-        credential = own.identity.create_application_credential(str(own.current_user_id), "fairlead", roles=wanted)
+        credential = own.identity.create_application_credential(
+            str(own.current_user_id), "fairlead", roles=wanted
+        )
         member = {
             "auth_type": "v3applicationcredential",
             "auth": {
@@ -118,13 +128,19 @@ class Keystone:
         self.clouds.write_text(yaml.safe_dump({"clouds": clouds}))
 
     def _by_password(self, user: str, password: str, project: str) -> dict[str, Any]:
-        auth = {"auth_url": self.url, "username": user, "password": password, "project_name": project, **DOMAIN}
+        auth = {
+            "auth_url": self.url,
+            "username": user,
+            "password": password,
+            "project_name": project,
+            **DOMAIN,
+        }
         return {"auth": auth, "region_name": REGION}
 
 
 def make_keys(directory: Path) -> None:
-    """The keys that Keystone looks for in its directory, each kind's as `keystone-manage` would make them: the one in use, and
-    the next."""
+    """The keys that Keystone looks for in its directory, each kind's as `keystone-manage` would
+    make them: the one in use, and the next."""
     for kind in ("tokens", "credentials"):
         (directory / kind).mkdir(mode=0o700)
         for name in ("0", "1"):

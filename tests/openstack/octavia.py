@@ -1,9 +1,8 @@
 """A real Octavia: its API, its worker, its provider `amphora`, and no machines.
 
-In: a directory. Out: the URL of its API, ways to make its provider fail or wait, and the heartbeats that amphorae would send.
-What stands in for machines and their network is upstream's own: nothing is checked against a Neutron, and every VIP without a
-wish is 198.51.100.1.
-"""
+In: a directory. Out: the URL of its API, ways to make its provider fail or wait, and the heartbeats
+that amphorae would send. What stands in for machines and their network is upstream's own: nothing
+is checked against a Neutron, and every VIP without a wish is 198.51.100.1."""
 
 import hashlib
 import hmac
@@ -43,7 +42,8 @@ class Octavia:
         self._processes = Processes(directory)
 
     def start(self) -> None:
-        """Return once it answers. Raises Refused where it is not installed, Unavailable when it does not come up."""
+        """Return once it answers. Raises Refused where it is not installed, Unavailable when it
+        does not come up."""
         try:
             self.prepare({})
             self.serve().await_line(READY)
@@ -75,7 +75,8 @@ class Octavia:
 
     @contextmanager
     def holding(self, step: Step) -> Iterator[None]:
-        """Meanwhile the provider waits at this step: what was asked for stays PENDING. It goes on at the end."""
+        """Meanwhile the provider waits at this step: what was asked for stays PENDING. It goes on
+        at the end."""
         with self._word(f"hold-{step}"):
             yield
 
@@ -102,20 +103,26 @@ class Octavia:
         *,
         traffic: Mapping[str, int] = TRAFFIC,
     ) -> None:
-        """Say what this amphora would say (its id: see `load_balancer.amphorae`): of each (pool, listener) how its members are.
-        All listeners of the balancer must be in it: an amphora that lacks one is late, and not believed. `traffic`: of each
-        listener, bytes out and in, connections open and in all, failed requests.
-        Octavia takes it in a moment later; operating_status follows."""
+        """Say what this amphora would say (its id: see `load_balancer.amphorae`): of each (pool,
+        listener) how its members are. All listeners of the balancer must be in it: an amphora that
+        lacks one is late, and not believed. `traffic`: of each listener, bytes out and in,
+        connections open and in all, failed requests. Octavia takes it in a moment later;
+        operating_status follows."""
         said = {
             "id": amphora,
             "seq": 1,
             "ver": 3,
-            "listeners": {listener: {"status": "OPEN", "stats": dict(traffic)} for _, listener in pools},
+            "listeners": {
+                listener: {"status": "OPEN", "stats": dict(traffic)} for _, listener in pools
+            },
             "pools": {
-                f"{pool}:{listener}": {"status": "UP", "members": dict(members)} for (pool, listener), members in pools.items()
+                f"{pool}:{listener}": {"status": "UP", "members": dict(members)}
+                for (pool, listener), members in pools.items()
             },
         }
         payload = zlib.compress(json.dumps(said).encode(), 9)
-        signature = hmac.new(settings.HEARTBEAT_KEY.encode(), payload, hashlib.sha256).hexdigest().encode()
+        signature = (
+            hmac.new(settings.HEARTBEAT_KEY.encode(), payload, hashlib.sha256).hexdigest().encode()
+        )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
             one.sendto(payload + signature, ("127.0.0.1", self.heartbeats))

@@ -37,15 +37,26 @@ class Ovn:
         schemas = places.OVN / "usr/share/ovn"
         for name in (NORTH, SOUTH):
             here = self.directory / name
-            run([places.program("ovsdb-tool"), "create", f"{here}.db", schemas / f"ovn-{name}.ovsschema"], self.directory)
+            run(
+                [
+                    places.program("ovsdb-tool"),
+                    "create",
+                    f"{here}.db",
+                    schemas / f"ovn-{name}.ovsschema",
+                ],
+                self.directory,
+            )
             remotes = (f"--remote=punix:{here}.sock", f"--remote=ptcp:{self.ports[name]}:127.0.0.1")
             server = self._processes.start(
-                f"ovsdb-{name}", [places.program("ovsdb-server"), f"{here}.db", *remotes, *self._own(name)]
+                f"ovsdb-{name}",
+                [places.program("ovsdb-server"), f"{here}.db", *remotes, *self._own(name)],
             )
             server.await_(here.with_suffix(".sock").exists)
             self.control(name, "init")
         databases = [f"--ovn{name}-db=unix:{self.directory}/{name}.sock" for name in (NORTH, SOUTH)]
-        self._processes.start("northd", [places.program("ovn-northd"), *databases, *self._own("northd")])
+        self._processes.start(
+            "northd", [places.program("ovn-northd"), *databases, *self._own("northd")]
+        )
 
     def end(self) -> None:
         self._processes.end()
@@ -53,14 +64,21 @@ class Ovn:
     def control(self, database: str, *command: str) -> str:
         """What `ovn-nbctl` or `ovn-sbctl` prints. `database`: NORTH or SOUTH."""
         return run(
-            [places.program(f"ovn-{database}ctl"), f"--db=unix:{self.directory}/{database}.sock", "--timeout=120", *command],
+            [
+                places.program(f"ovn-{database}ctl"),
+                f"--db=unix:{self.directory}/{database}.sock",
+                "--timeout=120",
+                *command,
+            ],
             self.directory,
         )
 
     def rows(self, table: str, *, database: str = NORTH) -> list[dict[str, Any]]:
         """All rows of a table: maps as dicts, sets as lists."""
         answer = json.loads(self.control(database, "--format=json", "list", table))
-        return [dict(zip(answer["headings"], map(_plain, row), strict=True)) for row in answer["data"]]
+        return [
+            dict(zip(answer["headings"], map(_plain, row), strict=True)) for row in answer["data"]
+        ]
 
     def _own(self, name: str) -> tuple[str, ...]:
         return (f"--unixctl={self.directory}/{name}.ctl", "--no-chdir", "-vconsole:warn")

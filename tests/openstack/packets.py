@@ -1,8 +1,9 @@
-"""The cloud with packets: nodes on the tenant's network, each with a pod behind its node port, and a caller outside the cloud.
+"""The cloud with packets: nodes on the tenant's network, each with a pod behind its node port, and
+a caller outside the cloud.
 
-In: a Cloud that runs. Out: what a pod says of who called it. The caller is a router's hop away from the external network, so
-its address is none of the cloud's; the nodes translate to their pod as kube-proxy does for externalTrafficPolicy: Local.
-"""
+In: a Cloud that runs. Out: what a pod says of who called it. The caller is a router's hop away from
+the external network, so its address is none of the cloud's; the nodes translate to their pod as
+kube-proxy does for externalTrafficPolicy: Local."""
 
 import json
 import os
@@ -22,10 +23,17 @@ from fairlead.net.link import Nexthop, Rtnetlink
 
 CALLER = "192.0.2.10"
 NODE_PORT, POD_PORT = 30080, 8080
-EXTERNAL_GATEWAY, TENANT_GATEWAY = (network.replace(".0/24", ".1") for network in (EXTERNAL, TENANT))
-"""Neutron gives the first address to the router; the external network's is not the cloud's, but the caller's."""
+EXTERNAL_GATEWAY, TENANT_GATEWAY = (
+    network.replace(".0/24", ".1") for network in (EXTERNAL, TENANT)
+)
+"""Neutron gives the first address to the router; the external network's is not the cloud's, but the
+caller's."""
 PATIENCE_S = 5.0
-SYSCTLS: dict[str, object] = {"net/ipv4/ip_forward": 1, "net/ipv4/conf/all/rp_filter": 0, "net/ipv4/conf/default/rp_filter": 0}
+SYSCTLS: dict[str, object] = {
+    "net/ipv4/ip_forward": 1,
+    "net/ipv4/conf/all/rp_filter": 0,
+    "net/ipv4/conf/default/rp_filter": 0,
+}
 TRANSLATE = """
 table ip node {{
   chain prerouting {{
@@ -83,7 +91,9 @@ class Packets:
 
     async def _make_outside(self) -> None:
         network = self.cloud.client().network
-        (gateway,) = network.ports(device_id=self.cloud.router, device_owner="network:router_gateway")
+        (gateway,) = network.ports(
+            device_id=self.cloud.router, device_owner="network:router_gateway"
+        )
         # Neutron would choose by agents on hypervisors.
         self.cloud.ovn.control(NORTH, "lrp-set-gateway-chassis", f"lrp-{gateway.id}", NAME)
         namespace.create(self._outside)
@@ -103,7 +113,9 @@ class Packets:
         await self.chassis.plug(name, port.mac_address, port.id)
         router, address = f"{self._networks[node]}.1", f"{self._networks[node]}.2"
         async with _links(name) as links:
-            await links.add_veth("pod", "02:00:00:00:01:01", "eth0", "02:00:00:00:01:02", namespace.path(pod))
+            await links.add_veth(
+                "pod", "02:00:00:00:01:01", "eth0", "02:00:00:00:01:02", namespace.path(pod)
+            )
             for device, own in (("eth0", f"{NODES[node]}/24"), ("pod", f"{router}/24")):
                 await links.set_state(device, up=True)
                 await links.set_address(device, own)
@@ -113,8 +125,23 @@ class Packets:
             await links.set_address("eth0", f"{address}/24")
             await links.set_route("0.0.0.0/0", Nexthop(router))
         rules = TRANSLATE.format(port=NODE_PORT, pod=f"{address}:{POD_PORT}")
-        run(("ip", "netns", "exec", name, "nft", "-f", "-"), self.chassis.directory, input_text=rules)
-        server = (sys.executable, "-I", "-S", echo.__file__, "--pod", address, "--node", node, "--tcp", str(POD_PORT))
+        run(
+            ("ip", "netns", "exec", name, "nft", "-f", "-"),
+            self.chassis.directory,
+            input_text=rules,
+        )
+        server = (
+            sys.executable,
+            "-I",
+            "-S",
+            echo.__file__,
+            "--pod",
+            address,
+            "--node",
+            node,
+            "--tcp",
+            str(POD_PORT),
+        )
         self._pods[node].start(f"pod-{node}", ("ip", "netns", "exec", pod, *server))
 
 

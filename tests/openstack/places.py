@@ -1,7 +1,7 @@
 """Where the parts of the real OpenStack are that `make setup` installed.
 
-Out: the Python of its environment, the data directory that databases start from, programs. Raises Refused where one is missing
-or is not of the versions that the tree asks for; a test then says so.
+Out: the Python of its environment, the data directory that databases start from, programs. Raises
+Refused where one is missing or is not of the versions that the tree asks for; a test then says so.
 """
 
 import hashlib
@@ -30,14 +30,19 @@ def python() -> Path:
 def template() -> Path:
     """A data directory of MariaDB with the schemas of all services."""
     if not template_of_now().is_dir():
-        raise Refused(f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX)
+        raise Refused(
+            f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX
+        )
     return template_of_now()
 
 
 def template_of_now() -> Path:
     """Where it is, or is to be: each version of the schemas has its own."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
-    return CACHE / f"openstack-data-{hashlib.sha256(b''.join(part.read_bytes() for part in parts)).hexdigest()[:12]}"
+    return (
+        CACHE
+        / f"openstack-data-{hashlib.sha256(b''.join(part.read_bytes() for part in parts)).hexdigest()[:12]}"
+    )
 
 
 def program(name: str) -> Path:
@@ -58,7 +63,15 @@ def program(name: str) -> Path:
 def whole() -> Path:
     """The interpreter, once everything else has been found, too."""
     template()
-    for name in ("mariadbd", "ovsdb-server", "ovsdb-tool", "ovn-nbctl", "ovn-sbctl", "ovn-northd", "ovn-controller"):
+    for name in (
+        "mariadbd",
+        "ovsdb-server",
+        "ovsdb-tool",
+        "ovn-nbctl",
+        "ovn-sbctl",
+        "ovn-northd",
+        "ovn-controller",
+    ):
         program(name)
     for name in ("ovs-vswitchd", "ovs-vsctl"):
         program(name)

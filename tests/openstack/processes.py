@@ -1,10 +1,10 @@
 """Processes that end with the tests, however those end.
 
-In: a command line, a directory. Out: the running process and its log. Each lives in a process namespace of its own, which
-the kernel clears when its first process ends; that ends with the one that started it here, and this one with the thread of the
-tests that started it (prctl(2), PR_SET_PDEATHSIG): so nothing is left after a kill -9 of the tests, not even grandchildren.
-There is nothing to be saved: all are ended by SIGKILL.
-"""
+In: a command line, a directory. Out: the running process and its log. Each lives in a process
+namespace of its own, which the kernel clears when its first process ends; that ends with the one
+that started it here, and this one with the thread of the tests that started it (prctl(2),
+PR_SET_PDEATHSIG): so nothing is left after a kill -9 of the tests, not even grandchildren. There is
+nothing to be saved: all are ended by SIGKILL."""
 
 import os
 import subprocess
@@ -30,7 +30,9 @@ class Processes:
         self.directory = directory
         self._running = ExitStack()
 
-    def start(self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> "Started":
+    def start(
+        self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
+    ) -> "Started":
         """Start a program. What it says goes to NAME.log."""
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
@@ -44,14 +46,24 @@ class Processes:
                 start_new_session=True,
             )
         self._running.callback(_end, child)
-        # Labs beside it count what is answered in time; here nothing but the test's own patience runs out.
+        # Labs beside it count what is answered in time; here nothing but the test's own patience
+        # runs out.
         give_way(child.pid, MANY)
         return Started(name, child, log)
 
-    def python(self, module: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> "Started":
+    def python(
+        self, module: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
+    ) -> "Started":
         """Start one of `tests.openstack.servers` in OpenStack's environment."""
         name = module.replace("_", "-")
-        argv = (places.python(), "-W", "ignore", "-m", f"tests.openstack.servers.{module}", *arguments)
+        argv = (
+            places.python(),
+            "-W",
+            "ignore",
+            "-m",
+            f"tests.openstack.servers.{module}",
+            *arguments,
+        )
         return self.start(name, argv, environment)
 
     def end(self) -> None:
@@ -69,20 +81,31 @@ class Started:
 
     def await_line(self, line: str) -> None:
         """Until it has written a line that begins so."""
-        self.await_(lambda: any(each.startswith(line) for each in self.log.read_text(errors="replace").splitlines()))
+        self.await_(
+            lambda: any(
+                each.startswith(line) for each in self.log.read_text(errors="replace").splitlines()
+            )
+        )
 
     def await_(self, is_ready: Callable[[], bool]) -> None:
-        """Until it is ready. Raises Unavailable, with the end of its log, if it ends first or takes too long."""
+        """Until it is ready. Raises Unavailable, with the end of its log, if it ends first or takes
+        too long."""
         late = time.monotonic() + START_TIMEOUT_S
         while not is_ready():
             if self.child.poll() is not None or time.monotonic() > late:
-                how = "ended at its start" if self.child.poll() is not None else f"was not ready within {START_TIMEOUT_S:.0f} s"
+                how = (
+                    "ended at its start"
+                    if self.child.poll() is not None
+                    else f"was not ready within {START_TIMEOUT_S:.0f} s"
+                )
                 said = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
                 raise Unavailable(f"{self.name} {how}; its log says:\n{said}")
             time.sleep(LOOK_S)
 
 
-def run(argv: Sequence[str | Path], directory: Path, *, input_text: str = "", timeout_s: float = 120) -> str:
+def run(
+    argv: Sequence[str | Path], directory: Path, *, input_text: str = "", timeout_s: float = 120
+) -> str:
     """Run a program to its end and return what it wrote. Raises Unavailable when it fails."""
     done = subprocess.run(
         list(argv),
@@ -95,18 +118,29 @@ def run(argv: Sequence[str | Path], directory: Path, *, input_text: str = "", ti
         timeout=timeout_s,
     )
     if done.returncode:
-        raise Unavailable(f"{' '.join(map(str, argv))} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
+        raise Unavailable(
+            f"{' '.join(map(str, argv))} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
+        )
     return done.stdout
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Ours, without what would make OpenStack look for a cloud, a proxy or a display; temporary files in the directory, and
-    compiled modules kept, for its start takes four times as long without."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "PYTEST", "COV"))}
+    """Ours, without what would make OpenStack look for a cloud, a proxy or a display; temporary
+    files in the directory, and compiled modules kept, for its start takes four times as long
+    without."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OS_", "PYTEST", "COV"))
+    }
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         kept.pop(name, None)
-    return kept | {"TMPDIR": str(directory), "PYTHONPATH": str(places.ROOT), "PYTHONUNBUFFERED": "1"}
+    return kept | {
+        "TMPDIR": str(directory),
+        "PYTHONPATH": str(places.ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

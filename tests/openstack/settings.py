@@ -37,8 +37,8 @@ def merged(*parts: Sections) -> Sections:
 
 
 def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
-    """Octavia with provider `amphora`, upstream's drivers without effect in place of machines and networks, and no auth.
-    `heartbeats`: the UDP port for amphorae's."""
+    """Octavia with provider `amphora`, upstream's drivers without effect in place of machines and
+    networks, and no auth. `heartbeats`: the UDP port for amphorae's."""
     return {
         "DEFAULT": {"transport_url": "fake://", "default_log_levels": QUIET, "host": "octavia"},
         "api_settings": {
@@ -62,7 +62,11 @@ def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
             "amp_secgroup_list": "",
             "workers": 1,
         },
-        "health_manager": {"heartbeat_key": HEARTBEAT_KEY, "bind_ip": "127.0.0.1", "bind_port": heartbeats},
+        "health_manager": {
+            "heartbeat_key": HEARTBEAT_KEY,
+            "bind_ip": "127.0.0.1",
+            "bind_port": heartbeats,
+        },
         "certificates": {
             "cert_generator": "local_cert_generator",
             "cert_manager": "noop_cert_manager",
@@ -70,14 +74,16 @@ def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
             "ca_private_key": directory / "ca.key",
         },
         "oslo_messaging": {"topic": "octavia"},
-        # Its tasks one after the other in the worker's thread: in threads of their own they mostly wait for one another.
+        # Its tasks one after the other in the worker's thread: in threads of their own they mostly
+        # wait for one another.
         "task_flow": {"engine": "serial"},
     }
 
 
 def octavia_with_neutron(directory: Path, neutron: str, north: str, south: str) -> Sections:
-    """What changes for an Octavia whose VIPs are ports of Neutron, and which has provider `ovn`, too. `north`, `south`: OVN's
-    databases. Neutron asks for no token, and has that said in two sections, for one may not say it of itself."""
+    """What changes for an Octavia whose VIPs are ports of Neutron, and which has provider `ovn`,
+    too. `north`, `south`: OVN's databases. Neutron asks for no token, and has that said in two
+    sections, for one may not say it of itself."""
     no_token = {"auth_type": "none", "endpoint": neutron}
     return {
         "api_settings": {"enabled_provider_drivers": "amphora:amphora,ovn:ovn"},
@@ -88,7 +94,10 @@ def octavia_with_neutron(directory: Path, neutron: str, north: str, south: str) 
         "neutron": {"auth_section": "neutron_auth", "endpoint_override": neutron},
         "ovn": {"ovn_nb_connection": north, "ovn_sb_connection": south},
         "driver_agent": {
-            **{f"{name}_socket_path": directory / f"{name}.sock" for name in ("status", "stats", "get")},
+            **{
+                f"{name}_socket_path": directory / f"{name}.sock"
+                for name in ("status", "stats", "get")
+            },
             "enabled_provider_agents": "ovn",
         },
     }
@@ -122,13 +131,17 @@ def neutron(directory: Path, environment: Path, database: str, north: str, south
         "ml2_type_geneve": {"vni_ranges": "1:65536", "max_header_size": 38},
         "ml2_type_flat": {"flat_networks": OUTSIDE},
         "securitygroup": {"enable_security_group": True},
-        "ovn": {"ovn_nb_connection": north, "ovn_sb_connection": south, "enable_distributed_floating_ip": True},
+        "ovn": {
+            "ovn_nb_connection": north,
+            "ovn_sb_connection": south,
+            "enable_distributed_floating_ip": True,
+        },
     }
 
 
 def octavia_with_keystone(keystone: str, balancers: int) -> Sections:
-    """What changes for an Octavia that asks for tokens. `keystone`: the URL of its API, `balancers`: how many a project may
-    have."""
+    """What changes for an Octavia that asks for tokens. `keystone`: the URL of its API,
+    `balancers`: how many a project may have."""
     account = {
         "auth_url": keystone,
         "auth_type": "password",

@@ -1,8 +1,9 @@
-"""Make the data directory that databases of OpenStack's services start from: `python -m tests.openstack.template`.
+"""Make the data directory that databases of OpenStack's services start from: `python -m
+tests.openstack.template`.
 
-In: the services' own migrations. Out: the directory that `places.template` names, whole or not there. When what it depends on
-has changed it is another one, and the old one stays for the tree that it belongs to.
-"""
+In: the services' own migrations. Out: the directory that `places.template` names, whole or not
+there. When what it depends on has changed it is another one, and the old one stays for the tree
+that it belongs to."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +20,10 @@ def main() -> None:
     try:
         places.template()
     except Refused:
-        print(f"setup: making the databases of OpenStack's services in {places.template_of_now()}", flush=True)
+        print(
+            f"setup: making the databases of OpenStack's services in {places.template_of_now()}",
+            flush=True,
+        )
         make()
 
 
@@ -51,7 +55,9 @@ def migrate(database: Database) -> None:
     ):
         conf = directory / f"{service}.conf"
         own = settings.keystone(directory, database.url(service)) if service == "keystone" else {}
-        conf.write_text(settings.text(settings.merged({"database": {"connection": database.url(service)}}, own)))
+        conf.write_text(
+            settings.text(settings.merged({"database": {"connection": database.url(service)}}, own))
+        )
         program, *arguments = command
         run([places.python().with_name(program), "--config-file", conf, *arguments], directory)
 

@@ -13,12 +13,25 @@ def client(fronts: Fronts) -> Connection:
     return clients.without_auth(octavia=fronts.octavia.url, neutron=fronts.neutron.url)
 
 
-def create(client: Connection, cloud: Cloud, provider: str, algorithm: str, **wishes: object) -> tuple[str, str, str]:
+def create(
+    client: Connection, cloud: Cloud, provider: str, algorithm: str, **wishes: object
+) -> tuple[str, str, str]:
     """A balancer for port 80 of all nodes: its id, its VIP and that one's port."""
-    members = [{"name": name, "address": address, "protocol_port": 30080} for name, address in NODES.items()]
+    members = [
+        {"name": name, "address": address, "protocol_port": 30080}
+        for name, address in NODES.items()
+    ]
     pool = {"name": "web", "protocol": "TCP", "lb_algorithm": algorithm, "members": members}
-    listener = {"name": "web", "protocol": "TCP", "protocol_port": 80, "default_pool": pool, **wishes}
-    made = client.load_balancer.create_load_balancer(provider=provider, vip_subnet_id=cloud.subnet, listeners=[listener])
+    listener = {
+        "name": "web",
+        "protocol": "TCP",
+        "protocol_port": 80,
+        "default_pool": pool,
+        **wishes,
+    }
+    made = client.load_balancer.create_load_balancer(
+        provider=provider, vip_subnet_id=cloud.subnet, listeners=[listener]
+    )
     assert clients.settled(client, made.id) == "ACTIVE"
     return str(made.id), str(made.vip_address), str(made.vip_port_id)
 
@@ -41,10 +54,16 @@ def test_ovn_has_its_rows_by_vip_and_by_floating_ip(client: Connection, cloud: C
 
 
 def test_an_amphora_has_ports_and_lets_in_whom_it_should(client: Connection, cloud: Cloud) -> None:
-    balancer, vip, port = create(client, cloud, "amphora", "ROUND_ROBIN", allowed_cidrs=["192.0.2.0/24"])
+    balancer, vip, port = create(
+        client, cloud, "amphora", "ROUND_ROBIN", allowed_cidrs=["192.0.2.0/24"]
+    )
     assert [each["ip_address"] for each in client.network.get_port(port).fixed_ips] == [vip]
     (group,) = client.network.security_groups(name=f"lb-{balancer}")
-    rules = [each for each in client.network.security_group_rules(security_group_id=group.id) if each.port_range_min == 80]
+    rules = [
+        each
+        for each in client.network.security_group_rules(security_group_id=group.id)
+        if each.port_range_min == 80
+    ]
     assert [each.remote_ip_prefix for each in rules] == ["192.0.2.0/24"]
     client.load_balancer.delete_load_balancer(balancer, cascade=True)
     assert clients.settled(client, balancer) == "DELETED"
@@ -58,7 +77,9 @@ def test_what_ovn_cannot_do_is_refused_for_good(client: Connection, cloud: Cloud
     assert refused.value.status_code == 501
 
 
-def test_what_is_made_is_of_the_tests_project(client: Connection, cloud: Cloud, fronts: Fronts) -> None:
+def test_what_is_made_is_of_the_tests_project(
+    client: Connection, cloud: Cloud, fronts: Fronts
+) -> None:
     address = client.network.create_ip(floating_network_id=cloud.external_network)
     assert address.project_id == fronts.neutron.project
     assert [(call.method, call.status) for call in fronts.neutron.writes] == [("POST", 201)]

@@ -15,8 +15,13 @@ def member(keystone: Keystone) -> Connection:
     return keystone.connect("member")
 
 
-def test_an_application_credential_has_balancers_up_to_the_quota(member: Connection, keystone: Keystone) -> None:
-    made = [member.load_balancer.create_load_balancer(name=f"lb{n}", vip_network_id=NETWORK) for n in range(BALANCERS)]
+def test_an_application_credential_has_balancers_up_to_the_quota(
+    member: Connection, keystone: Keystone
+) -> None:
+    made = [
+        member.load_balancer.create_load_balancer(name=f"lb{n}", vip_network_id=NETWORK)
+        for n in range(BALANCERS)
+    ]
     assert {each.project_id for each in made} == {member.current_project_id}
     with pytest.raises(ForbiddenException, match="Quota has been met"):
         member.load_balancer.create_load_balancer(name="one-more", vip_network_id=NETWORK)
@@ -27,7 +32,9 @@ def test_an_application_credential_has_balancers_up_to_the_quota(member: Connect
 
 def test_who_may_look_may_not_make(keystone: Keystone) -> None:
     with pytest.raises(ForbiddenException, match="Policy does not allow"):
-        keystone.connect("reader").load_balancer.create_load_balancer(name="readers", vip_network_id=NETWORK)
+        keystone.connect("reader").load_balancer.create_load_balancer(
+            name="readers", vip_network_id=NETWORK
+        )
 
 
 def test_a_wrong_secret_opens_nothing(keystone: Keystone) -> None:

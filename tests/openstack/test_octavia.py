@@ -9,7 +9,10 @@ from tests.openstack.front import Answer, Cut, Front
 from tests.openstack.octavia import MemberStatus, Octavia
 
 NETWORK = "0f1a7c1e-0000-4000-8000-000000000002"
-MEMBERS = [{"name": f"node{number}", "address": f"10.1.0.{number}", "protocol_port": 30080} for number in (1, 2)]
+MEMBERS = [
+    {"name": f"node{number}", "address": f"10.1.0.{number}", "protocol_port": 30080}
+    for number in (1, 2)
+]
 
 
 @pytest.fixture
@@ -20,9 +23,20 @@ def client(octavia_front: Front) -> Connection:
 def whole(name: str) -> dict[str, object]:
     """A balancer with all that hangs on it, as one call makes it."""
     monitor = {"type": "TCP", "delay": 5, "timeout": 3, "max_retries": 2}
-    pool = {"name": "web", "protocol": "TCP", "lb_algorithm": "ROUND_ROBIN", "members": MEMBERS, "healthmonitor": monitor}
+    pool = {
+        "name": "web",
+        "protocol": "TCP",
+        "lb_algorithm": "ROUND_ROBIN",
+        "members": MEMBERS,
+        "healthmonitor": monitor,
+    }
     listener = {"name": "web", "protocol": "TCP", "protocol_port": 80, "default_pool": pool}
-    return {"name": name, "vip_network_id": NETWORK, "tags": [f"is={name}"], "listeners": [listener]}
+    return {
+        "name": name,
+        "vip_network_id": NETWORK,
+        "tags": [f"is={name}"],
+        "listeners": [listener],
+    }
 
 
 def test_a_balancer_lives(client: Connection, octavia_front: Front) -> None:
@@ -32,7 +46,10 @@ def test_a_balancer_lives(client: Connection, octavia_front: Front) -> None:
     (found,) = client.load_balancer.load_balancers(tags=["is=lives"])
     assert (found.id, found.project_id) == (made.id, octavia_front.project)
     (pool,) = client.load_balancer.pools(loadbalancer_id=made.id)
-    assert sorted(member.address for member in client.load_balancer.members(pool.id)) == ["10.1.0.1", "10.1.0.2"]
+    assert sorted(member.address for member in client.load_balancer.members(pool.id)) == [
+        "10.1.0.1",
+        "10.1.0.2",
+    ]
     client.load_balancer.delete_load_balancer(made.id, cascade=True)
     assert clients.settled(client, made.id) == "DELETED"
     assert [str(call) for call in octavia_front.writes] == [
@@ -47,11 +64,15 @@ def test_what_is_held_is_pending_and_refuses_writes(client: Connection, octavia:
         made = client.load_balancer.create_load_balancer(**whole("held"))
         with pytest.raises(ConflictException, match="Invalid state PENDING_CREATE"):
             client.load_balancer.update_load_balancer(made.id, description="changed")
-        assert client.load_balancer.get_load_balancer(made.id).provisioning_status == "PENDING_CREATE"
+        assert (
+            client.load_balancer.get_load_balancer(made.id).provisioning_status == "PENDING_CREATE"
+        )
     assert clients.settled(client, made.id) == "ACTIVE"
 
 
-def test_a_machine_that_is_not_had_leaves_a_balancer_in_error(client: Connection, octavia: Octavia) -> None:
+def test_a_machine_that_is_not_had_leaves_a_balancer_in_error(
+    client: Connection, octavia: Octavia
+) -> None:
     with octavia.failing("boot"):
         made = client.load_balancer.create_load_balancer(**whole("no-machine"))
         assert clients.settled(client, made.id) == "ERROR"
@@ -59,7 +80,9 @@ def test_a_machine_that_is_not_had_leaves_a_balancer_in_error(client: Connection
     assert clients.settled(client, made.id) == "ACTIVE"
 
 
-def test_a_machine_that_takes_no_orders_leaves_a_listener_in_error(client: Connection, octavia: Octavia) -> None:
+def test_a_machine_that_takes_no_orders_leaves_a_listener_in_error(
+    client: Connection, octavia: Octavia
+) -> None:
     made = client.load_balancer.create_load_balancer(**whole("no-orders"))
     clients.settled(client, made.id)
     (listener,) = client.load_balancer.listeners(load_balancer_id=made.id)
@@ -102,20 +125,28 @@ def alive(client: Connection) -> str:
     return str(made.id)
 
 
-def test_members_are_as_their_amphora_says(client: Connection, octavia: Octavia, alive: str) -> None:
+def test_members_are_as_their_amphora_says(
+    client: Connection, octavia: Octavia, alive: str
+) -> None:
     (amphora,) = client.load_balancer.amphorae(loadbalancer_id=alive)
     (listener,) = client.load_balancer.listeners(load_balancer_id=alive)
     (pool,) = client.load_balancer.pools(loadbalancer_id=alive)
-    first, second = sorted(client.load_balancer.members(pool.id), key=lambda member: str(member.address))
+    first, second = sorted(
+        client.load_balancer.members(pool.id), key=lambda member: str(member.address)
+    )
 
     def become(said: MemberStatus, *expected: str) -> None:
-        """The second member's amphora says so of it; then the balancer, the first and the second are as expected."""
+        """The second member's amphora says so of it; then the balancer, the first and the second
+        are as expected."""
         octavia.heartbeat(amphora.id, {(pool.id, listener.id): {first.id: "UP", second.id: said}})
         clients.until(lambda: statuses() == list(expected))
 
     def statuses() -> list[str]:
         members = [client.load_balancer.get_member(each.id, pool.id) for each in (first, second)]
-        return [each.operating_status for each in (client.load_balancer.get_load_balancer(alive), *members)]
+        return [
+            each.operating_status
+            for each in (client.load_balancer.get_load_balancer(alive), *members)
+        ]
 
     become("UP", "ONLINE", "ONLINE", "ONLINE")
     become("DOWN", "DEGRADED", "ONLINE", "ERROR")

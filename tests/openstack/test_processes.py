@@ -31,7 +31,9 @@ def running(directory: Path) -> list[str]:
 
 
 def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
+    )
     assert starter.stdout is not None
     with starter, starter.stdout:
         starter.stdout.readline()

@@ -23,7 +23,12 @@ def nodes() -> dict[str, Node]:
     return {
         name: Node(
             ObjectMeta(name=name),
-            status=NodeStatus((NodeAddress("InternalIP", f"192.0.2.{20 + i}"), NodeAddress("InternalIP", f"2001:db8:1::{i}"))),
+            status=NodeStatus(
+                (
+                    NodeAddress("InternalIP", f"192.0.2.{20 + i}"),
+                    NodeAddress("InternalIP", f"2001:db8:1::{i}"),
+                )
+            ),
         )
         for i, name in enumerate(("node1", "node2", "node3", "node4"), start=1)
     }

@@ -22,7 +22,9 @@ Result = Assigned | Refused | None
 
 
 def assign(
-    pools: Sequence[PoolConfig], held: Mapping[ServiceKey, Sequence[str]], wanted: Mapping[ServiceKey, Wanted]
+    pools: Sequence[PoolConfig],
+    held: Mapping[ServiceKey, Sequence[str]],
+    wanted: Mapping[ServiceKey, Wanted],
 ) -> dict[ServiceKey, Result]:
     """All at once; what is held is shown, with the ports that are wanted now."""
     ledger = Ledger()
@@ -44,17 +46,28 @@ def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...
 
 def test_a_key_gives_no_address_at_which_nothing_is_left() -> None:
     web, other = frozenset({"TCP/80"}), frozenset({"TCP/81"})
-    keyed = {key: Wanted(("IPv4",), ports=ports, sharing_key="k") for key, ports in ((A, web), (B, web), (C, other))}
+    keyed = {
+        key: Wanted(("IPv4",), ports=ports, sharing_key="k")
+        for key, ports in ((A, web), (B, web), (C, other))
+    }
     result = assign([POOL], {A: ["203.0.113.1"]}, keyed)
-    assert [granted(result, key) for key in (A, B, C)] == [("203.0.113.1",), ("203.0.113.2",), ("203.0.113.1",)]
+    assert [granted(result, key) for key in (A, B, C)] == [
+        ("203.0.113.1",),
+        ("203.0.113.2",),
+        ("203.0.113.1",),
+    ]
 
 
 def test_another_pool_that_is_asked_for_later_is_said_not_to_move_the_address() -> None:
     asked = Wanted(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
-    result = assign([POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: asked})[A]
+    result = assign(
+        [POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: asked}
+    )[A]
     assert isinstance(result, Assigned)
     assert result.addresses == ("203.0.113.1",)
-    assert ["an address does not change by itself" in note.message for note in result.notes] == [True]
+    assert ["an address does not change by itself" in note.message for note in result.notes] == [
+        True
+    ]
 
 
 def test_what_is_held_comes_before_what_is_new() -> None:
@@ -64,14 +77,18 @@ def test_what_is_held_comes_before_what_is_new() -> None:
 
 
 def test_a_request_comes_before_who_asks_for_any() -> None:
-    result = assign([POOL], {}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",), requested=("203.0.113.1",))})
+    result = assign(
+        [POOL], {}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",), requested=("203.0.113.1",))}
+    )
     assert granted(result, B) == ("203.0.113.1",)
     assert granted(result, A) == ("203.0.113.2",)
 
 
 def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
     held = {A: ["203.0.113.3"], B: ["198.51.100.9"]}
-    result = assign([POOL], held, {A: Wanted(("IPv4",), requested=("203.0.113.4",)), B: Wanted(("IPv4",))})
+    result = assign(
+        [POOL], held, {A: Wanted(("IPv4",), requested=("203.0.113.4",)), B: Wanted(("IPv4",))}
+    )
     assert granted(result, A) == ("203.0.113.4",)
     assert granted(result, B) == ("198.51.100.9",), "an address outside the pools, once held, stays"
 
@@ -108,7 +125,11 @@ def test_no_pool_is_said() -> None:
 
 
 KEYS = st.sampled_from([ServiceKey("default", f"s{i}") for i in range(8)])
-ADDRESSES = [f"203.0.113.{i}" for i in range(1, 7)] + ["2001:db8:f::1", "2001:db8:f::2", "2001:db8:f::3"]
+ADDRESSES = [f"203.0.113.{i}" for i in range(1, 7)] + [
+    "2001:db8:f::1",
+    "2001:db8:f::2",
+    "2001:db8:f::3",
+]
 WANTED = st.builds(
     Wanted,
     ports=st.just(frozenset({"TCP/80"})),
@@ -120,14 +141,24 @@ WANTED = st.builds(
 )
 
 
-@given(st.dictionaries(KEYS, st.lists(st.sampled_from(ADDRESSES), max_size=2)), st.dictionaries(KEYS, WANTED))
+@given(
+    st.dictionaries(KEYS, st.lists(st.sampled_from(ADDRESSES), max_size=2)),
+    st.dictionaries(KEYS, WANTED),
+)
 def test_no_address_twice_and_assigning_again_takes_none_away(
     held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
 ) -> None:
     first = assign([POOL, POOL6], held, wanted)
-    given_out = [address for grant in first.values() if isinstance(grant, Assigned) for address in grant.addresses]
+    given_out = [
+        address
+        for grant in first.values()
+        if isinstance(grant, Assigned)
+        for address in grant.addresses
+    ]
     assert len(given_out) == len(set(given_out))
     again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
     second = assign([POOL, POOL6], again, wanted)
     for key, addresses in again.items():
-        assert set(addresses) <= set(granted(second, key)), "what was freed meanwhile may be added, nothing is taken away"
+        assert set(addresses) <= set(granted(second, key)), (
+            "what was freed meanwhile may be added, nothing is taken away"
+        )

@@ -1,8 +1,8 @@
-"""The ledger under random lives of Services and pools: nothing is given twice, and a change told by itself comes to the same as
-everything anew; and it costs what it concerns.
+"""The ledger under random lives of Services and pools: nothing is given twice, and a change told by
+itself comes to the same as everything anew; and it costs what it concerns.
 
-In: Services that come, change and go, pools that change, grants that are written now or later. After each step the ledger,
-told only of what changed, is held against one that is told everything.
+In: Services that come, change and go, pools that change, grants that are written now or later.
+After each step the ledger, told only of what changed, is held against one that is told everything.
 """
 
 import copy
@@ -25,15 +25,24 @@ from fairlead.plan.pools import Applicant, read_pools
 KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
 POOLS = (
     (PoolConfig("main", ("203.0.113.1-203.0.113.4", "2001:db8::1-2001:db8::2")),),
-    (PoolConfig("main", ("203.0.113.3-203.0.113.4",)), PoolConfig("other", ("198.51.100.0/30",), avoid_buggy_ips=True)),
+    (
+        PoolConfig("main", ("203.0.113.3-203.0.113.4",)),
+        PoolConfig("other", ("198.51.100.0/30",), avoid_buggy_ips=True),
+    ),
     (
         PoolConfig("main", ("203.0.113.1-203.0.113.3", "2001:db8::1")),
         PoolConfig("asked", ("203.0.113.4",), auto_assign=False),
-        PoolConfig("two", ("198.51.100.1-198.51.100.2",), service_allocation=ServiceAllocation(2, namespaces=("two",))),
+        PoolConfig(
+            "two",
+            ("198.51.100.1-198.51.100.2",),
+            service_allocation=ServiceAllocation(2, namespaces=("two",)),
+        ),
         PoolConfig(
             "labelled",
             ("198.51.100.9",),
-            service_allocation=ServiceAllocation(1, service_selectors=(LabelSelector({"tier": "front"}),)),
+            service_allocation=ServiceAllocation(
+                1, service_selectors=(LabelSelector({"tier": "front"}),)
+            ),
         ),
     ),
     (),
@@ -48,7 +57,9 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "families": draw(st.sampled_from(FAMILIES)),
         "all_families": draw(st.booleans()),
-        "requested": draw(st.one_of(st.just(()), st.sampled_from(ADDRESSES).map(lambda address: (address,)))),
+        "requested": draw(
+            st.one_of(st.just(()), st.sampled_from(ADDRESSES).map(lambda address: (address,)))
+        ),
         "pool": draw(st.sampled_from(("", "", "", "main", "other"))),
         "ports": frozenset(draw(st.sets(st.sampled_from(PORTS), min_size=1))),
         "sharing_key": draw(st.sampled_from(("", "", "k", "l"))),
@@ -114,7 +125,8 @@ class Lives(RuleBasedStateMachine):
         told = {}
         for key in keys & self.facts.keys():
             left = {
-                address: Taken(kept=True, sharing_key=taken.sharing_key) for address, taken in self.facts[key].taken.items()
+                address: Taken(kept=True, sharing_key=taken.sharing_key)
+                for address, taken in self.facts[key].taken.items()
             }
             told[key] = Facts(None, left if kept else {})
         self.tell(told)
@@ -134,7 +146,9 @@ class Lives(RuleBasedStateMachine):
             if isinstance(result := self.ledger.result(key), Assigned):
                 mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
                 left = {
-                    address: msgspec.structs.replace(taken, granted=(taken.granted or frozenset()) & mine[address])
+                    address: msgspec.structs.replace(
+                        taken, granted=(taken.granted or frozenset()) & mine[address]
+                    )
                     for address, taken in self.facts[key].taken.items()
                     if address in mine
                 }
@@ -163,17 +177,26 @@ class Lives(RuleBasedStateMachine):
             for address, taken in facts.taken.items():
                 for other in self.facts.keys() - {key}:
                     if isinstance(result := self.ledger.result(other), Assigned):
-                        ports = {port for grant in result.grants if grant.address == address for port in grant.ports}
+                        ports = {
+                            port
+                            for grant in result.grants
+                            if grant.address == address
+                            for port in grant.ports
+                        }
                         assert not ports & (taken.granted or frozenset())
 
     @invariant()
     def addresses_are_shared_within_a_namespace_by_key(self) -> None:
         holders: dict[str, set[tuple[str, str]]] = {}
         for key, facts in self.facts.items():
-            if isinstance(result := self.ledger.result(key), Assigned) and isinstance(facts.wanted, Wanted):
+            if isinstance(result := self.ledger.result(key), Assigned) and isinstance(
+                facts.wanted, Wanted
+            ):
                 for address in result.addresses:
                     if address not in facts.taken:
-                        holders.setdefault(address, set()).add((key.namespace, facts.wanted.sharing_key or str(key)))
+                        holders.setdefault(address, set()).add(
+                            (key.namespace, facts.wanted.sharing_key or str(key))
+                        )
         assert all(len(each) == 1 for each in holders.values()), holders
 
     @invariant()
@@ -183,7 +206,9 @@ class Lives(RuleBasedStateMachine):
         for key in self.facts:
             result, before = whole.result(key), self.ledger.result(key)
             # Where there are several reasons to refuse, another may be told.
-            assert result == before or (isinstance(result, Refused) and isinstance(before, Refused)), key
+            assert result == before or (
+                isinstance(result, Refused) and isinstance(before, Refused)
+            ), key
 
     @invariant()
     def a_new_ledger_gives_the_same_once_all_is_granted(self) -> None:
@@ -191,11 +216,14 @@ class Lives(RuleBasedStateMachine):
         new.use(read_pools(self.configured, ()))
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
-            key: Facts(each.wanted, granted(result, each)) if isinstance(result := results[key], Assigned) else each
+            key: Facts(each.wanted, granted(result, each))
+            if isinstance(result := results[key], Assigned)
+            else each
             for key, each in self.facts.items()
         }
         new.assign(facts)
-        # A grant says under which key an address is shared: with it, another Service may have the address as well.
+        # A grant says under which key an address is shared: with it, another Service may have the
+        # address as well.
         old = copy.deepcopy(self.ledger)
         old.assign(facts)
         for key in results:
@@ -214,29 +242,53 @@ class Lives(RuleBasedStateMachine):
                 held.update(result.addresses)
         for pool in self.ledger.pools.in_order:
             for family in ("IPv4", "IPv6"):
-                mine = {a for a in held if family_of(a) == family and (f := self.ledger.pools.find(a)) and f[0] is pool}
+                mine = {
+                    a
+                    for a in held
+                    if family_of(a) == family and (f := self.ledger.pools.find(a)) and f[0] is pool
+                }
                 assert pool.assigned[family] >= len(mine)
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=80, stateful_step_count=12, deadline=None, report_multiple_bugs=False)
+TestLives.settings = settings(
+    max_examples=80, stateful_step_count=12, deadline=None, report_multiple_bugs=False
+)
 
 
 def wanted(number: int, **wish: Any) -> Wanted:
-    return Wanted(("IPv4",), since=f"{number:06}", ports=frozenset({"TCP/80"}), applicant=Applicant("default"), **wish)
+    return Wanted(
+        ("IPv4",),
+        since=f"{number:06}",
+        ports=frozenset({"TCP/80"}),
+        applicant=Applicant("default"),
+        **wish,
+    )
 
 
 def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> None:
-    """It has a port at all of them or at none: what it lacks at one, another may take at the other, later."""
+    """It has a port at all of them or at none: what it lacks at one, another may take at the other,
+    later."""
     lives = Lives()
     a, b, c = KEYS[:3]
-    wish: dict[str, Any] = {"all_families": False, "requested": (), "pool": "", "sharing_key": "k", "labels": {}}
+    wish: dict[str, Any] = {
+        "all_families": False,
+        "requested": (),
+        "pool": "",
+        "sharing_key": "k",
+        "labels": {},
+    }
     lives.come_or_change({a: wish | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
-    lives.come_or_change({c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}})
+    lives.come_or_change(
+        {c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
+    )
     lives.come_or_change({b: wish | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
     result = lives.ledger.result(c)
     assert isinstance(result, Assigned)
-    assert {(rival.address, rival.holder) for rival in result.rivals} == {("203.0.113.1", a), ("2001:db8::1", b)}
+    assert {(rival.address, rival.holder) for rival in result.rivals} == {
+        ("203.0.113.1", a),
+        ("2001:db8::1", b),
+    }
 
 
 @pytest.fixture
@@ -244,13 +296,17 @@ def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
     """All addresses of the pool are given, and 1,000 Services wait."""
     ledger = Ledger()
     ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
-    facts = {ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)}
+    facts = {
+        ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)
+    }
     ledger.assign(facts)
     assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
     return ledger, facts
 
 
-def test_a_change_looks_only_at_whom_it_concerns(ten_thousand: tuple[Ledger, dict[ServiceKey, Facts]]) -> None:
+def test_a_change_looks_only_at_whom_it_concerns(
+    ten_thousand: tuple[Ledger, dict[ServiceKey, Facts]],
+) -> None:
     ledger, facts = ten_thousand
     keys = list(facts)
 

@@ -2,13 +2,25 @@
 
 import pytest
 
-from fairlead.plan.annotations import ADDRESSES, INSTEAD, KEEP_ADDRESS, POOL, SHARING_KEY, found, without_effect
+from fairlead.plan.annotations import (
+    ADDRESSES,
+    INSTEAD,
+    KEEP_ADDRESS,
+    POOL,
+    SHARING_KEY,
+    found,
+    without_effect,
+)
 
 
 @pytest.mark.parametrize(
     ("names", "annotations", "expected"),
     [
-        (ADDRESSES, {"metallb.io/loadBalancerIPs": "203.0.113.7"}, ("metallb.io/loadBalancerIPs", "203.0.113.7")),
+        (
+            ADDRESSES,
+            {"metallb.io/loadBalancerIPs": "203.0.113.7"},
+            ("metallb.io/loadBalancerIPs", "203.0.113.7"),
+        ),
         (
             ADDRESSES,
             {"metallb.universe.tf/loadBalancerIPs": " 203.0.113.7 "},
@@ -24,7 +36,11 @@ from fairlead.plan.annotations import ADDRESSES, INSTEAD, KEEP_ADDRESS, POOL, SH
             {"metallb.io/loadBalancerIPs": "203.0.113.7", "fairlead.io/addresses": ""},
             ("metallb.io/loadBalancerIPs", "203.0.113.7"),
         ),
-        (POOL, {"metallb.universe.tf/address-pool": "a"}, ("metallb.universe.tf/address-pool", "a")),
+        (
+            POOL,
+            {"metallb.universe.tf/address-pool": "a"},
+            ("metallb.universe.tf/address-pool", "a"),
+        ),
         (SHARING_KEY, {"metallb.io/allow-shared-ip": "k"}, ("metallb.io/allow-shared-ip", "k")),
         (
             KEEP_ADDRESS,
@@ -34,7 +50,9 @@ from fairlead.plan.annotations import ADDRESSES, INSTEAD, KEEP_ADDRESS, POOL, SH
         (KEEP_ADDRESS, {}, ("", "")),
     ],
 )
-def test_our_own_name_comes_first(names: tuple[str, ...], annotations: dict[str, str], expected: tuple[str, str]) -> None:
+def test_our_own_name_comes_first(
+    names: tuple[str, ...], annotations: dict[str, str], expected: tuple[str, str]
+) -> None:
     assert found(annotations, names) == expected
 
 
@@ -50,13 +68,17 @@ def test_wishes_that_are_met_otherwise_are_told_once_for_each_thing_done_instead
     )
     assert [note.message.partition(":")[0] for note in notes] == [
         "loadbalancer.openstack.org/connection-limit has no effect",
-        "loadbalancer.openstack.org/proxy-protocol, loadbalancer.openstack.org/x-forwarded-for have no effect",
+        "loadbalancer.openstack.org/proxy-protocol, loadbalancer.openstack.org/x-forwarded-for "
+        "have no effect",
     ]
 
 
 def test_what_wishes_for_nothing_is_not_mentioned() -> None:
     off = {"proxy-protocol": "false", "connection-limit": "-1", "enable-health-monitor": "False"}
-    assert without_effect({f"loadbalancer.openstack.org/{wish}": value for wish, value in off.items()}) == []
+    assert (
+        without_effect({f"loadbalancer.openstack.org/{wish}": value for wish, value in off.items()})
+        == []
+    )
 
 
 def test_every_wish_has_an_answer_that_stands_for_itself() -> None:
@@ -66,7 +88,10 @@ def test_every_wish_has_an_answer_that_stands_for_itself() -> None:
 
 
 def test_the_controllers_own_mark_is_no_wish() -> None:
-    """It says who serves the Service; OpenStack's annotation of that name asks for a class of its configuration."""
+    """It says who serves the Service; OpenStack's annotation of that name asks for a class of its
+    configuration."""
     assert without_effect({"fairlead.io/class": "fairlead.io/direct"}) == []
-    [note] = without_effect({"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"})
+    [note] = without_effect(
+        {"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"}
+    )
     assert note.message.startswith("loadbalancer.openstack.org/class has no effect")

@@ -26,7 +26,11 @@ Makers = tuple[Callable[..., Service], Callable[..., EndpointSlice], dict[str, N
 
 
 @pytest.fixture
-def make(make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]) -> Makers:
+def make(
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
+) -> Makers:
     return make_service, make_slice, nodes
 
 
@@ -36,10 +40,17 @@ def states(balancer: LoadBalancer, at: int = 0) -> dict[str, tuple[int, str]]:
 
 ROWS = {
     "weights are ready pods": (
-        [("10.0.1.1", "node1", "ready"), ("10.0.1.2", "node1", "ready"), ("10.0.2.1", "node2", "ready")],
+        [
+            ("10.0.1.1", "node1", "ready"),
+            ("10.0.1.2", "node1", "ready"),
+            ("10.0.2.1", "node2", "ready"),
+        ],
         {"node1": (2, "active"), "node2": (1, "active")},
     ),
-    "a condition that is not there counts as ready": ([("10.0.1.1", "node1", "unknown")], {"node1": (1, "active")}),
+    "a condition that is not there counts as ready": (
+        [("10.0.1.1", "node1", "unknown")],
+        {"node1": (1, "active")},
+    ),
     "unready pods get nothing new": (
         [("10.0.1.1", "node1", "unready"), ("10.0.2.1", "node2", "ready")],
         {"node1": (0, "draining"), "node2": (1, "active")},
@@ -66,7 +77,12 @@ ROWS = {
 def test_members_under_local(make: Makers, name: str) -> None:
     make_service, make_slice, nodes = make
     rows, expected = ROWS[name]
-    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == expected
+    assert (
+        states(
+            plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize("policy", ["Local", "Cluster"])
@@ -87,7 +103,10 @@ def test_a_listener_knows_whether_any_endpoint_may_get_traffic(
     make_service, make_slice, nodes = make
     excluded = {
         name: msgspec.structs.replace(
-            node, spec=msgspec.structs.replace(node.spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
+            node,
+            spec=msgspec.structs.replace(
+                node.spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),)
+            ),
         )
         for name, node in nodes.items()
     }
@@ -100,7 +119,11 @@ def test_a_listener_knows_whether_any_endpoint_may_get_traffic(
 def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(53, protocol="UDP"),))
-    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "unready"), ("10.0.3.1", "node3", "draining")]
+    rows = [
+        ("10.0.1.1", "node1", "ready"),
+        ("10.0.2.1", "node2", "unready"),
+        ("10.0.3.1", "node3", "draining"),
+    ]
     slice_ = make_slice(rows)
     slice_ = msgspec.structs.replace(slice_, ports=(EndpointPort("", 53, "UDP"),))
     balancer = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT)
@@ -110,7 +133,9 @@ def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> No
 def test_cluster_policy_with_endpoints_that_name_no_node_keeps_every_node(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(external_traffic_policy="Cluster", health_check_node_port=0)
-    balancer = plan_load_balancer(service, [make_slice([("10.0.9.1", "", "ready")])], nodes, ["203.0.113.10"], DIRECT)
+    balancer = plan_load_balancer(
+        service, [make_slice([("10.0.9.1", "", "ready")])], nodes, ["203.0.113.10"], DIRECT
+    )
     assert states(balancer) == {f"node{i}": (1, "active") for i in range(1, 5)}
     assert balancer.health_monitor is not None
     assert balancer.health_monitor.port == 10256
@@ -119,11 +144,23 @@ def test_cluster_policy_with_endpoints_that_name_no_node_keeps_every_node(make: 
 def test_slices_are_joined_by_port_name_and_an_endpoint_counts_once(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(80, name="http"), ServicePort(443, name="https")))
-    first = make_slice([("10.0.1.1", "node1", "ready")], name="a", ports=[("http", 8080), ("https", 8443)])
-    second = make_slice([("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")], name="b", ports=[("http", 8080)])
-    third = make_slice([("10.0.3.1", "node3", "ready")], name="c", ports=[("http", 9090), ("metrics", 1)])
+    first = make_slice(
+        [("10.0.1.1", "node1", "ready")], name="a", ports=[("http", 8080), ("https", 8443)]
+    )
+    second = make_slice(
+        [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")],
+        name="b",
+        ports=[("http", 8080)],
+    )
+    third = make_slice(
+        [("10.0.3.1", "node3", "ready")], name="c", ports=[("http", 9090), ("metrics", 1)]
+    )
     balancer = plan_load_balancer(service, [first, second, third], nodes, ["203.0.113.10"], DIRECT)
-    assert states(balancer, 0) == {"node1": (1, "active"), "node2": (1, "active"), "node3": (1, "active")}
+    assert states(balancer, 0) == {
+        "node1": (1, "active"),
+        "node2": (1, "active"),
+        "node3": (1, "active"),
+    }
     assert states(balancer, 1) == {"node1": (1, "active")}
 
 
@@ -133,7 +170,9 @@ def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Make
         make_slice([("10.0.1.1", "node1", "ready")]),
         make_slice([("2001:db8:244::1", "node2", "ready")], name="web-6", family="IPv6"),
     ]
-    balancer = plan_load_balancer(make_service(), slices, nodes, ["203.0.113.10", "2001:db8:f::10"], DIRECT)
+    balancer = plan_load_balancer(
+        make_service(), slices, nodes, ["203.0.113.10", "2001:db8:f::10"], DIRECT
+    )
     by_family = {listener.family: listener.members for listener in balancer.listeners}
     assert balancer.addresses == ("203.0.113.10", "2001:db8:f::10")
     assert by_family["IPv4"] == (Member("node1", "192.0.2.21", 1),)
@@ -142,35 +181,72 @@ def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Make
 
 @pytest.mark.parametrize(
     ("label", "excluded"),
-    [("", True), ("true", True), ("0", False), ("f", False), ("false", False), ("FALSE", False), ("fAlse", True), ("no", True)],
+    [
+        ("", True),
+        ("true", True),
+        ("0", False),
+        ("f", False),
+        ("false", False),
+        ("FALSE", False),
+        ("fAlse", True),
+        ("no", True),
+    ],
 )
 def test_a_node_excluded_by_label_drains(make: Makers, label: str, excluded: bool) -> None:
     make_service, make_slice, nodes = make
-    meta = ObjectMeta(name="node1", labels={"node.kubernetes.io/exclude-from-external-load-balancers": label})
+    meta = ObjectMeta(
+        name="node1", labels={"node.kubernetes.io/exclude-from-external-load-balancers": label}
+    )
     nodes["node1"] = msgspec.structs.replace(nodes["node1"], metadata=meta)
     rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
-    balancer = plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+    balancer = plan_load_balancer(
+        make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT
+    )
     assert states(balancer)["node1"] == ((0, "draining") if excluded else (1, "active"))
 
 
 def test_a_node_that_the_autoscaler_is_about_to_delete_drains(make: Makers) -> None:
     make_service, make_slice, nodes = make
-    spec = msgspec.structs.replace(nodes["node1"].spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
+    spec = msgspec.structs.replace(
+        nodes["node1"].spec, taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),)
+    )
     nodes["node1"] = msgspec.structs.replace(nodes["node1"], spec=spec)
     rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
-    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == {
+    assert states(
+        plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+    ) == {
         "node1": (0, "draining"),
         "node2": (1, "active"),
     }
 
 
 PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
-    "all confirmed": ({"node1": "up", "node2": "up"}, {"node1": "active", "node2": "active"}, False),
-    "one not asked yet": ({"node1": "up", "node2": None}, {"node1": "active", "node2": "pending"}, False),
+    "all confirmed": (
+        {"node1": "up", "node2": "up"},
+        {"node1": "active", "node2": "active"},
+        False,
+    ),
+    "one not asked yet": (
+        {"node1": "up", "node2": None},
+        {"node1": "active", "node2": "pending"},
+        False,
+    ),
     "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
-    "one not serving": ({"node1": "up", "node2": "unready"}, {"node1": "active", "node2": "draining"}, False),
-    "none asked yet: not before it is confirmed": ({}, {"node1": "pending", "node2": "pending"}, False),
-    "one dead, one not asked yet": ({"node1": "down"}, {"node1": "down", "node2": "pending"}, False),
+    "one not serving": (
+        {"node1": "up", "node2": "unready"},
+        {"node1": "active", "node2": "draining"},
+        False,
+    ),
+    "none asked yet: not before it is confirmed": (
+        {},
+        {"node1": "pending", "node2": "pending"},
+        False,
+    ),
+    "one dead, one not asked yet": (
+        {"node1": "down"},
+        {"node1": "down", "node2": "pending"},
+        False,
+    ),
     "nobody can be asked: the API is believed, and it is said": (
         {"node1": "unasked", "node2": "unasked"},
         {"node1": "active", "node2": "active"},
@@ -186,7 +262,11 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
         {"node1": "active", "node2": "active"},
         True,
     ),
-    "one flaps: it gets nothing new": ({"node1": "up", "node2": "flapping"}, {"node1": "active", "node2": "draining"}, False),
+    "one flaps: it gets nothing new": (
+        {"node1": "up", "node2": "flapping"},
+        {"node1": "active", "node2": "draining"},
+        False,
+    ),
     "all flap: one that flaps is better than none": (
         {"node1": "flapping", "node2": "flapping"},
         {"node1": "active", "node2": "active"},
@@ -209,7 +289,9 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
 def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
     make_service, make_slice, nodes = make
     verdicts, expected, noted = PROBES[name]
-    by_address = {nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()}
+    by_address = {
+        nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()
+    }
     rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
     balancer = plan_load_balancer(
         make_service(),
@@ -226,12 +308,16 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
 def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make: Makers) -> None:
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "draining")]
-    balancer = plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda *_: "unready")
+    balancer = plan_load_balancer(
+        make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda *_: "unready"
+    )
     assert states(balancer) == {"node1": (1, "active")}
     assert balancer.notes == ()
 
 
-def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_comes(make: Makers) -> None:
+def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_comes(
+    make: Makers,
+) -> None:
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")]
     verdicts: dict[str, Verdict | None] = {"192.0.2.21": "unready"}
@@ -240,7 +326,12 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_
         service = make_service()
         return states(
             plan_load_balancer(
-                service, [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda address, _: verdicts.get(address)
+                service,
+                [make_slice(rows)],
+                nodes,
+                ["203.0.113.10"],
+                DIRECT,
+                lambda address, _: verdicts.get(address),
             )
         )
 
@@ -249,16 +340,22 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_
     assert planned() == {"node1": (0, "draining"), "node2": (1, "active")}
 
 
-def test_an_endpoint_that_serves_but_is_not_ready_gets_nothing_unless_it_terminates(make: Makers) -> None:
+def test_an_endpoint_that_serves_but_is_not_ready_gets_nothing_unless_it_terminates(
+    make: Makers,
+) -> None:
     """KEP-1669: only a terminating endpoint stands in where no endpoint is ready."""
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "serving"), ("10.0.2.1", "node2", "unready")]
-    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)) == {
+    assert states(
+        plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+    ) == {
         "node1": (0, "draining"),
         "node2": (0, "draining"),
     }
     rows += [("10.0.3.1", "node3", "draining")]
-    assert states(plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT))["node3"] == (
+    assert states(
+        plan_load_balancer(make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT)
+    )["node3"] == (
         1,
         "active",
     )
@@ -266,10 +363,20 @@ def test_an_endpoint_that_serves_but_is_not_ready_gets_nothing_unless_it_termina
 
 def test_every_protocol_is_served(make: Makers) -> None:
     make_service, make_slice, nodes = make
-    ports = (ServicePort(80, name="a"), ServicePort(81, name="b", protocol="UDP"), ServicePort(82, name="c", protocol="SCTP"))
+    ports = (
+        ServicePort(80, name="a"),
+        ServicePort(81, name="b", protocol="UDP"),
+        ServicePort(82, name="c", protocol="SCTP"),
+    )
     slice_ = make_slice([("10.0.1.1", "node1", "ready")], ports=[("a", 8080)])
-    balancer = plan_load_balancer(make_service(ports=ports), [slice_], nodes, ["203.0.113.10"], DIRECT)
-    assert [(listener.port, listener.protocol) for listener in balancer.listeners] == [(80, "TCP"), (81, "UDP"), (82, "SCTP")]
+    balancer = plan_load_balancer(
+        make_service(ports=ports), [slice_], nodes, ["203.0.113.10"], DIRECT
+    )
+    assert [(listener.port, listener.protocol) for listener in balancer.listeners] == [
+        (80, "TCP"),
+        (81, "UDP"),
+        (82, "SCTP"),
+    ]
     assert balancer.unserved_ports == ()
 
 
@@ -280,26 +387,42 @@ def test_a_connection_outlives_the_readiness_of_its_pod_whatever_carries_it(make
         slice_ = make_slice([("10.0.1.1", "node1", "unready")])
         slice_ = msgspec.structs.replace(slice_, ports=(EndpointPort("", 8080, protocol),))
         service = make_service(ports=(ServicePort(80, protocol=protocol),))
-        (listener,) = plan_load_balancer(service, [slice_], nodes, ["203.0.113.10"], DIRECT).listeners
+        (listener,) = plan_load_balancer(
+            service, [slice_], nodes, ["203.0.113.10"], DIRECT
+        ).listeners
         assert len(listener.members) == members
 
 
-@pytest.mark.parametrize(("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0), ("", None), ("soon", None)])
-def test_the_limit_of_a_drain_is_the_service_s_own(make: Makers, text: str, limit_s: float | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0), ("", None), ("soon", None)]
+)
+def test_the_limit_of_a_drain_is_the_service_s_own(
+    make: Makers, text: str, limit_s: float | None
+) -> None:
     make_service, make_slice, nodes = make
     service = make_service()
-    metadata = msgspec.structs.replace(service.metadata, annotations={"fairlead.io/drain-timeout": text})
+    metadata = msgspec.structs.replace(
+        service.metadata, annotations={"fairlead.io/drain-timeout": text}
+    )
     service = msgspec.structs.replace(service, metadata=metadata)
-    balancer = plan_load_balancer(service, [make_slice([("10.0.1.1", "node1", "ready")])], nodes, ["203.0.113.10"], DIRECT)
+    balancer = plan_load_balancer(
+        service, [make_slice([("10.0.1.1", "node1", "ready")])], nodes, ["203.0.113.10"], DIRECT
+    )
     assert balancer.drain_timeout_s == limit_s
-    assert [note.reason for note in balancer.notes] == ["AnnotationNotUnderstood"] * (text == "soon")
+    assert [note.reason for note in balancer.notes] == ["AnnotationNotUnderstood"] * (
+        text == "soon"
+    )
 
 
 def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers) -> None:
     make_service, make_slice, nodes = make
-    service = make_service(ports=(ServicePort(53, name="a"), ServicePort(53, name="b", protocol="UDP")))
+    service = make_service(
+        ports=(ServicePort(53, name="a"), ServicePort(53, name="b", protocol="UDP"))
+    )
     conflict = UnservedPort(53, "UDP", "fairlead.io/PortConflict")
-    balancer = plan_load_balancer(service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT, unserved=[conflict])
+    balancer = plan_load_balancer(
+        service, [make_slice([])], nodes, ["203.0.113.10"], DIRECT, unserved=[conflict]
+    )
     assert [(listener.port, listener.protocol) for listener in balancer.listeners] == [(53, "TCP")]
     assert balancer.unserved_ports == (conflict,)
 
@@ -316,13 +439,17 @@ PUBLISHED: dict[str, tuple[list[LoadBalancerIngress], list[tuple[str, str, int]]
     "some with an error, some not there": (
         [
             LoadBalancerIngress(
-                "203.0.113.10", ports=(PortStatus(80, "TCP"), PortStatus(80, "UDP", "fairlead.io/PortConflict"))
+                "203.0.113.10",
+                ports=(PortStatus(80, "TCP"), PortStatus(80, "UDP", "fairlead.io/PortConflict")),
             ),
             LoadBalancerIngress("2001:db8:f::10", ports=(PortStatus(80, "UDP"),)),
         ],
         [("IPv4", "TCP", 80), ("IPv6", "UDP", 80)],
     ),
-    "something that nobody can read": ([LoadBalancerIngress("203.0.113.10", ports=(PortStatus(80, ""),))], []),
+    "something that nobody can read": (
+        [LoadBalancerIngress("203.0.113.10", ports=(PortStatus(80, ""),))],
+        [],
+    ),
 }
 
 
@@ -330,8 +457,12 @@ PUBLISHED: dict[str, tuple[list[LoadBalancerIngress], list[tuple[str, str, int]]
 def test_gateways_serve_the_published_ports(make: Makers, name: str) -> None:
     make_service, _, nodes = make
     ingress, expected = PUBLISHED[name]
-    service = make_service(ports=(ServicePort(80, name="a"), ServicePort(80, name="b", protocol="UDP")))
-    service = msgspec.structs.replace(service, status=ServiceStatus(LoadBalancerStatus(tuple(ingress))))
+    service = make_service(
+        ports=(ServicePort(80, name="a"), ServicePort(80, name="b", protocol="UDP"))
+    )
+    service = msgspec.structs.replace(
+        service, status=ServiceStatus(LoadBalancerStatus(tuple(ingress)))
+    )
     addresses = [entry.ip for entry in ingress] or ["203.0.113.10", "2001:db8:f::10"]
     balancer = plan_load_balancer(service, [], nodes, addresses, DIRECT, lambda *_: None)
     assert [(each.family, each.protocol, each.port) for each in balancer.listeners] == expected
@@ -339,8 +470,14 @@ def test_gateways_serve_the_published_ports(make: Makers, name: str) -> None:
 
 def test_source_ranges_are_trimmed_and_the_field_wins(make: Makers) -> None:
     make_service, _, nodes = make
-    old = {"service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24, 192.0.2.0/24"}
-    by_annotation = plan_load_balancer(make_service(annotations=old), [], nodes, ["203.0.113.10"], DIRECT)
+    old = {
+        "service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24, 192.0.2.0/24"
+    }
+    by_annotation = plan_load_balancer(
+        make_service(annotations=old), [], nodes, ["203.0.113.10"], DIRECT
+    )
     assert by_annotation.source_ranges == ("192.0.2.0/24", "198.51.100.0/24")
     service = make_service(annotations=old, load_balancer_source_ranges=(" 10.0.0.0/8",))
-    assert plan_load_balancer(service, [], nodes, ["203.0.113.10"], DIRECT).source_ranges == ("10.0.0.0/8",)
+    assert plan_load_balancer(service, [], nodes, ["203.0.113.10"], DIRECT).source_ranges == (
+        "10.0.0.0/8",
+    )

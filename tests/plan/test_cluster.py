@@ -21,7 +21,9 @@ from fairlead.plan.cluster import plan_gateway
 from fairlead.roles.controller import Planner
 from fairlead.state import State
 
-CONFIG = Config(default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.1-203.0.113.2",)),))
+CONFIG = Config(
+    default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.1-203.0.113.2",)),)
+)
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
 
@@ -45,7 +47,12 @@ def service(
         managed_fields=(FieldsManager("fairlead-claim"),) if held or going else (),
     )
     ingress = (LoadBalancerIngress(held, ip_mode="VIP"),) if held else ()
-    spec = ServiceSpec(type=kind, cluster_ips=("10.96.0.1",), ports=(ServicePort(80),), load_balancer_class=class_name)  # type: ignore[arg-type]
+    spec = ServiceSpec(
+        type=kind,
+        cluster_ips=("10.96.0.1",),
+        ports=(ServicePort(80),),
+        load_balancer_class=class_name,
+    )  # type: ignore[arg-type]
     return Service(meta, spec, ServiceStatus(LoadBalancerStatus(ingress)))
 
 
@@ -87,28 +94,40 @@ def test_a_service_made_anew_under_its_name_starts_anew() -> None:
 
 
 def test_who_waits_for_an_address_gets_it_when_another_goes() -> None:
-    state = state_of(service("a", held="203.0.113.1"), service("b", held="203.0.113.2"), service("c"))
+    state = state_of(
+        service("a", held="203.0.113.1"), service("b", held="203.0.113.2"), service("c")
+    )
     planner = Planner(state, CONFIG)
     assert isinstance(planner({C})[C], Refused)
     put(state, service("a", held="203.0.113.1", going=True))
     assert A not in planner({A}), "it is to be released"
     assert isinstance(planner({C})[C], Refused), "its address is held until it is gone"
     state.update_services({ObjectKey(*A): None})
-    assert address(planner({A})[C]) == "203.0.113.1", "a change of one Service touches who waited for it"
+    assert address(planner({A})[C]) == "203.0.113.1", (
+        "a change of one Service touches who waited for it"
+    )
 
 
 @pytest.mark.parametrize("asks", ["nonsense", "203.0.113.2", "192.0.2.1", "2001:db8::1"])
-def test_an_address_is_not_given_away_while_its_service_asks_for_what_cannot_be_had(asks: str) -> None:
-    state = state_of(service("a", held="203.0.113.1", asks=asks), service("b", held="203.0.113.2"), service("c"))
+def test_an_address_is_not_given_away_while_its_service_asks_for_what_cannot_be_had(
+    asks: str,
+) -> None:
+    state = state_of(
+        service("a", held="203.0.113.1", asks=asks), service("b", held="203.0.113.2"), service("c")
+    )
     planned = Planner(state, CONFIG)({A, B, C})
     assert isinstance(planned[A], Refused)
     assert address(planned[B]) == "203.0.113.2"
-    assert isinstance(planned[C], Refused), "a still shows 203.0.113.1, and packets for it are still forwarded to its pods"
+    assert isinstance(planned[C], Refused), (
+        "a still shows 203.0.113.1, and packets for it are still forwarded to its pods"
+    )
 
 
 def test_an_address_is_held_until_its_service_shows_it_no_more() -> None:
     state = state_of(
-        service("a", held="203.0.113.1"), service("b", held="203.0.113.2"), service("c", class_name="fairlead.io/direct")
+        service("a", held="203.0.113.1"),
+        service("b", held="203.0.113.2"),
+        service("c", class_name="fairlead.io/direct"),
     )
     planner = Planner(state, msgspec.structs.replace(CONFIG, default_class=None))
     planned = planner({A, B, C})
@@ -131,7 +150,10 @@ def test_a_service_that_asks_for_another_address_moves_and_then_gives_the_first_
 def test_other_classes_and_other_types_are_left_alone() -> None:
     state = state_of(service("a", class_name="example.com/other"), service("b", kind="ClusterIP"))
     assert Planner(state, CONFIG)({A, B}) == {}
-    assert Planner(state_of(service("a")), msgspec.structs.replace(CONFIG, default_class=None))({A}) == {}
+    assert (
+        Planner(state_of(service("a")), msgspec.structs.replace(CONFIG, default_class=None))({A})
+        == {}
+    )
 
 
 def test_a_gateway_serves_what_has_an_address_and_is_ours() -> None:
@@ -149,11 +171,16 @@ def test_of_two_that_show_one_port_the_older_is_served_and_all_gateways_agree() 
     older, younger = service("z", held="203.0.113.1"), service("a", held="203.0.113.1")
     younger = msgspec.structs.replace(
         younger,
-        metadata=msgspec.structs.replace(younger.metadata, creation_timestamp="2026-01-02T00:00:00Z"),
-        spec=msgspec.structs.replace(younger.spec, ports=(ServicePort(80, "web"), ServicePort(443, "tls"))),
+        metadata=msgspec.structs.replace(
+            younger.metadata, creation_timestamp="2026-01-02T00:00:00Z"
+        ),
+        spec=msgspec.structs.replace(
+            younger.spec, ports=(ServicePort(80, "web"), ServicePort(443, "tls"))
+        ),
     )
     older = msgspec.structs.replace(
-        older, metadata=msgspec.structs.replace(older.metadata, creation_timestamp="2026-01-01T00:00:00Z")
+        older,
+        metadata=msgspec.structs.replace(older.metadata, creation_timestamp="2026-01-01T00:00:00Z"),
     )
     state = state_of(younger, older)
     planned = plan_gateway(state, CONFIG, state.services)

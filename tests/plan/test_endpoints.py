@@ -18,14 +18,18 @@ from fairlead.plan.endpoints import candidates, usable
         ([], []),
     ],
 )
-def test_ready_endpoints_are_used_or_else_those_that_serve_while_they_terminate(states: list[str], used: list[str]) -> None:
+def test_ready_endpoints_are_used_or_else_those_that_serve_while_they_terminate(
+    states: list[str], used: list[str]
+) -> None:
     rows = [(f"10.0.0.{number}", "node1", state) for number, state in enumerate(states, 1)]
     found = usable(candidates([make_slice(rows)], port_name="", protocol="TCP", family="IPv4"))
     assert [states[int(each.address.rpartition(".")[2]) - 1] for each in found] == used
 
 
 @pytest.mark.parametrize(("one", "other"), list(product(CONDITIONS, repeat=2)))
-def test_no_endpoint_is_used_that_is_neither_ready_nor_serving_while_it_terminates(one: str, other: str) -> None:
+def test_no_endpoint_is_used_that_is_neither_ready_nor_serving_while_it_terminates(
+    one: str, other: str
+) -> None:
     rows = [("10.0.0.1", "node1", one), ("10.0.0.2", "node1", other)]
     for each in usable(candidates([make_slice(rows)], port_name="", protocol="TCP", family="IPv4")):
         assert each.ready or (each.serving and each.terminating)

@@ -20,7 +20,9 @@ def read(
     annotations: Mapping[str, str], address: str = "", family: Family = "IPv4", **config: Any
 ) -> tuple[FloatingWish | None, list[str]]:
     wishes = Wishes(annotations)
-    found = floating_of(wishes, annotations, msgspec.structs.replace(CONFIG, **config), family, address)
+    found = floating_of(
+        wishes, annotations, msgspec.structs.replace(CONFIG, **config), family, address
+    )
     return found, [note.message for note in wishes.notes]
 
 
@@ -33,13 +35,18 @@ def read(
         ({"fairlead.io/floating-subnet-id": "one"}, FloatingWish("net", subnet_id="one")),
         ({OPENSTACK + "keep-floatingip": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
         ({"fairlead.io/keep-address": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
-        ({OPENSTACK + "load-balancer-address": "203.0.113.9"}, FloatingWish("net", subnet="pool-*", again="203.0.113.9")),
+        (
+            {OPENSTACK + "load-balancer-address": "203.0.113.9"},
+            FloatingWish("net", subnet="pool-*", again="203.0.113.9"),
+        ),
         ({INTERNAL: "true"}, None),
         ({INTERNAL: "false"}, FloatingWish("net", subnet="pool-*")),
         ({"fairlead.io/internal": "true"}, None),
     ],
 )
-def test_annotations_and_configuration(annotations: dict[str, str], wish: FloatingWish | None) -> None:
+def test_annotations_and_configuration(
+    annotations: dict[str, str], wish: FloatingWish | None
+) -> None:
     assert read(annotations) == (wish, [])
 
 
@@ -51,10 +58,18 @@ def test_an_address_is_asked_for_by_the_service() -> None:
 def test_what_has_no_effect_is_told() -> None:
     assert read({}, internal=True) == (None, [])
     found, told = read({OPENSTACK + "keep-floatingip": "true", INTERNAL: "true"})
-    assert (found, told) == (None, [f"{OPENSTACK}keep-floatingip has no effect: an internal load balancer has no floating IP"])
+    assert (found, told) == (
+        None,
+        [f"{OPENSTACK}keep-floatingip has no effect: an internal load balancer has no floating IP"],
+    )
     found, told = read({OPENSTACK + "floating-subnet": "x"}, family="IPv6")
-    assert (found, told) == (None, [f"{OPENSTACK}floating-subnet has no effect: there are no floating IPs of IPv6"])
-    found, told = read({OPENSTACK + "floating-network-id": "x", INTERNAL: "false"}, floating_network_id="")
+    assert (found, told) == (
+        None,
+        [f"{OPENSTACK}floating-subnet has no effect: there are no floating IPs of IPv6"],
+    )
+    found, told = read(
+        {OPENSTACK + "floating-network-id": "x", INTERNAL: "false"}, floating_network_id=""
+    )
     (note,) = told
     assert f"floating-network-id, {INTERNAL} have no effect: no floating IPs are configured" in note
     assert read({INTERNAL: "true"}, floating_network_id="") == (None, [])

@@ -30,12 +30,28 @@ def standing(key: ServiceKey, version: int, *shown: str) -> Standing:
         (lock(holder(A, WEB)), Grant(ADDRESS, (WEB,), "main"), standing(B, 5)),
         (lock(holder(A, WEB)), Grant(ADDRESS, (WEB,), "main"), standing(B, 5, WEB)),
         (lock(holder(A, WEB)), Grant(ADDRESS, (TLS,), "main"), standing(B, 5)),
-        (lock(holder(A, WEB), sharing_key="k"), Grant(ADDRESS, (TLS,), "main", "l"), standing(B, 5)),
-        (lock(Holder("other", "a"), sharing_key="k", keep=True), Grant(ADDRESS, (TLS,), "main", "k"), standing(B, 5)),
+        (
+            lock(holder(A, WEB), sharing_key="k"),
+            Grant(ADDRESS, (TLS,), "main", "l"),
+            standing(B, 5),
+        ),
+        (
+            lock(Holder("other", "a"), sharing_key="k", keep=True),
+            Grant(ADDRESS, (TLS,), "main", "k"),
+            standing(B, 5),
+        ),
         (lock(Holder("default", "a"), keep=True), Grant(ADDRESS, (TLS,), "main"), standing(B, 5)),
         (lock(holder(B, WEB, version="9")), Grant(ADDRESS, (TLS,), "main"), standing(B, 5)),
     ],
-    ids=["port taken", "port taken, though shown", "not shared", "another key", "another namespace", "kept", "we are behind"],
+    ids=[
+        "port taken",
+        "port taken, though shown",
+        "not shared",
+        "another key",
+        "another namespace",
+        "kept",
+        "we are behind",
+    ],
 )
 def test_conflicts(spec: AddressGrantSpec, grant: Grant, at: Standing) -> None:
     with pytest.raises(Conflict):
@@ -47,9 +63,16 @@ def test_a_port_that_is_not_shown_is_granted_for_one_version_only() -> None:
     grant = Grant(ADDRESS, (WEB,), "main")
     spec = with_holder(AddressGrantSpec(ADDRESS), A, grant, standing(A, 5))
     assert licensed(spec, A, "uid-a", "5") == {WEB}
-    assert licensed(spec, A, "uid-a", "6") == licensed(spec, A, "another", "5") == licensed(spec, B, "uid-b", "5") == set()
+    assert (
+        licensed(spec, A, "uid-a", "6")
+        == licensed(spec, A, "another", "5")
+        == licensed(spec, B, "uid-b", "5")
+        == set()
+    )
     assert settled(spec, A, "uid-a", grant, standing(A, 5))
-    assert not settled(spec, A, "uid-a", grant, standing(A, 6)), "the Service changed before it was published"
+    assert not settled(spec, A, "uid-a", grant, standing(A, 6)), (
+        "the Service changed before it was published"
+    )
     assert settled(spec, A, "uid-a", grant, standing(A, 6, WEB)), "it is shown"
 
 
@@ -66,7 +89,9 @@ def test_what_is_taken_back_must_be_out_of_sight_for_good() -> None:
 def test_kept_and_reused() -> None:
     spec = without_holder(lock(holder(A, WEB), sharing_key="k"), A, None, keep=True)
     assert spec == lock(Holder("default", "a"), sharing_key="k", keep=True)
-    assert with_holder(spec, A, Grant(ADDRESS, (WEB,), "main"), standing(A, 7)).holders == (holder(A, WEB, version="7"),)
+    assert with_holder(spec, A, Grant(ADDRESS, (WEB,), "main"), standing(A, 7)).holders == (
+        holder(A, WEB, version="7"),
+    )
     shared = with_holder(spec, B, Grant(ADDRESS, (TLS,), "main", "k"), standing(B, 7))
     assert shared.holders == (holder(B, TLS, version="7"),), "who shares the key takes it over"
     assert not shared.keep
@@ -74,7 +99,10 @@ def test_kept_and_reused() -> None:
 
 
 def test_two_holders_do_not_undo_each_other() -> None:
-    grants = {A: Grant(ADDRESS, (WEB,), "main", "k", keep=True), B: Grant(ADDRESS, (TLS,), "main", "k")}
+    grants = {
+        A: Grant(ADDRESS, (WEB,), "main", "k", keep=True),
+        B: Grant(ADDRESS, (TLS,), "main", "k"),
+    }
     spec = AddressGrantSpec(ADDRESS)
     for key, grant in grants.items():
         spec = with_holder(spec, key, grant, standing(key, 5))

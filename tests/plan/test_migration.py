@@ -9,7 +9,14 @@ from fairlead.config import PoolConfig
 from fairlead.errors import Refused
 from fairlead.kube.manifests import Document, read_documents, typed
 from fairlead.kube.objects import SERVICES, Service
-from fairlead.plan.migration import IP_ADDRESS_POOL, TAKEN_OVER, Prospect, homeless, prospects, translated
+from fairlead.plan.migration import (
+    IP_ADDRESS_POOL,
+    TAKEN_OVER,
+    Prospect,
+    homeless,
+    prospects,
+    translated,
+)
 from fairlead.plan.pools import Pools, read_pools
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "migrate"
@@ -44,7 +51,10 @@ def test_a_pool_of_metallb_says_the_same_as_ours(documents: list[Document]) -> N
         "apiVersion": "fairlead.io/v1alpha1",
         "kind": "AddressPool",
         "metadata": {"name": "public"},
-        "spec": {"addresses": ["203.0.113.16/28", "2001:db8:f::100-2001:db8:f::1ff"], "avoidBuggyIPs": True},
+        "spec": {
+            "addresses": ["203.0.113.16/28", "2001:db8:f::100-2001:db8:f::1ff"],
+            "avoidBuggyIPs": True,
+        },
     }
     assert shop["spec"]["serviceAllocation"] == {
         "priority": 10,
@@ -68,7 +78,9 @@ def test_addresses_of_no_pool_get_one_that_gives_none_unasked(services: list[Ser
 
 def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -> None:
     found = by_name(prospects(services, read(PoolConfig("public", ("203.0.113.16/28",))), DIRECT))
-    assert {name: (each.system, each.ready, each.addresses, each.pools) for name, each in found.items()} == {
+    assert {
+        name: (each.system, each.ready, each.addresses, each.pools) for name, each in found.items()
+    } == {
         "default/web": ("metallb", True, ("203.0.113.20",), ("public",)),
         "default/dns-tcp": ("metallb", True, ("203.0.113.21",), ("public",)),
         "default/dns-udp": ("metallb", True, ("203.0.113.21",), ("public",)),
@@ -81,7 +93,9 @@ def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -
     assert "fairlead.io/addresses=203.0.113.22" in classed
 
 
-def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(services: list[Service]) -> None:
+def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
+    services: list[Service],
+) -> None:
     remarks = "\n".join(by_name(prospects(services, read(), None))["default/ingress"].remarks)
     for said in (
         "set defaultClass",

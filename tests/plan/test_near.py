@@ -1,4 +1,5 @@
-"""Which endpoints a node's clients get where EndpointSlices give hints: kube-proxy's rules (KEP-2433, KEP-3015)."""
+"""Which endpoints a node's clients get where EndpointSlices give hints: kube-proxy's rules
+(KEP-2433, KEP-3015)."""
 
 import pytest
 
@@ -8,9 +9,15 @@ from fairlead.plan.endpoints import Candidate, near, usable
 EAST, WEST = "east", "west"
 
 
-def candidate(number: int, zones: str = "", nodes: str = "", *, ready: bool = True, serving: bool = True) -> Candidate:
+def candidate(
+    number: int, zones: str = "", nodes: str = "", *, ready: bool = True, serving: bool = True
+) -> Candidate:
     """Zones and nodes by name, with blanks between. Neither: no hints."""
-    hints = EndpointHints(*(tuple(map(Hint, words.split())) or None for words in (zones, nodes))) if zones or nodes else None
+    hints = (
+        EndpointHints(*(tuple(map(Hint, words.split())) or None for words in (zones, nodes)))
+        if zones or nodes
+        else None
+    )
     return Candidate(f"10.0.0.{number}", 80, "", ready, serving, not ready, hints)
 
 

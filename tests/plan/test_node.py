@@ -18,7 +18,13 @@ from fairlead.plan.node import plan_node_service
 def test_the_health_port_counts_pods_and_not_their_addresses() -> None:
     service = make_service(cluster_ips=("10.96.0.10", "2001:db8:96::10"))
     slices = [
-        make_slice([("10.0.1.1", "node1", "ready"), ("10.0.1.2", "node1", "ready"), ("10.0.2.1", "node2", "ready")]),
+        make_slice(
+            [
+                ("10.0.1.1", "node1", "ready"),
+                ("10.0.1.2", "node1", "ready"),
+                ("10.0.2.1", "node2", "ready"),
+            ]
+        ),
         make_slice([("2001:db8::1", "node1", "ready")], name="web-2", family="IPv6"),
     ]
     planned = plan_node_service(service, slices, "node1")
@@ -28,12 +34,19 @@ def test_the_health_port_counts_pods_and_not_their_addresses() -> None:
 
 def test_an_error_for_a_port_hides_the_address_from_that_port_alone() -> None:
     """An address that another Service shares has the same number of the other protocol."""
-    service = make_service(ports=(ServicePort(53, name="tcp"), ServicePort(53, name="udp", protocol="UDP")))
+    service = make_service(
+        ports=(ServicePort(53, name="tcp"), ServicePort(53, name="udp", protocol="UDP"))
+    )
     failed = PortStatus(53, "TCP", error="example.com/Taken")
     ingress = LoadBalancerIngress(ip="203.0.113.10", ports=(failed, PortStatus(53, "UDP")))
     service = msgspec.structs.replace(service, status=ServiceStatus(LoadBalancerStatus((ingress,))))
     slice_ = make_slice([("10.0.1.1", "node1", "ready")])
-    slice_ = msgspec.structs.replace(slice_, ports=(EndpointPort("tcp", 53, "TCP"), EndpointPort("udp", 53, "UDP")))
+    slice_ = msgspec.structs.replace(
+        slice_, ports=(EndpointPort("tcp", 53, "TCP"), EndpointPort("udp", 53, "UDP"))
+    )
     planned = plan_node_service(service, [slice_], "node1")
     assert planned is not None
-    assert {each.protocol: each.load_balancer_ips for each in planned.ports} == {"TCP": (), "UDP": ("203.0.113.10",)}
+    assert {each.protocol: each.load_balancer_ips for each in planned.ports} == {
+        "TCP": (),
+        "UDP": ("203.0.113.10",),
+    }

@@ -1,11 +1,20 @@
-"""What the owner of a Service is told, row by row: which matter, whether it hinders, and that a remedy is named."""
+"""What the owner of a Service is told, row by row: which matter, whether it hinders, and that a
+remedy is named."""
 
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from fairlead.kube.objects import EndpointSlice, Node, NodeSpec, ObjectMeta, Service, ServicePort, Taint
+from fairlead.kube.objects import (
+    EndpointSlice,
+    Node,
+    NodeSpec,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    Taint,
+)
 from fairlead.model import Note
 from fairlead.plan.balancer import DIRECT, plan_load_balancer
 
@@ -17,7 +26,12 @@ LOCAL: dict[str, object] = {}
 CLUSTER: dict[str, object] = {"external_traffic_policy": "Cluster", "health_check_node_port": 0}
 
 
-def told(service: Service, slices: list[EndpointSlice], nodes: dict[str, Node], addresses: list[str] = ADDRESSES) -> list[Note]:
+def told(
+    service: Service,
+    slices: list[EndpointSlice],
+    nodes: dict[str, Node],
+    addresses: list[str] = ADDRESSES,
+) -> list[Note]:
     return list(plan_load_balancer(service, slices, nodes, addresses, DIRECT).notes)
 
 
@@ -27,42 +41,76 @@ def brief(notes: list[Note]) -> list[tuple[str, str]]:
 
 
 NOBODY, NO_NODES, HOMELESS = "NoReadyEndpoints", "UnAvailableLoadBalancer", "EndpointsWithoutNode"
-ENDPOINTS: dict[str, tuple[dict[str, object], list[tuple[str, str, str]], list[tuple[str, str]]]] = {
+ENDPOINTS: dict[
+    str, tuple[dict[str, object], list[tuple[str, str, str]], list[tuple[str, str]]]
+] = {
     "all is well": (LOCAL, [("10.0.1.1", "node1", "ready")], []),
     "on their way out, but serving": (LOCAL, [("10.0.1.1", "node1", "draining")], []),
     "nobody": (LOCAL, [], [(NOBODY, "Ready")]),
     "nobody ready": (CLUSTER, [("10.0.1.1", "node1", "unready")], [(NOBODY, "Ready")]),
-    "Local: on a node that is gone": (LOCAL, [("10.0.9.1", "gone", "ready")], [(NO_NODES, "Ready")]),
+    "Local: on a node that is gone": (
+        LOCAL,
+        [("10.0.9.1", "gone", "ready")],
+        [(NO_NODES, "Ready")],
+    ),
     "Cluster: on a node that is gone": (CLUSTER, [("10.0.9.1", "gone", "ready")], []),
-    "Local: one of two nodes is gone": (LOCAL, [("10.0.1.1", "node1", "ready"), ("10.0.9.1", "gone", "ready")], []),
+    "Local: one of two nodes is gone": (
+        LOCAL,
+        [("10.0.1.1", "node1", "ready"), ("10.0.9.1", "gone", "ready")],
+        [],
+    ),
     "Local: no endpoint names a node": (LOCAL, [("10.0.9.1", "", "ready")], [(HOMELESS, "Ready")]),
-    "Local: one names none": (LOCAL, [("10.0.9.1", "", "ready"), ("10.0.1.1", "node1", "ready")], [(HOMELESS, "")]),
+    "Local: one names none": (
+        LOCAL,
+        [("10.0.9.1", "", "ready"), ("10.0.1.1", "node1", "ready")],
+        [(HOMELESS, "")],
+    ),
     "Cluster: no endpoint names a node": (CLUSTER, [("10.0.9.1", "", "ready")], []),
 }
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_endpoints(make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str) -> None:
+def test_endpoints(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
+) -> None:
     fields, rows, expected = ENDPOINTS[name]
     notes = told(make_service(**fields), [make_slice(rows)], nodes)
     assert brief(notes) == expected
-    members = plan_load_balancer(make_service(**fields), [make_slice(rows)], nodes, ADDRESSES, DIRECT).listeners[0].members
+    members = (
+        plan_load_balancer(make_service(**fields), [make_slice(rows)], nodes, ADDRESSES, DIRECT)
+        .listeners[0]
+        .members
+    )
     served = any(member.weight and member.state == "active" for member in members)
-    assert served is not any(note.hinders == "Ready" for note in notes), "the notes say what the members are"
+    assert served is not any(note.hinders == "Ready" for note in notes), (
+        "the notes say what the members are"
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "it has no endpoint: see `kubectl get pods -n default -l app=web`; if it shows no pod, make spec.selector"),
-        ([("10.0.1.1", "node1", "unready")], "it has endpoints, and none of them is ready: see `kubectl get pods"),
+        (
+            [],
+            "it has no endpoint: see `kubectl get pods -n default -l app=web`; if it shows no "
+            "pod, make spec.selector",
+        ),
+        (
+            [("10.0.1.1", "node1", "unready")],
+            "it has endpoints, and none of them is ready: see `kubectl get pods",
+        ),
     ],
     ids=["pods without an address, or none", "unready"],
 )
 def test_advice_goes_no_further_than_endpoint_slices_show(
-    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], rows: list[tuple[str, str, str]], words: str
+    make_service: MakeService,
+    make_slice: MakeSlice,
+    nodes: dict[str, Node],
+    rows: list[tuple[str, str, str]],
+    words: str,
 ) -> None:
-    """A pod whose container is being created has no address and so no endpoint: of its labels nothing is known."""
+    """A pod whose container is being created has no address and so no endpoint: of its labels
+    nothing is known."""
     for slices in ([make_slice(rows)], [make_slice(rows)] * 2):
         (note,) = told(make_service(selector={"app": "web"}), slices, nodes)
         assert note.message.startswith(words)
@@ -71,7 +119,10 @@ def test_advice_goes_no_further_than_endpoint_slices_show(
 
 @pytest.mark.parametrize("fields", [LOCAL, CLUSTER], ids=["Local", "Cluster"])
 def test_every_node_is_excluded(
-    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], fields: dict[str, object]
+    make_service: MakeService,
+    make_slice: MakeSlice,
+    nodes: dict[str, Node],
+    fields: dict[str, object],
 ) -> None:
     slice_ = make_slice([("10.0.1.1", "node1", "ready")])
     taint = NodeSpec(taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
@@ -80,11 +131,15 @@ def test_every_node_is_excluded(
     assert brief(told(make_service(**fields), [slice_], {})) == [(NO_NODES, "Ready")]
 
 
-def test_one_port_and_one_family_are_named(make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]) -> None:
+def test_one_port_and_one_family_are_named(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
+) -> None:
     service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b")))
     slices = [
         make_slice([("10.0.1.1", "node1", "ready")], ports=[("a", 8080), ("b", 8081)]),
-        make_slice([("2001:db8:244::1", "node2", "ready")], name="six", family="IPv6", ports=[("a", 8080)]),
+        make_slice(
+            [("2001:db8:244::1", "node2", "ready")], name="six", family="IPv6", ports=[("a", 8080)]
+        ),
     ]
     (note,) = told(service, slices, nodes, BOTH)
     assert (note.reason, note.hinders) == (NOBODY, "Ready")
@@ -97,37 +152,66 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
     "everybody": (("0.0.0.0/0",), ADDRESSES, []),
     "without pods": (("198.51.100.0/24",), ADDRESSES, ["10.0.1.0/24"]),
     "part of the pods": (("10.0.1.0/25", "198.51.100.0/24"), ADDRESSES, ["10.0.1.0/24"]),
-    "of the other family alone": (("2001:db8::/32",), ADDRESSES, ["nobody outside may connect over IPv4"]),
+    "of the other family alone": (
+        ("2001:db8::/32",),
+        ADDRESSES,
+        ["nobody outside may connect over IPv4"],
+    ),
     "of one family alone": (("10.0.0.0/8",), BOTH, ["nobody outside may connect over IPv6"]),
 }
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_source_ranges(make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str) -> None:
+def test_source_ranges(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
+) -> None:
     ranges, addresses, expected = RANGES[name]
-    nodes["node1"] = msgspec.structs.replace(nodes["node1"], spec=NodeSpec(pod_cidrs=("10.0.1.0/24", "2001:db8:244::/64")))
+    nodes["node1"] = msgspec.structs.replace(
+        nodes["node1"], spec=NodeSpec(pod_cidrs=("10.0.1.0/24", "2001:db8:244::/64"))
+    )
     service = make_service(load_balancer_source_ranges=ranges)
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
-    notes = [note for note in told(service, slices, nodes, addresses) if note.reason == "LoadBalancerSourceRanges"]
-    assert [part for part, note in zip(expected, notes, strict=True) if part in note.message] == expected
+    notes = [
+        note
+        for note in told(service, slices, nodes, addresses)
+        if note.reason == "LoadBalancerSourceRanges"
+    ]
+    assert [
+        part for part, note in zip(expected, notes, strict=True) if part in note.message
+    ] == expected
 
 
-def test_what_the_nodes_do_otherwise(make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]) -> None:
+def test_what_the_nodes_do_otherwise(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
+) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
-    assert brief(told(make_service(health_check_node_port=0), slices, nodes)) == [("HealthCheckNodePortMissing", "")]
+    assert brief(told(make_service(health_check_node_port=0), slices, nodes)) == [
+        ("HealthCheckNodePortMissing", "")
+    ]
     labels = {"service.kubernetes.io/service-proxy-name": "other"}
     service = make_service()
     meta = ObjectMeta(name="web", namespace="default", labels=labels)
-    assert brief(told(msgspec.structs.replace(service, metadata=meta), slices, nodes)) == [("OtherServiceProxy", "")]
+    assert brief(told(msgspec.structs.replace(service, metadata=meta), slices, nodes)) == [
+        ("OtherServiceProxy", "")
+    ]
 
 
 def test_notes_count_nothing_that_comes_and_goes(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
 ) -> None:
     few = told(make_service(), [make_slice([("10.0.1.1", "node1", "unready")])], nodes)
-    many = told(make_service(), [make_slice([(f"10.0.1.{i}", f"node{1 + i % 4}", "unready") for i in range(1, 9)])], nodes)
+    many = told(
+        make_service(),
+        [make_slice([(f"10.0.1.{i}", f"node{1 + i % 4}", "unready") for i in range(1, 9)])],
+        nodes,
+    )
     assert few == many
 
 
-def test_a_gateway_says_only_what_it_alone_knows(make_service: MakeService, nodes: dict[str, Node]) -> None:
-    assert plan_load_balancer(make_service(), [], nodes, ADDRESSES, DIRECT, lambda *_: "up").notes == ()
+def test_a_gateway_says_only_what_it_alone_knows(
+    make_service: MakeService, nodes: dict[str, Node]
+) -> None:
+    assert (
+        plan_load_balancer(make_service(), [], nodes, ADDRESSES, DIRECT, lambda *_: "up").notes
+        == ()
+    )

@@ -1,4 +1,5 @@
-"""What Services ask of OpenStack's load balancers, which provider they get and what their owners are told."""
+"""What Services ask of OpenStack's load balancers, which provider they get and what their owners
+are told."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,15 @@ from fairlead.config import Config
 from fairlead.drivers.publish import _ingress_of
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointPort, EndpointSlice, Node, ObjectKey, Service, ServicePort
-from fairlead.model import FloatingWish, LoadBalancer, OctaviaChecks, OctaviaPlace, OctaviaSettings, OctaviaStanding, Provider
+from fairlead.model import (
+    FloatingWish,
+    LoadBalancer,
+    OctaviaChecks,
+    OctaviaPlace,
+    OctaviaSettings,
+    OctaviaStanding,
+    Provider,
+)
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
 from fairlead.plan.capabilities import LACKS, METHODS
 from fairlead.plan.cloud import plan_cloud
@@ -27,9 +36,14 @@ CLUSTER = LOCAL._replace(local=False, health_port=0)
 
 
 def read(
-    annotations: Mapping[str, str], asks: Asks = LOCAL, standing: Provider | None = None, **config: object
+    annotations: Mapping[str, str],
+    asks: Asks = LOCAL,
+    standing: Provider | None = None,
+    **config: object,
 ) -> tuple[OctaviaSettings, list[str]]:
-    found, notes = settings_of(annotations, asks, msgspec.structs.replace(CONFIG, **config), standing)
+    found, notes = settings_of(
+        annotations, asks, msgspec.structs.replace(CONFIG, **config), standing
+    )
     return found, [f"{note.reason}: {note.message}" for note in notes]
 
 
@@ -38,16 +52,33 @@ def read(
     [
         ({}, LOCAL, "ovn", "pods are to see the client's address"),
         ({}, CLUSTER, "amphora", "nothing speaks against shares"),
-        ({OPENSTACK + "proxy-protocol": "true"}, LOCAL, "amphora", f"provider ovn has no {OPENSTACK}proxy-protocol"),
+        (
+            {OPENSTACK + "proxy-protocol": "true"},
+            LOCAL,
+            "amphora",
+            f"provider ovn has no {OPENSTACK}proxy-protocol",
+        ),
         ({OPENSTACK + "proxy-protocol": "false"}, LOCAL, "ovn", "externalTrafficPolicy Local"),
         ({OURS + "timeout-client-data": "5m"}, LOCAL, "amphora", "timeout-client-data"),
         ({}, LOCAL._replace(restricted=True), "amphora", "spec.loadBalancerSourceRanges"),
         ({OURS + "lb-method": "LEAST_CONNECTIONS"}, LOCAL, "amphora", "lb-method"),
-        ({OURS + "lb-method": "SOURCE_IP_PORT"}, CLUSTER, "ovn", "provider amphora has no fairlead.io/lb-method"),
-        ({OURS + "octavia-provider": "amphora"}, LOCAL, "amphora", "fairlead.io/octavia-provider says so"),
+        (
+            {OURS + "lb-method": "SOURCE_IP_PORT"},
+            CLUSTER,
+            "ovn",
+            "provider amphora has no fairlead.io/lb-method",
+        ),
+        (
+            {OURS + "octavia-provider": "amphora"},
+            LOCAL,
+            "amphora",
+            "fairlead.io/octavia-provider says so",
+        ),
     ],
 )
-def test_the_provider_is_chosen_by_need(annotations: dict[str, str], asks: Asks, provider: Provider, why: str) -> None:
+def test_the_provider_is_chosen_by_need(
+    annotations: dict[str, str], asks: Asks, provider: Provider, why: str
+) -> None:
     found, _ = read(annotations, asks)
     assert found.provider == provider
     assert why in found.why
@@ -64,9 +95,19 @@ def test_a_provider_stays() -> None:
 @pytest.mark.parametrize(
     ("annotations", "asks", "standing", "words"),
     [
-        ({OPENSTACK + "proxy-protocol": "v2"}, LOCAL, "ovn", "get no header; remove it, or make the Service anew with"),
+        (
+            {OPENSTACK + "proxy-protocol": "v2"},
+            LOCAL,
+            "ovn",
+            "get no header; remove it, or make the Service anew with",
+        ),
         ({OPENSTACK + "x-forwarded-for": "true"}, LOCAL, "ovn", f"{OPENSTACK}x-forwarded-for: "),
-        ({}, LOCAL._replace(restricted=True), "ovn", "spec.loadBalancerSourceRanges: provider ovn lets everybody in"),
+        (
+            {},
+            LOCAL._replace(restricted=True),
+            "ovn",
+            "spec.loadBalancerSourceRanges: provider ovn lets everybody in",
+        ),
     ],
 )
 def test_what_is_essential_and_cannot_be_had_is_refused(
@@ -105,7 +146,12 @@ def test_times_are_told_only_if_somebody_asks() -> None:
         ({}, CLUSTER, "amphora", {"TCP": "TCP"}),
         ({}, LOCAL, "ovn", {"TCP": "TCP"}),
         ({}, LOCAL._replace(protocols=["UDP"]), "ovn", {}),
-        ({OPENSTACK + "enable-health-monitor": "true"}, LOCAL._replace(protocols=["UDP"]), "ovn", {"UDP": "UDP-CONNECT"}),
+        (
+            {OPENSTACK + "enable-health-monitor": "true"},
+            LOCAL._replace(protocols=["UDP"]),
+            "ovn",
+            {"UDP": "UDP-CONNECT"},
+        ),
         ({OPENSTACK + "enable-health-monitor": "false"}, LOCAL, "amphora", {}),
     ],
 )
@@ -120,7 +166,13 @@ def test_members_are_asked_as_the_provider_can(
 def test_the_configuration_says_what_services_do_not() -> None:
     monitor = OctaviaMonitorConfig(delay_s=7, max_retries_down=2)
     annotations = {OPENSTACK + "network-id": "other", OURS + "health-monitor-timeout": "2"}
-    found, _ = read(annotations, monitor=monitor, flavor_id="small", member_subnet_id="nodes", provider="amphora")
+    found, _ = read(
+        annotations,
+        monitor=monitor,
+        flavor_id="small",
+        member_subnet_id="nodes",
+        provider="amphora",
+    )
     assert found.checks == OctaviaChecks(7, 2, 1, 2)
     assert found.place == OctaviaPlace(network_id="other", flavor_id="small")
     assert found.member_subnet_id == "nodes"
@@ -130,8 +182,17 @@ def test_the_configuration_says_what_services_do_not() -> None:
 
 @given(
     annotations=st.dictionaries(
-        st.sampled_from([prefix + wish for prefix in (OURS, OPENSTACK) for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)]),
-        st.one_of(st.sampled_from(["true", "v2", "ovn", "amphora", "5m", "100", "-1", "SOURCE_IP", ""]), st.text(max_size=9)),
+        st.sampled_from(
+            [
+                prefix + wish
+                for prefix in (OURS, OPENSTACK)
+                for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)
+            ]
+        ),
+        st.one_of(
+            st.sampled_from(["true", "v2", "ovn", "amphora", "5m", "100", "-1", "SOURCE_IP", ""]),
+            st.text(max_size=9),
+        ),
     ),
     asks=st.builds(
         Asks,
@@ -143,7 +204,9 @@ def test_the_configuration_says_what_services_do_not() -> None:
     standing=st.sampled_from([None, "amphora", "ovn"]),
 )
 @settings(max_examples=300, deadline=None)
-def test_what_a_provider_lacks_is_never_asked_of_it(annotations: dict[str, str], asks: Asks, standing: Provider | None) -> None:
+def test_what_a_provider_lacks_is_never_asked_of_it(
+    annotations: dict[str, str], asks: Asks, standing: Provider | None
+) -> None:
     try:
         found, _ = settings_of(annotations, asks, CONFIG, standing)
     except Refused:
@@ -152,7 +215,12 @@ def test_what_a_provider_lacks_is_never_asked_of_it(annotations: dict[str, str],
     assert found.method in METHODS[found.provider]
     if found.provider == "ovn":
         assert set(LACKS["ovn"]) > {"proxy-protocol"}
-        assert (found.header, found.forwarded_for, found.connection_limit, found.client_ms) == ("", False, -1, None)
+        assert (found.header, found.forwarded_for, found.connection_limit, found.client_ms) == (
+            "",
+            False,
+            -1,
+            None,
+        )
         assert not asks.restricted
         assert not found.place.flavor_id
 
@@ -176,9 +244,15 @@ def planned(
 
 
 def test_members_are_nodes_with_ready_pods_weighted_by_them(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
-    rows = [("10.0.1.1", "node1", "ready"), ("10.0.1.2", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    rows = [
+        ("10.0.1.1", "node1", "ready"),
+        ("10.0.1.2", "node1", "ready"),
+        ("10.0.2.1", "node2", "ready"),
+    ]
     found = planned(make_service(), [make_slice(rows)], nodes)
     (listener,) = found.listeners
     assert [(each.node, each.weight, each.state) for each in listener.members] == [
@@ -194,19 +268,25 @@ def test_members_are_nodes_with_ready_pods_weighted_by_them(
 
 
 def test_ports_and_families_that_cannot_be_served(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready")], ports=(("a", 1), ("b", 2)))]
     ports = (ServicePort(80, name="a", node_port=30080), ServicePort(81, name="b"))
     found = planned(make_service(ports=ports), slices, nodes)
     assert [each.port for each in found.listeners] == [80]
-    assert [(each.port, each.error) for each in found.unserved_ports] == [(81, "fairlead.io/NodePortMissing")]
+    assert [(each.port, each.error) for each in found.unserved_ports] == [
+        (81, "fairlead.io/NodePortMissing")
+    ]
     with pytest.raises(Refused, match="allocateLoadBalancerNodePorts"):
         planned(make_service(ports=ports[1:]), slices, nodes)
 
 
 def test_both_families_are_served_where_there_is_a_subnet_for_each(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     slices = [
         make_slice([("10.0.1.1", "node1", "ready")]),
@@ -224,7 +304,10 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
         found = planned(service, slices, nodes, with_both)
         assert {each.family for each in found.listeners} == {"IPv4", "IPv6"}
         assert found.octavia is not None
-        assert (found.octavia.place.subnet_id, found.octavia.place.subnet_id_v6) == ("subnet", "sixth")
+        assert (found.octavia.place.subnet_id, found.octavia.place.subnet_id_v6) == (
+            "subnet",
+            "sixth",
+        )
         assert found.octavia.floating == FloatingWish("outside")
         assert told(found) == []
     found = planned(both, slices, nodes, with_both)
@@ -235,13 +318,17 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
         found = planned(service, slices, nodes, with_both, OctaviaStanding("ovn", ("IPv4",)))
         assert {each.family for each in found.listeners} == {"IPv4"}
         assert told(found) == [
-            "class fairlead.io/octavia serves IPv4 alone: its load balancer has addresses of IPv4 alone, "
+            "class fairlead.io/octavia serves IPv4 alone: its load balancer has addresses of "
+            "IPv4 alone, "
             "and that cannot change; make the Service anew for another"
         ]
     # There is no subnet for it.
     (message,) = told(planned(both, slices, nodes))
     assert "serves IPv6 alone: the configuration has no octavia.subnetIdV6" in message
-    with pytest.raises(Refused, match=r"cannot serve both address families: the configuration has no octavia\.subnetIdV6"):
+    with pytest.raises(
+        Refused,
+        match=r"cannot serve both address families: the configuration has no octavia\.subnetIdV6",
+    ):
         planned(must, slices, nodes)
     placed = make_service(ip_families=("IPv4", "IPv6"), annotations={OURS + "subnet-id": "own"})
     (message,) = told(planned(placed, slices, nodes, with_both))
@@ -252,7 +339,10 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
 
 
 def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
-    classes = {"inner": OctaviaClassConfig(network_id="inner"), "members": OctaviaClassConfig(member_subnet_id="racks")}
+    classes = {
+        "inner": OctaviaClassConfig(network_id="inner"),
+        "members": OctaviaClassConfig(member_subnet_id="racks"),
+    }
     found, _ = read({OPENSTACK + "class": "inner"}, classes=classes, member_subnet_id="nodes")
     assert (found.place, found.member_subnet_id) == (OctaviaPlace(network_id="inner"), "nodes")
     found, _ = read({OPENSTACK + "class": "members", OURS + "subnet-id": "mine"}, classes=classes)
@@ -260,31 +350,50 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
     outer = OctaviaClassConfig(floating_network_id="outer", floating_subnet="pool-*")
     for network in ("", "general"):
         found, _ = read(
-            {OPENSTACK + "class": "outer"}, classes={"outer": outer}, floating_network_id=network, floating_subnet_tags="big"
+            {OPENSTACK + "class": "outer"},
+            classes={"outer": outer},
+            floating_network_id=network,
+            floating_subnet_tags="big",
         )
         assert found.floating == FloatingWish("outer", subnet="pool-*")
     assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
-    found, _ = read({OPENSTACK + "class": "inner"}, classes=classes, floating_network_id="general", floating_subnet_tags="big")
+    found, _ = read(
+        {OPENSTACK + "class": "inner"},
+        classes=classes,
+        floating_network_id="general",
+        floating_subnet_tags="big",
+    )
     assert found.floating == FloatingWish("general", subnet_tags="big")
-    found, notes = read({OURS + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes")
+    found, notes = read(
+        {OURS + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes"
+    )
     assert (found.member_subnet_id, notes) == ("nodes", [])  # the controller's own mark
-    with pytest.raises(Refused, match=r"no such class \(inner, members\); name one of octavia\.classes"):
+    with pytest.raises(
+        Refused, match=r"no such class \(inner, members\); name one of octavia\.classes"
+    ):
         read({OPENSTACK + "class": "outer"}, classes=classes)
 
 
 def test_a_method_of_the_configuration_holds_where_the_provider_has_it() -> None:
     assert read({}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method == "LEAST_CONNECTIONS"
     assert read({}, LOCAL, lb_method="LEAST_CONNECTIONS")[0].method == "SOURCE_IP_PORT"
-    assert read({OURS + "lb-method": "source-ip"}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method == "SOURCE_IP"
+    assert (
+        read({OURS + "lb-method": "source-ip"}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method
+        == "SOURCE_IP"
+    )
 
 
 def test_tls_is_refused() -> None:
-    with pytest.raises(Refused, match="end no TLS; remove it, and let an ingress controller end TLS"):
+    with pytest.raises(
+        Refused, match="end no TLS; remove it, and let an ingress controller end TLS"
+    ):
         read({OPENSTACK + "default-tls-container-ref": "https://keys/1"})
 
 
 def test_nodes_are_chosen_by_their_labels(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")])]
     name = min(nodes)
@@ -304,15 +413,21 @@ def test_nodes_are_chosen_by_their_labels(
     service = make_service(annotations={OURS + "node-selector": "zone=b"})
     assert "NoNodeSelected" in [note.reason for note in planned(service, slices, chosen).notes]
     octavia = msgspec.structs.replace(CONFIG, node_selector="zone=a")
-    assert [each.node for each in planned(make_service(), slices, chosen, octavia).listeners[0].members] == [name]
+    assert [
+        each.node for each in planned(make_service(), slices, chosen, octavia).listeners[0].members
+    ] == [name]
 
 
 def test_all_nodes_are_members_only_if_somebody_asks_them(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
     found = planned(make_service(annotations={OURS + "members": "all"}), slices, nodes)
-    assert [(each.node, each.weight) for each in found.listeners[0].members] == [(name, 1) for name in sorted(nodes)]
+    assert [(each.node, each.weight) for each in found.listeners[0].members] == [
+        (name, 1) for name in sorted(nodes)
+    ]
     annotations = {OURS + "members": "all", OURS + "enable-health-monitor": "false"}
     found = planned(make_service(annotations=annotations), slices, nodes)
     assert [each.node for each in found.listeners[0].members] == ["node1"]
@@ -326,7 +441,8 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
 ) -> None:
-    """Provider ovn asks nobody over UDP, or by UDP-CONNECT, which hears nothing from a node that drops what comes."""
+    """Provider ovn asks nobody over UDP, or by UDP-CONNECT, which hears nothing from a node that
+    drops what comes."""
     ports = (
         ServicePort(80, name="web", node_port=30080),
         ServicePort(53, name="dns", protocol="UDP", node_port=30053),
@@ -341,7 +457,9 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
         annotations={OURS + "members": "all", OURS + "octavia-provider": "ovn"} | monitor,
     )
     found = planned(service, slices, nodes)
-    assert {each.protocol: [member.node for member in each.members] for each in found.listeners} == {
+    assert {
+        each.protocol: [member.node for member in each.members] for each in found.listeners
+    } == {
         "TCP": sorted(nodes),
         "UDP": ["node1"],
         "SCTP": ["node1"],
@@ -349,13 +467,19 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
     (said,) = [note.message for note in found.notes if "io/members" in note.message]
     assert said.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
     amphora = planned(service, slices, nodes, standing=OctaviaStanding("amphora"))
-    assert all([member.node for member in each.members] == sorted(nodes) for each in amphora.listeners)
+    assert all(
+        [member.node for member in each.members] == sorted(nodes) for each in amphora.listeners
+    )
 
 
 def test_a_hostname_is_published_in_the_place_of_the_address(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
-    found = planned(make_service(annotations={OPENSTACK + "hostname": "www.example.org"}), [], nodes)
+    found = planned(
+        make_service(annotations={OPENSTACK + "hostname": "www.example.org"}), [], nodes
+    )
     located = msgspec.structs.replace(found, addresses=("198.51.100.1",))
     assert [(each.ip, each.hostname) for each in _ingress_of(located)] == [("", "www.example.org")]
     assert _ingress_of(found) == ()
@@ -364,12 +488,16 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
     assert any("allowed: a name of DNS" in note.message for note in found.notes)
 
 
-def test_an_id_that_is_none_is_refused(make_service: Callable[..., Service], nodes: dict[str, Node]) -> None:
+def test_an_id_that_is_none_is_refused(
+    make_service: Callable[..., Service], nodes: dict[str, Node]
+) -> None:
     with pytest.raises(Refused, match="which is no id of a load balancer"):
         planned(make_service(annotations={OPENSTACK + "load-balancer-id": "lb"}), [], nodes)
     id_ = "038c7b3d-e40a-4b72-a4b5-e45c520f23e1"
     octavia = msgspec.structs.replace(CONFIG, subnet_id="", adopt_from="kubernetes")
-    found = planned(make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia)
+    found = planned(
+        make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
+    )
     assert found.octavia is not None
     assert found.octavia.elsewhere is not None
     assert found.octavia.elsewhere.id == id_

@@ -19,7 +19,9 @@ PORTS = frozenset({"TCP/80"})
 
 
 def pool(name: str, *addresses: str, **meta: str) -> AddressPool:
-    return msgspec.convert({"metadata": {"name": name, **meta}, "spec": {"addresses": addresses}}, AddressPool)
+    return msgspec.convert(
+        {"metadata": {"name": name, **meta}, "spec": {"addresses": addresses}}, AddressPool
+    )
 
 
 def states(
@@ -38,9 +40,10 @@ def shown(state: PoolState) -> dict[str, str]:
 
 
 def test_a_pool_in_use() -> None:
-    state = states([pool("main", "203.0.113.1-203.0.113.4", "2001:db8::1")], {"203.0.113.2": "main", "2001:db8::1": "main"})[
-        "main"
-    ]
+    state = states(
+        [pool("main", "203.0.113.1-203.0.113.4", "2001:db8::1")],
+        {"203.0.113.2": "main", "2001:db8::1": "main"},
+    )["main"]
     assert (state.assigned, state.available, state.in_use) == ((1, 1), (3, 0), True)
     assert shown(state) == {"Ready": "True/Used", "Stranded": "False/None"}
 
@@ -56,10 +59,20 @@ def test_a_pool_that_has_lost_an_address_says_who_has_it() -> None:
 def test_what_namespaces_keep_is_shown_with_its_times() -> None:
     ledger = Ledger()
     ledger.use(read_pools((), [main := pool("main", "203.0.113.1-203.0.113.9")]))
-    since = {"203.0.113.1": "2026-01-03T00:00:00Z", "203.0.113.2": "2026-01-02T00:00:00Z", "203.0.113.3": ""}
-    names = {"203.0.113.1": ServiceKey("shop", "a"), "203.0.113.2": ServiceKey("shop", "b"), "203.0.113.3": A}
+    since = {
+        "203.0.113.1": "2026-01-03T00:00:00Z",
+        "203.0.113.2": "2026-01-02T00:00:00Z",
+        "203.0.113.3": "",
+    }
+    names = {
+        "203.0.113.1": ServiceKey("shop", "a"),
+        "203.0.113.2": ServiceKey("shop", "b"),
+        "203.0.113.3": A,
+    }
     for address, key in names.items():
-        ledger.assign({key: Facts(None, {address: Taken(kept=True, kept_since=since[address], pool="main")})})
+        ledger.assign(
+            {key: Facts(None, {address: Taken(kept=True, kept_since=since[address], pool="main")})}
+        )
     [state] = pool_states(ledger, {"main": main}, LIMITS).values()
     assert (state.assigned, state.kept_addresses, ledger.kept_in("shop")) == ((3, 0), 3, 2)
     assert state.kept == (
@@ -81,7 +94,9 @@ def test_a_pool_that_is_going_counts_by_family() -> None:
 
 
 def test_a_pool_by_the_name_of_a_configured_one_has_nothing_of_that() -> None:
-    state = states([pool("lab", "198.51.100.1")], {"203.0.113.1": "lab"}, [PoolConfig("lab", ("203.0.113.1",))])["lab"]
+    state = states(
+        [pool("lab", "198.51.100.1")], {"203.0.113.1": "lab"}, [PoolConfig("lab", ("203.0.113.1",))]
+    )["lab"]
     assert (state.assigned, state.in_use) == ((0, 0), False)
     assert shown(state) == {"Ready": "False/OverlapsAnotherPool", "Stranded": "False/None"}
 

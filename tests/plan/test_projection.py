@@ -1,4 +1,5 @@
-"""What is kept of objects: plans do not notice that the rest is missing, and nobody plans anew for a change of it."""
+"""What is kept of objects: plans do not notice that the rest is missing, and nobody plans anew for
+a change of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,9 @@ from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE, Projection, of_node
 from fairlead.state import State
 
-CONFIG = Config(default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),))
+CONFIG = Config(
+    default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),)
+)
 NODES = ["node1", "node2", "node3"]
 LABELS = {
     "service.kubernetes.io/headless": st.just(""),
@@ -25,7 +28,9 @@ LABELS = {
     "app": st.sampled_from("ab"),
 }
 ANNOTATIONS = {
-    "service.beta.kubernetes.io/load-balancer-source-ranges": st.just("192.0.2.0/24, 198.51.100.0/24"),
+    "service.beta.kubernetes.io/load-balancer-source-ranges": st.just(
+        "192.0.2.0/24, 198.51.100.0/24"
+    ),
     "kubectl.kubernetes.io/last-applied-configuration": st.just("{}"),
     "fairlead.io/class": st.just("fairlead.io/direct"),
     "fairlead.io/addresses": st.sampled_from(["203.0.113.1", "203.0.113.99"]),
@@ -35,8 +40,12 @@ ANNOTATIONS = {
 TRUTHS = st.sampled_from([None, True, False])
 ENDPOINTS = st.fixed_dictionaries(
     {
-        "addresses": st.lists(st.integers(1, 6).map(lambda n: f"10.244.0.{n}"), min_size=1, max_size=2),
-        "conditions": st.fixed_dictionaries({"ready": TRUTHS, "serving": TRUTHS, "terminating": TRUTHS}),
+        "addresses": st.lists(
+            st.integers(1, 6).map(lambda n: f"10.244.0.{n}"), min_size=1, max_size=2
+        ),
+        "conditions": st.fixed_dictionaries(
+            {"ready": TRUTHS, "serving": TRUTHS, "terminating": TRUTHS}
+        ),
         "nodeName": st.sampled_from([*NODES, None]),
     }
 )
@@ -45,12 +54,24 @@ ENDPOINTS = st.fixed_dictionaries(
 @st.composite
 def services(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from(["LoadBalancer"] * 4 + ["ClusterIP", "NodePort", "ExternalName"]))
-    held = draw(st.sampled_from([[], [{"ip": "203.0.113.1", "ipMode": "VIP"}], [{"ip": "203.0.113.2", "ipMode": "Proxy"}]]))
+    held = draw(
+        st.sampled_from(
+            [
+                [],
+                [{"ip": "203.0.113.1", "ipMode": "VIP"}],
+                [{"ip": "203.0.113.2", "ipMode": "Proxy"}],
+            ]
+        )
+    )
     return {
         "labels": draw(st.fixed_dictionaries({}, optional=LABELS)),
         "annotations": draw(st.fixed_dictionaries({}, optional=ANNOTATIONS)),
         "deletionTimestamp": draw(st.sampled_from([None, None, "2026-01-01T00:00:00Z"])),
-        "managedFields": draw(st.lists(st.sampled_from(["fairlead-claim", "kubectl"]).map(lambda name: {"manager": name}))),
+        "managedFields": draw(
+            st.lists(
+                st.sampled_from(["fairlead-claim", "kubectl"]).map(lambda name: {"manager": name})
+            )
+        ),
         "spec": {
             "type": kind,
             "selector": draw(st.sampled_from([None, {"app": "web"}])),
@@ -61,7 +82,10 @@ def services(draw: st.DrawFn) -> Any:
             "healthCheckNodePort": draw(st.sampled_from([0, 32000])),
             "sessionAffinity": draw(st.sampled_from(["None", "ClientIP"])),
         },
-        "status": {"loadBalancer": {"ingress": held}, "conditions": [{"type": "Other", "status": "True"}]},
+        "status": {
+            "loadBalancer": {"ingress": held},
+            "conditions": [{"type": "Other", "status": "True"}],
+        },
         "slices": draw(st.lists(st.lists(ENDPOINTS, max_size=3), max_size=2)),
     }
 
@@ -69,7 +93,11 @@ def services(draw: st.DrawFn) -> Any:
 NODE_BODIES = st.fixed_dictionaries(
     {
         "labels": st.fixed_dictionaries(
-            {}, optional={"node.kubernetes.io/exclude-from-external-load-balancers": st.just(""), "zone": st.just("a")}
+            {},
+            optional={
+                "node.kubernetes.io/exclude-from-external-load-balancers": st.just(""),
+                "zone": st.just("a"),
+            },
         ),
         "taints": st.lists(st.sampled_from(["ToBeDeletedByClusterAutoscaler", "busy"]), max_size=2),
         "leaving": st.booleans(),
@@ -77,34 +105,69 @@ NODE_BODIES = st.fixed_dictionaries(
 )
 
 
-def objects(drawn: list[Any], nodes: list[Any]) -> tuple[list[Service], list[EndpointSlice], list[Node]]:
+def objects(
+    drawn: list[Any], nodes: list[Any]
+) -> tuple[list[Service], list[EndpointSlice], list[Node]]:
     """As they are decoded from what the API server sends."""
     told: tuple[list[Service], list[EndpointSlice], list[Node]] = ([], [], [])
     for number, body in enumerate(drawn):
-        meta = {"name": f"web{number}", "namespace": "default", "uid": f"uid-{number}", "resourceVersion": str(number)}
-        meta |= {key: body[key] for key in ("labels", "annotations", "deletionTimestamp", "managedFields")}
-        told[0].append(msgspec.convert({"metadata": meta, "spec": body["spec"], "status": body["status"]}, Service))
+        meta = {
+            "name": f"web{number}",
+            "namespace": "default",
+            "uid": f"uid-{number}",
+            "resourceVersion": str(number),
+        }
+        meta |= {
+            key: body[key]
+            for key in ("labels", "annotations", "deletionTimestamp", "managedFields")
+        }
+        told[0].append(
+            msgspec.convert(
+                {"metadata": meta, "spec": body["spec"], "status": body["status"]}, Service
+            )
+        )
         for at, endpoints in enumerate(body["slices"]):
             label = {"kubernetes.io/service-name": f"web{number}", "app": "web"}
-            metadata = {"name": f"web{number}-{at}", "namespace": "default", "labels": label, "uid": "u"}
-            body_ = {"metadata": metadata, "endpoints": endpoints, "ports": [{"name": "", "port": 8080}]}
+            metadata = {
+                "name": f"web{number}-{at}",
+                "namespace": "default",
+                "labels": label,
+                "uid": "u",
+            }
+            body_ = {
+                "metadata": metadata,
+                "endpoints": endpoints,
+                "ports": [{"name": "", "port": 8080}],
+            }
             told[1].append(msgspec.convert(body_, EndpointSlice))
     for number, body in enumerate(nodes):
         gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if body["leaving"] else {}
-        addresses = [{"type": "Hostname", "address": NODES[number]}, {"type": "InternalIP", "address": f"192.0.2.{number}"}]
+        addresses = [
+            {"type": "Hostname", "address": NODES[number]},
+            {"type": "InternalIP", "address": f"192.0.2.{number}"},
+        ]
         node = {
             "metadata": {"name": NODES[number], "labels": body["labels"], **gone},
-            "spec": {"podCIDRs": [f"10.244.{number}.0/24"], "taints": [{"key": key} for key in body["taints"]]},
+            "spec": {
+                "podCIDRs": [f"10.244.{number}.0/24"],
+                "taints": [{"key": key} for key in body["taints"]],
+            },
             "status": {"addresses": addresses},
         }
         told[2].append(msgspec.convert(node, Node))
     return told
 
 
-def state_of(told: tuple[list[Service], list[EndpointSlice], list[Node]], keep: Projection | None) -> State:
+def state_of(
+    told: tuple[list[Service], list[EndpointSlice], list[Node]], keep: Projection | None
+) -> State:
     def through(projection: Callable[[Any], Any] | None, each: Any) -> dict[ObjectKey, Any]:
         kept = ((one, projection(one) if projection else one) for one in each)
-        return {ObjectKey(one.metadata.namespace, one.metadata.name): left for one, left in kept if left is not None}
+        return {
+            ObjectKey(one.metadata.namespace, one.metadata.name): left
+            for one, left in kept
+            if left is not None
+        }
 
     state = State(())
     state.update_services(through(keep.service if keep else None, told[0]))
@@ -121,12 +184,16 @@ def plans(role: Projection, state: State, names: Any) -> dict[Any, Any]:
         planned = plan_gateway(state, CONFIG, names)
     else:
         planned = plan_node(state, NODES[0], names)
-    return {key: str(each) if isinstance(each, Exception) else each for key, each in planned.items()}
+    return {
+        key: str(each) if isinstance(each, Exception) else each for key, each in planned.items()
+    }
 
 
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
 @given(drawn=st.lists(services(), max_size=3), nodes=st.lists(NODE_BODIES, max_size=3))
-def test_plans_of_what_is_kept_are_those_of_all(role: Projection, drawn: list[Any], nodes: list[Any]) -> None:
+def test_plans_of_what_is_kept_are_those_of_all(
+    role: Projection, drawn: list[Any], nodes: list[Any]
+) -> None:
     told = objects(drawn, nodes)
     names = [service.key for service in told[0]]
     assert plans(role, state_of(told, role), names) == plans(role, state_of(told, None), names)
@@ -135,9 +202,15 @@ def test_plans_of_what_is_kept_are_those_of_all(role: Projection, drawn: list[An
 def test_a_change_of_what_is_not_kept_is_none() -> None:
     mirror: Mirror[Node] = Mirror(of_node)
     for version, labels in enumerate(
-        [{"zone": "a"}, {"zone": "b"}, {"node.kubernetes.io/exclude-from-external-load-balancers": ""}]
+        [
+            {"zone": "a"},
+            {"zone": "b"},
+            {"node.kubernetes.io/exclude-from-external-load-balancers": ""},
+        ]
     ):
-        node = msgspec.convert({"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node)
+        node = msgspec.convert(
+            {"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node
+        )
         mirror.absorb(Item(ObjectKey("", "node1"), str(version), node))
         assert len(mirror.take()) == (0 if version == 1 else 1)
 
@@ -151,20 +224,29 @@ def test_what_is_no_address_is_none_of_a_nodes() -> None:
         ("InternalIP", ""),
     ]
     addresses = [{"type": kind, "address": address} for kind, address in written]
-    node = msgspec.convert({"metadata": {"name": "node1"}, "status": {"addresses": addresses}}, Node)
+    node = msgspec.convert(
+        {"metadata": {"name": "node1"}, "status": {"addresses": addresses}}, Node
+    )
     assert [each.address for each in of_node(node).status.addresses] == ["2001:db8::1"]
 
 
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
 @pytest.mark.parametrize("projected", [True, False], ids=["kept", "whole"])
 def test_slices_labelled_headless_count_nowhere(role: Projection, projected: bool) -> None:
-    """Slices with the label are ignored, because nodes do not serve them. On a Service with a ClusterIP the label has no
-    effect."""
-    spec = {"type": "LoadBalancer", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80, "nodePort": 30080}]}
+    """Slices with the label are ignored, because nodes do not serve them. On a Service with a
+    ClusterIP the label has no effect."""
+    spec = {
+        "type": "LoadBalancer",
+        "clusterIPs": ["10.96.0.1"],
+        "ports": [{"port": 80, "nodePort": 30080}],
+    }
     meta = {"name": "web", "namespace": "default", "labels": {"service.kubernetes.io/headless": ""}}
     status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "VIP"}]}}
     service = msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Service)
-    node = {"metadata": {"name": NODES[0]}, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}
+    node = {
+        "metadata": {"name": NODES[0]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+    }
 
     def planned(headless: dict[str, str]) -> Any:
         labels = {"kubernetes.io/service-name": "web", **headless}

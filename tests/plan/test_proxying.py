@@ -28,7 +28,11 @@ OURS = "fairlead.io/"
         ({OPENSTACK + "proxy-protocol": "v2", OURS + "proxy-protocol": "false"}, ProxySettings()),
         ({OPENSTACK + "x-forwarded-for": "True"}, ProxySettings(forwarded_for=True)),
         (
-            {OPENSTACK + "timeout-client-data": "50000", OURS + "timeout-member-data": "5m", OURS + "timeout-tcp-inspect": "0"},
+            {
+                OPENSTACK + "timeout-client-data": "50000",
+                OURS + "timeout-member-data": "5m",
+                OURS + "timeout-tcp-inspect": "0",
+            },
             ProxySettings(client_ms=50_000, member_ms=300_000),
         ),
         ({OURS + "timeout-member-connect": "1.5s"}, ProxySettings(connect_ms=1500)),
@@ -37,8 +41,14 @@ OURS = "fairlead.io/"
         ({OPENSTACK + "lb-method": "LEAST_CONNECTIONS"}, ProxySettings(method="leastconn")),
         ({OURS + "lb-method": "source-ip"}, ProxySettings(method="source")),
         ({OPENSTACK + "enable-health-monitor": "true"}, ProxySettings(checks=MemberChecks())),
-        ({OURS + "health-monitor-delay": "2"}, ProxySettings(checks=MemberChecks(interval_ms=2000))),
-        ({OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"}, ProxySettings()),
+        (
+            {OURS + "health-monitor-delay": "2"},
+            ProxySettings(checks=MemberChecks(interval_ms=2000)),
+        ),
+        (
+            {OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"},
+            ProxySettings(),
+        ),
         ({"metallb.io/allow-shared-ip": "k"}, ProxySettings(shared=True)),
     ],
 )
@@ -61,20 +71,30 @@ def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings)
         ("health-monitor-max-retries", "11", "from 1 to 10"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named_and_the_rest_goes_on(name: str, value: str, allowed: str) -> None:
+def test_a_value_that_cannot_be_used_is_named_and_the_rest_goes_on(
+    name: str, value: str, allowed: str
+) -> None:
     rest = {OURS + "timeout-tcp-inspect": "7"}
     found, notes = settings_of({OPENSTACK + name: value} | rest, affinity=False)
     without, _ = settings_of(rest, affinity=False)
-    assert (found.header, found.inspect_ms, found.client_ms) == (without.header, 7, without.client_ms)
+    assert (found.header, found.inspect_ms, found.client_ms) == (
+        without.header,
+        7,
+        without.client_ms,
+    )
     [note] = notes
     assert note.message.startswith(f"{OPENSTACK}{name} is {value!r}; allowed: ")
     assert allowed in note.message
 
 
 def test_wishes_that_exclude_each_other() -> None:
-    found, [note] = settings_of({OURS + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False)
+    found, [note] = settings_of(
+        {OURS + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False
+    )
     assert (found.header, found.forwarded_for) == ("v2", False)
-    assert note.message.startswith(f"{OPENSTACK}x-forwarded-for has no effect beside {OURS}proxy-protocol")
+    assert note.message.startswith(
+        f"{OPENSTACK}x-forwarded-for has no effect beside {OURS}proxy-protocol"
+    )
     found, [note, _] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
     assert found.method == "source"
     assert "sessionAffinity" in note.message
@@ -82,7 +102,10 @@ def test_wishes_that_exclude_each_other() -> None:
 
 @settings(max_examples=60)
 @given(
-    st.dictionaries(st.sampled_from(ANNOTATIONS), st.text() | st.integers().map(str) | st.sampled_from(["true", "v2", "5s"]))
+    st.dictionaries(
+        st.sampled_from(ANNOTATIONS),
+        st.text() | st.integers().map(str) | st.sampled_from(["true", "v2", "5s"]),
+    )
 )
 def test_whatever_stands_there_settings_are_within_limits(annotations: dict[str, str]) -> None:
     found, _ = settings_of(annotations, affinity=False)
@@ -93,9 +116,16 @@ def test_whatever_stands_there_settings_are_within_limits(annotations: dict[str,
 
 
 def test_a_slip_of_the_pen_is_named() -> None:
-    [note] = unknown({"fairlead.io/proxi-protocol": "v2", "fairlead.io/addresses": "203.0.113.7", "example.com/x": "y"})
+    [note] = unknown(
+        {
+            "fairlead.io/proxi-protocol": "v2",
+            "fairlead.io/addresses": "203.0.113.7",
+            "example.com/x": "y",
+        }
+    )
     assert note.message == (
-        "fairlead.io/proxi-protocol ('v2') is no annotation of ours; did you mean fairlead.io/proxy-protocol?"
+        "fairlead.io/proxi-protocol ('v2') is no annotation of ours; did you mean "
+        "fairlead.io/proxy-protocol?"
     )
 
 
@@ -111,7 +141,9 @@ def test_a_slip_of_the_pen_is_named() -> None:
     ],
 )
 def test_hostnames(annotations: dict[str, str], header: str, configured: str, suffix: str) -> None:
-    found, notes = hostname_suffix(annotations, ProxySettings(header="v2" if header else ""), configured)
+    found, notes = hostname_suffix(
+        annotations, ProxySettings(header="v2" if header else ""), configured
+    )
     assert found == suffix
     assert len(notes) == ("not a name" in annotations.values())
 
@@ -121,22 +153,35 @@ def test_an_address_is_found_again_in_its_hostname(text: str) -> None:
     assert address_in(hostname_of(text, "lb.example.com")) == text
 
 
-@pytest.mark.parametrize("name", ["lb.example.com", "a-b.example.com", "203.0.113.7", "1.2.3.example.com", ""])
+@pytest.mark.parametrize(
+    "name", ["lb.example.com", "a-b.example.com", "203.0.113.7", "1.2.3.example.com", ""]
+)
 def test_other_hostnames_hold_no_address(name: str) -> None:
     assert address_in(name) is None
 
 
 def test_a_service_of_class_proxy(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     slices = [make_slice([("10.244.1.2", "node1", "ready"), ("10.244.1.3", "node1", "ready")])]
-    made = make_service(annotations={OPENSTACK + "proxy-protocol": "v2", OPENSTACK + "flavor-id": "x", OURS + "drian": "1"})
+    made = make_service(
+        annotations={
+            OPENSTACK + "proxy-protocol": "v2",
+            OPENSTACK + "flavor-id": "x",
+            OURS + "drian": "1",
+        }
+    )
     planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY, suffix="nip.io")
     assert (planned.ip_mode, planned.hostname_suffix) == ("Proxy", "nip.io")
     assert planned.proxy == ProxySettings(header="v2")
     [listener] = planned.listeners
     assert [(each.node, each.weight) for each in listener.members] == [("node1", 2)]
-    assert {note.reason for note in planned.notes} == {"AnnotationWithoutEffect", "AnnotationNotUnderstood"}
+    assert {note.reason for note in planned.notes} == {
+        "AnnotationWithoutEffect",
+        "AnnotationNotUnderstood",
+    }
     assert not any("proxy-protocol has" in note.message for note in planned.notes)
     direct = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], DIRECT)
     assert (direct.ip_mode, direct.proxy) == ("VIP", None)
@@ -144,21 +189,34 @@ def test_a_service_of_class_proxy(
 
 
 def test_who_wants_affinity_is_told_whose_it_becomes(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     made = make_service(session_affinity="ClientIP", annotations={OURS + "lb-method": "source-ip"})
     slices = [make_slice([("10.244.1.2", "node1", "ready")])]
     planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY)
     [note] = planned.notes
     assert note.reason == "AffinityByGateway"
-    for words in ("it stays with one pod at each node", "set fairlead.io/lb-method to source-ip", "fairlead.io/direct"):
+    for words in (
+        "it stays with one pod at each node",
+        "set fairlead.io/lb-method to source-ip",
+        "fairlead.io/direct",
+    ):
         assert words in note.message
-    assert plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY, lambda _address, _port: "up").notes == ()
+    assert (
+        plan_load_balancer(
+            made, slices, nodes, ["203.0.113.7"], PROXY, lambda _address, _port: "up"
+        ).notes
+        == ()
+    )
     assert plan_load_balancer(make_service(), slices, nodes, ["203.0.113.7"], PROXY).notes == ()
 
 
 def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
     from msgspec.structs import replace
 
@@ -166,17 +224,32 @@ def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
 
     made = make_service()
     entry = LoadBalancerIngress("", "203.0.113.7.nip.io")
-    shown = replace(made, status=replace(made.status, load_balancer=replace(made.status.load_balancer, ingress=(entry,))))
+    shown = replace(
+        made,
+        status=replace(
+            made.status, load_balancer=replace(made.status.load_balancer, ingress=(entry,))
+        ),
+    )
     assert held_by(shown) == ("203.0.113.7",)
-    planned = plan_load_balancer(shown, [make_slice([])], nodes, held_by(shown), PROXY, lambda _address, _port: "up")
+    planned = plan_load_balancer(
+        shown, [make_slice([])], nodes, held_by(shown), PROXY, lambda _address, _port: "up"
+    )
     assert [each.port for each in planned.listeners] == [80]
 
 
 def test_ports_that_no_proxy_can_serve(
-    make_service: Callable[..., Service], make_slice: Callable[..., EndpointSlice], nodes: dict[str, Node]
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
 ) -> None:
-    ports = (ServicePort(80, "web", node_port=30080), ServicePort(53, "dns", "UDP", node_port=30053), ServicePort(81, "x"))
-    planned = plan_load_balancer(make_service(ports=ports), [make_slice([])], nodes, ["203.0.113.7"], PROXY)
+    ports = (
+        ServicePort(80, "web", node_port=30080),
+        ServicePort(53, "dns", "UDP", node_port=30053),
+        ServicePort(81, "x"),
+    )
+    planned = plan_load_balancer(
+        make_service(ports=ports), [make_slice([])], nodes, ["203.0.113.7"], PROXY
+    )
     assert [each.port for each in planned.listeners] == [80]
     assert [(each.port, each.error) for each in planned.unserved_ports] == [
         (53, "fairlead.io/ProtocolNotSupported"),
@@ -190,7 +263,9 @@ def test_ports_that_no_proxy_can_serve(
 
 
 def test_every_wish_is_read_by_a_gateway() -> None:
-    assert {OURS + wish for wish in PROXY_WISHES} | {OPENSTACK + wish for wish in PROXY_WISHES} < set(ANNOTATIONS)
+    assert {OURS + wish for wish in PROXY_WISHES} | {
+        OPENSTACK + wish for wish in PROXY_WISHES
+    } < set(ANNOTATIONS)
 
 
 @pytest.mark.parametrize(
@@ -199,13 +274,19 @@ def test_every_wish_is_read_by_a_gateway() -> None:
         (
             "",
             "v2",
-            ("with a PROXY header v2", "go on with no PROXY header", "with and without a header before, and may insist"),
+            (
+                "with a PROXY header v2",
+                "go on with no PROXY header",
+                "with and without a header before, and may insist",
+            ),
         ),
         ("v1", "", ("with no PROXY header", "go on with a PROXY header v1", "cease to expect")),
         ("v1", "v2", ("with a PROXY header v2", "both versions before")),
     ],
 )
-def test_a_switch_says_what_to_change_in_which_order(before: ProxyHeader, after: ProxyHeader, words: tuple[str, ...]) -> None:
+def test_a_switch_says_what_to_change_in_which_order(
+    before: ProxyHeader, after: ProxyHeader, words: tuple[str, ...]
+) -> None:
     note = switched(before, after)
     assert [word for word in (*words, "a second one") if word not in note.message] == []
     assert len(note.message) < 500
@@ -214,5 +295,7 @@ def test_a_switch_says_what_to_change_in_which_order(before: ProxyHeader, after:
 def test_what_was_cut_is_told_with_the_limit() -> None:
     assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
     assert [
-        word for word in ("7 connections were", "more than 20", "gateway.proxyOldWorkers") if word not in ended(7, 20).message
+        word
+        for word in ("7 connections were", "more than 20", "gateway.proxyOldWorkers")
+        if word not in ended(7, 20).message
     ] == []

@@ -1,4 +1,5 @@
-"""A node with ready pods that gives the gateway no answer is named in a Note, with the way by which it was asked."""
+"""A node with ready pods that gives the gateway no answer is named in a Note, with the way by which
+it was asked."""
 
 from collections.abc import Mapping
 
@@ -12,7 +13,9 @@ MONITOR = HealthMonitor(10256, "/healthz")
 ONE, TWO = Member("node1", "192.0.2.21", 1), Member("node2", "198.18.0.22", 2)
 
 
-def notes(verdicts: Mapping[str, Verdict], tunnels: Mapping[str, str], *, any_ready: bool = True) -> list[tuple[str, str]]:
+def notes(
+    verdicts: Mapping[str, Verdict], tunnels: Mapping[str, str], *, any_ready: bool = True
+) -> list[tuple[str, str]]:
     found = Unproved((ONE, TWO), {}, any_ready, any_usable=True)
     _, made = confirm(found, MONITOR, lambda address, _: verdicts[address], tunnels)
     return [(note.reason, note.message) for note in made]
@@ -27,7 +30,9 @@ def notes(verdicts: Mapping[str, Verdict], tunnels: Mapping[str, str], *, any_re
     ],
 )
 def test_one_that_is_silent_while_others_answer(kind: str, way: str, remedy: str) -> None:
-    ((reason, message),) = notes({ONE.address: "up", TWO.address: "down"}, {TWO.address: kind} if kind else {})
+    ((reason, message),) = notes(
+        {ONE.address: "up", TWO.address: "down"}, {TWO.address: kind} if kind else {}
+    )
     assert reason == NODE_NOT_ANSWERING
     assert f"no answer from the health port 10256 of {way} new connections go there" in message
     assert remedy in message
@@ -51,9 +56,16 @@ def test_nothing_is_said_while_all_pods_are_on_their_way_out() -> None:
 
 def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
     """An Event has no more than 1,024 characters."""
-    silent = [Member(f"worker-{i:03}.rack-7.example.net", f"198.18.0.{i}", 1) for i in range(1, 101)]
+    silent = [
+        Member(f"worker-{i:03}.rack-7.example.net", f"198.18.0.{i}", 1) for i in range(1, 101)
+    ]
     found = Unproved((ONE, *silent), {}, any_ready=True, any_usable=True)
     tunnels = dict.fromkeys([each.address for each in silent], "ipip")
-    _, (note,) = confirm(found, MONITOR, lambda address, _: "up" if address == ONE.address else "down", tunnels)
-    assert "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new connections" in note.message
+    _, (note,) = confirm(
+        found, MONITOR, lambda address, _: "up" if address == ONE.address else "down", tunnels
+    )
+    assert (
+        "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new "
+        "connections"
+    ) in note.message
     assert "IP protocols 4 and 41 pass" in note.message[:LONGEST_MESSAGE]

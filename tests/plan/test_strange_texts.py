@@ -1,7 +1,8 @@
-"""Whatever stands in the texts of objects, planning comes to an end: one Service's mistake must not keep all others waiting.
+"""Whatever stands in the texts of objects, planning comes to an end: one Service's mistake must not
+keep all others waiting.
 
-Old API servers accepted what today's refuses, definitions of our own kinds may be edited, and annotations are anybody's.
-"""
+Old API servers accepted what today's refuses, definitions of our own kinds may be edited, and
+annotations are anybody's."""
 
 import msgspec
 from hypothesis import given
@@ -16,7 +17,9 @@ from fairlead.plan.cluster import plan_controller, plan_gateway, plan_node
 from fairlead.plan.ledger import Ledger
 from fairlead.state import State
 
-CONFIG = Config(default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),))
+CONFIG = Config(
+    default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),)
+)
 STRANGE = st.one_of(
     st.sampled_from(
         [
@@ -58,7 +61,9 @@ def services(draw: st.DrawFn) -> Service:
                 "namespace": "default",
                 "uid": "uid-strange",
                 "resourceVersion": draw(STRANGE),
-                "annotations": draw(st.fixed_dictionaries({}, optional=dict.fromkeys(ANNOTATIONS, STRANGE))),
+                "annotations": draw(
+                    st.fixed_dictionaries({}, optional=dict.fromkeys(ANNOTATIONS, STRANGE))
+                ),
             },
             "spec": {
                 "type": "LoadBalancer",
@@ -80,7 +85,14 @@ GRANTS = st.builds(
             "metadata": {"name": name},
             "spec": {
                 "address": address,
-                "holders": [{"namespace": "default", "name": "strange", "uid": "uid-strange", "serviceVersion": version}],
+                "holders": [
+                    {
+                        "namespace": "default",
+                        "name": "strange",
+                        "uid": "uid-strange",
+                        "serviceVersion": version,
+                    }
+                ],
             },
         },
         AddressGrant,
@@ -90,13 +102,20 @@ GRANTS = st.builds(
     STRANGE,
 )
 POOLS = st.builds(
-    lambda texts: msgspec.convert({"metadata": {"name": "other"}, "spec": {"addresses": texts}}, AddressPool),
+    lambda texts: msgspec.convert(
+        {"metadata": {"name": "other"}, "spec": {"addresses": texts}}, AddressPool
+    ),
     st.lists(STRANGE, max_size=2),
 )
 SOUND = msgspec.convert(
     {
         "metadata": {"name": "sound", "namespace": "default", "uid": "uid-sound"},
-        "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.2", "clusterIPs": ["10.96.0.2"], "ports": [{"port": 80}]},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": "10.96.0.2",
+            "clusterIPs": ["10.96.0.2"],
+            "ports": [{"port": 80}],
+        },
     },
     Service,
 )
@@ -113,7 +132,11 @@ def test_a_sound_service_is_planned_beside_any_strange_one(
     state.update_pools({ObjectKey("", "other"): pool})
     state.update_services({ObjectKey(*each.key): each for each in (strange, SOUND)})
     state.update_slices(
-        {ObjectKey("default", "none"): msgspec.convert({"metadata": {"name": "none"}, "addressType": "IPv4"}, EndpointSlice)}
+        {
+            ObjectKey("default", "none"): msgspec.convert(
+                {"metadata": {"name": "none"}, "addressType": "IPv4"}, EndpointSlice
+            )
+        }
     )
     planned = plan_controller(state, CONFIG, Ledger(), state.services)
     assert isinstance(planned[SOUND.key], LoadBalancer)

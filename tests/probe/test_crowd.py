@@ -1,4 +1,5 @@
-"""The crowd sees what is lost: a server that dies, one that is silent, one that ends in order, and another in its place."""
+"""The crowd sees what is lost: a server that dies, one that is silent, one that ends in order, and
+another in its place."""
 
 import os
 import selectors
@@ -19,7 +20,11 @@ pytestmark = pytest.mark.root
 
 NAME = f"flt-{os.getpid()}-crowd"
 DEADLINE_S = 60.0
-TARGETS = (Target("tcp", "127.0.0.1", 80, 40), Target("udp", "::1", 53, 20), Target("quic", "127.0.0.1", 443, 20))
+TARGETS = (
+    Target("tcp", "127.0.0.1", 80, 40),
+    Target("udp", "::1", 53, 20),
+    Target("quic", "127.0.0.1", 443, 20),
+)
 TCP, UDP, QUIC = map(str, TARGETS)
 
 Pod = subprocess.Popen[bytes]
@@ -28,8 +33,30 @@ Pod = subprocess.Popen[bytes]
 def start(pod: str, node: str) -> Pod:
     """An echo server in the namespace; its ports are open when this returns."""
     reader, writer = os.pipe()
-    argv = [sys.executable, "-I", "-S", str(ECHO), "--pod", pod, "--node", node, "--ready-fd", str(writer)]
-    argv += ["--address", "127.0.0.1", "--address", "::1", "--tcp", "80", "--udp", "53", "--udp", "443"]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(ECHO),
+        "--pod",
+        pod,
+        "--node",
+        node,
+        "--ready-fd",
+        str(writer),
+    ]
+    argv += [
+        "--address",
+        "127.0.0.1",
+        "--address",
+        "::1",
+        "--tcp",
+        "80",
+        "--udp",
+        "53",
+        "--udp",
+        "443",
+    ]
     with namespace.inside(NAME):
         child = subprocess.Popen(argv, pass_fds=(writer,))
     os.close(writer)
@@ -55,7 +82,8 @@ def pod() -> Iterator[Pod]:
 
 @pytest.fixture
 def crowd(pod: Pod) -> Crowd:
-    """Patient: on a machine that stands still for a second, answers are late, and nothing has failed."""
+    """Patient: on a machine that stands still for a second, answers are late, and nothing has
+    failed."""
     return Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
 
 
@@ -76,10 +104,18 @@ def fill(crowd: Crowd) -> None:
 
 def test_all_is_well(crowd: Crowd) -> None:
     fill(crowd)
-    seen = run(crowd, lambda seen: len(seen) == 3 and all(count.answered > 20 for count in seen.values()))
+    seen = run(
+        crowd, lambda seen: len(seen) == 3 and all(count.answered > 20 for count in seen.values())
+    )
     assert {name: count.open for name, count in seen.items()} == {TCP: 40, UDP: 20, QUIC: 20}
     for count in seen.values():
-        assert (count.failed, count.broken, count.lost, count.late, count.ended) == ({}, {}, {}, 0, 0)
+        assert (count.failed, count.broken, count.lost, count.late, count.ended) == (
+            {},
+            {},
+            {},
+            0,
+            0,
+        )
         assert count.by_pod.keys() == {"a"}
 
 
@@ -90,11 +126,18 @@ def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None
     seen = run(
         crowd,
         lambda seen: (
-            TCP in seen and sum(seen[TCP].broken.get("a", {}).values()) >= 40 and UDP in seen and bool(seen[UDP].broken)
+            TCP in seen
+            and sum(seen[TCP].broken.get("a", {}).values()) >= 40
+            and UDP in seen
+            and bool(seen[UDP].broken)
         ),
     )
     # Reset: the dead one's kernel had accepted it already.
-    assert "ConnectionRefusedError" in seen[TCP].failed.keys() <= {"ConnectionRefusedError", "ConnectionResetError"}
+    assert (
+        "ConnectionRefusedError"
+        in seen[TCP].failed.keys()
+        <= {"ConnectionRefusedError", "ConnectionResetError"}
+    )
     assert len(seen[TCP].trouble) == sum(seen[TCP].failed.values()) < 1000
     assert seen[UDP].broken["a"].keys() == {"ConnectionRefusedError"}
 
@@ -104,7 +147,13 @@ def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
     fill(crowd)
     pod.send_signal(signal.SIGSTOP)
     seen = run(
-        crowd, lambda seen: len(seen) == 3 and "a" in seen[TCP].broken and bool(seen[QUIC].lost) and bool(seen[UDP].failed)
+        crowd,
+        lambda seen: (
+            len(seen) == 3
+            and "a" in seen[TCP].broken
+            and bool(seen[QUIC].lost)
+            and bool(seen[UDP].failed)
+        ),
     )
     assert seen[TCP].broken["a"].keys() == {"TimeoutError"}
     assert seen[QUIC].lost.keys() == {"a"}
@@ -121,7 +170,9 @@ def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Po
     seen = run(crowd, answered_late)
     assert [count.late for count in seen.values()] == [0, 0, 0]
 
-    in_namespace("add table inet lose", "add chain inet lose in { type filter hook input priority 0; }")
+    in_namespace(
+        "add table inet lose", "add chain inet lose in { type filter hook input priority 0; }"
+    )
     in_namespace("add rule inet lose in udp dport { 53, 443 } drop")
     run(crowd, lambda seen: UDP in seen and seen[UDP].new > 10)
     in_namespace("delete table inet lose")
@@ -131,7 +182,9 @@ def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Po
 
 def answered_late(seen: dict[str, Count]) -> bool:
     """Whether new flows that began before this period have been answered."""
-    return len(seen) == 3 and all(count.answered > count.new + 5 for count in (seen[UDP], seen[QUIC]))
+    return len(seen) == 3 and all(
+        count.answered > count.new + 5 for count in (seen[UDP], seen[QUIC])
+    )
 
 
 def in_namespace(*commands: str) -> None:
@@ -153,8 +206,12 @@ def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod)
     pod.wait()
     other = start("b", "node2")
     try:
-        # Not all twenty: new flows, which come at once after a stall, take the place of some before these ask again.
-        seen = run(crowd, lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 5)
+        # Not all twenty: new flows, which come at once after a stall, take the place of some before
+        # these ask again.
+        seen = run(
+            crowd,
+            lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 5,
+        )
     finally:
         other.kill()
         other.wait()

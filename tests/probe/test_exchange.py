@@ -1,4 +1,5 @@
-"""An answer of an echo server says whom that saw: by what it was told, where it was told anything."""
+"""An answer of an echo server says whom that saw: by what it was told, where it was told
+anything."""
 
 import pytest
 
@@ -11,7 +12,10 @@ from fairlead.probe.exchange import parse
         ("", "192.0.2.11"),
         (', "proxy": "v2", "proxy_peer": "198.51.100.11"', "198.51.100.11"),
         (', "forwarded_for": "198.51.100.12"', "198.51.100.12"),
-        (', "proxy": "v1", "proxy_peer": "198.51.100.11", "forwarded_for": "198.51.100.12"', "198.51.100.12"),
+        (
+            ', "proxy": "v1", "proxy_peer": "198.51.100.11", "forwarded_for": "198.51.100.12"',
+            "198.51.100.12",
+        ),
     ],
 )
 def test_whom_the_server_saw(told: str, client: str) -> None:

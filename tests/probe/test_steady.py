@@ -1,4 +1,5 @@
-"""The steady load tells what it failed by: nobody took the connection, nobody answered on it, or it did not run itself."""
+"""The steady load tells what it failed by: nobody took the connection, nobody answered on it, or it
+did not run itself."""
 
 import asyncio
 import socket
@@ -11,7 +12,9 @@ from fairlead.probe.steady import Period, Steady
 DEADLINE_S = 60.0
 
 
-async def periods(port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None) -> Period:
+async def periods(
+    port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None
+) -> Period:
     """A period of a load with one caller, as soon as it looks so."""
     load = Steady("127.0.0.1", port, callers=1, timeout_s=0.1, open_connections=0)
     task = asyncio.create_task(load.run())
@@ -45,4 +48,6 @@ async def test_nobody_answers() -> None:
 
 async def test_it_did_not_run_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        await periods(server.getsockname()[1], lambda period: period.stalled_ms > 300, lambda: time.sleep(0.5))
+        await periods(
+            server.getsockname()[1], lambda period: period.stalled_ms > 300, lambda: time.sleep(0.5)
+        )

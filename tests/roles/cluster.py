@@ -1,8 +1,8 @@
-"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet, an EndpointSlice
-controller and a gateway would write.
+"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet,
+an EndpointSlice controller and a gateway would write.
 
-In: what tests want there to be. Out: what kubectl shows. Nothing here forwards packets; the labs of tests/e2e do.
-"""
+In: what tests want there to be. Out: what kubectl shows. Nothing here forwards packets; the labs of
+tests/e2e do."""
 
 import asyncio
 import json
@@ -74,14 +74,17 @@ class Cluster:
             self._gateway = None
 
     async def start_controller(self, *, gateway: bool = True) -> None:
-        """Start a controller, which leads as soon as its predecessor has stopped; and a gateway, unless there is to be none."""
+        """Start a controller, which leads as soon as its predecessor has stopped; and a gateway,
+        unless there is to be none."""
         if gateway:
             await self.start_gateway()
         config = Config(
             default_class=self.default_class,
             pools=(PoolConfig("life", tuple(self.pool)),),
             controller=ControllerConfig(
-                lease_namespace=self.namespace, lease_duration_s=5.0, kept_addresses_per_namespace=self.keeps
+                lease_namespace=self.namespace,
+                lease_duration_s=5.0,
+                kept_addresses_per_namespace=self.keeps,
             ),
             presence=self.presence,
             web=WebConfig(listen=""),
@@ -110,16 +113,22 @@ class Cluster:
         await self.kubectl("delete", "services", "--all", "--wait=false")
         names = (await self.kubectl("get", "services", "-o", "name")).split()
         for name in names:
-            await self.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+            await self.kubectl(
+                "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}'
+            )
         for node in set(self._nodes):
             await self.remove_node(node)
 
     async def add_node(self, name: str, number: int, *, pod_cidrs: Sequence[str] = ()) -> None:
         addresses = [f"192.0.2.{number}", f"2001:db8:1::{number}"]
-        status = {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]}
+        status = {
+            "addresses": [{"type": "InternalIP", "address": address} for address in addresses]
+        }
         spec = {"podCIDRs": list(pod_cidrs), "podCIDR": pod_cidrs[0]} if pod_cidrs else {}
         await self.client.create(NODES, {"metadata": {"name": name}, "spec": spec})
-        await self.client.patch(NODES, ObjectKey("", name), {"status": status}, subresource="status")
+        await self.client.patch(
+            NODES, ObjectKey("", name), {"status": status}, subresource="status"
+        )
         self._nodes.add(name)
 
     async def remove_node(self, name: str) -> None:
@@ -127,12 +136,20 @@ class Cluster:
         self._nodes.discard(name)
 
     async def set_endpoints(
-        self, service_name: str, *rows: tuple[str, str, bool], name: str = "a", ports: Sequence[tuple[str, int, str]] = ()
+        self,
+        service_name: str,
+        *rows: tuple[str, str, bool],
+        name: str = "a",
+        ports: Sequence[tuple[str, int, str]] = (),
     ) -> None:
         """A slice with endpoints (address, node or empty, ready)."""
-        labels = {"kubernetes.io/service-name": service_name, "endpointslice.kubernetes.io/managed-by": "a-test"}
+        labels = {
+            "kubernetes.io/service-name": service_name,
+            "endpointslice.kubernetes.io/managed-by": "a-test",
+        }
         endpoints = [
-            {"addresses": [address], "conditions": {"ready": ready}} | ({"nodeName": node} if node else {})
+            {"addresses": [address], "conditions": {"ready": ready}}
+            | ({"nodeName": node} if node else {})
             for address, node, ready in rows
         ]
         family = "IPv6" if rows and ":" in rows[0][0] else "IPv4"
@@ -140,7 +157,9 @@ class Cluster:
             "metadata": {"labels": labels},
             "addressType": family,
             "endpoints": endpoints,
-            "ports": [{"name": n, "port": p, "protocol": t} for n, p, t in ports or [("web", 8080, "TCP")]],
+            "ports": [
+                {"name": n, "port": p, "protocol": t} for n, p, t in ports or [("web", 8080, "TCP")]
+            ],
         }
         key = ObjectKey(self.namespace, f"{service_name}-{name}")
         await self.client.apply(ENDPOINT_SLICES, key, body, field_manager="a-test", force=True)
@@ -149,7 +168,9 @@ class Cluster:
         await self.kubectl("apply", "-f", "-", given=yaml.safe_dump(service(name, **fields)))
 
     async def patch(self, name: str, spec: Object) -> None:
-        await self.kubectl("patch", "service", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        await self.kubectl(
+            "patch", "service", name, "--type=merge", "-p", json.dumps({"spec": spec})
+        )
 
     async def addresses(self, name: str, count: int = 1) -> list[str]:
         """Wait until it shows so many."""
@@ -192,7 +213,10 @@ class Cluster:
 
     async def gone(self, name: str) -> None:
         async def is_gone() -> bool:
-            return f"service/{name}" not in (await self.kubectl("get", "services", "-o", "name")).split()
+            return (
+                f"service/{name}"
+                not in (await self.kubectl("get", "services", "-o", "name")).split()
+            )
 
         await until(is_gone, f"Service {name} gone")
 
@@ -202,7 +226,9 @@ class Cluster:
         async def is_released() -> Object | None:
             shown = await self.kubectl.service(name)
             meta = shown["metadata"]
-            ours = FINALIZER in meta.get("finalizers", ()) or "fairlead.io/class" in meta.get("annotations", {})
+            ours = FINALIZER in meta.get("finalizers", ()) or "fairlead.io/class" in meta.get(
+                "annotations", {}
+            )
             ours = ours or bool(conditions_of(shown)) or bool(addresses_of(shown))
             return None if ours else shown
 
@@ -211,14 +237,20 @@ class Cluster:
 
     async def events(self, name: str, *, reason: str = "") -> list[Object]:
         selector = f"involvedObject.name={name}" + (f",reason={reason}" if reason else "")
-        found = json.loads(await self.kubectl("get", "events", "--field-selector", selector, "-o", "json"))
+        found = json.loads(
+            await self.kubectl("get", "events", "--field-selector", selector, "-o", "json")
+        )
         return list(found["items"])
 
 
 def conditions_of(shown: Object) -> dict[str, Object]:
     """The conditions of a Service by their types, those of our domain only."""
     found = {each["type"]: each for each in shown["status"].get("conditions", ())}
-    return {kind.removeprefix("fairlead.io/"): each for kind, each in found.items() if kind.startswith("fairlead.io/")}
+    return {
+        kind.removeprefix("fairlead.io/"): each
+        for kind, each in found.items()
+        if kind.startswith("fairlead.io/")
+    }
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:

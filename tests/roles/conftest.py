@@ -1,4 +1,5 @@
-"""A cluster of objects with a controller, on the embedded API server and on a real one; and a namespace for a node."""
+"""A cluster of objects with a controller, on the embedded API server and on a real one; and a
+namespace for a node."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -30,7 +31,8 @@ def here() -> Iterator[None]:
 
 @pytest.fixture(params=["embedded", "real"])
 def real(request: pytest.FixtureRequest) -> KubeApiServer | None:
-    """Each test runs twice: on the embedded API server, a new one each time (None), and on a real one."""
+    """Each test runs twice: on the embedded API server, a new one each time (None), and on a real
+    one."""
     return request.getfixturevalue("real_apiserver") if request.param == "real" else None
 
 
@@ -51,7 +53,9 @@ async def cluster(access: Access, tmp_path: Path) -> AsyncIterator[Cluster]:
     """Two nodes, no Services, and a controller."""
     async with Client(access) as client:
         made = Cluster(access, client, tmp_path)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}}
+        )
         try:
             await made.add_node("life-1", 1)
             await made.add_node("life-2", 2)

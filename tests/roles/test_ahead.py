@@ -1,4 +1,5 @@
-"""A start asks nodes, and has tables made, slice by slice of its plan; what it leaves is for the loops."""
+"""A start asks nodes, and has tables made, slice by slice of its plan; what it leaves is for the
+loops."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -17,9 +18,14 @@ OTHER = ServiceKey("default", "refused")
 
 async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
     seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
-    async with HealthPort(1).listen() as health, running(seen) as (prober, _), asyncio.timeout(DEADLINE_S):
+    async with (
+        HealthPort(1).listen() as health,
+        running(seen) as (prober, _),
+        asyncio.timeout(DEADLINE_S),
+    ):
         known: dict[ServiceKey, LoadBalancer | Refused] = {
-            key: balancer(key, health.port, address) for key, address in ((WEB, "127.0.0.1"), (API, "127.0.0.2"))
+            key: balancer(key, health.port, address)
+            for key, address in ((WEB, "127.0.0.1"), (API, "127.0.0.2"))
         }
         known[OTHER] = Refused("no", fix="none")
 
@@ -28,7 +34,9 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
 
         ahead = Ahead(plan, prober, foreseen.extend)
         going_on = asyncio.create_task(ahead.run(state))
-        state.update_services({ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known})
+        state.update_services(
+            {ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known}
+        )
         state.synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}

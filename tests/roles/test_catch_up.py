@@ -1,4 +1,5 @@
-"""A new leader begins when it knows what the one before it wrote; nothing that it need not know keeps it."""
+"""A new leader begins when it knows what the one before it wrote; nothing that it need not know
+keeps it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +40,10 @@ class Standby:
     async def sees(self, key: ObjectKey, version: int) -> None:
         """Wait until the watch has brought this."""
         async with asyncio.timeout(DEADLINE_S):
-            while key not in self.reflector.objects or self.reflector.objects[key].metadata.version < version:
+            while (
+                key not in self.reflector.objects
+                or self.reflector.objects[key].metadata.version < version
+            ):
                 await asyncio.sleep(0.01)
 
     async def catch_up(self) -> None:
@@ -67,7 +71,10 @@ async def following(standby: Standby) -> AsyncIterator[None]:
 @pytest.fixture
 async def standby() -> AsyncIterator[Standby]:
     async with ApiServer() as server, Client(Access(server.url)) as client:
-        body = {"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}}
+        body = {
+            "metadata": {"name": "web"},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+        }
         await client.create(SERVICES, body, namespace="default")
         yield Standby(server, client)
 
@@ -84,9 +91,12 @@ async def test_it_waits_for_what_the_watch_has_not_brought_yet(standby: Standby)
 
 
 async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Standby) -> None:
-    """The watch passes it over: there will never be a version of it in the state, or an old one for ever."""
+    """The watch passes it over: there will never be a version of it in the state, or an old one for
+    ever."""
     metadata = standby.stored()["metadata"]
-    strange = standby.stored(metadata={**metadata, "name": "strange", "uid": "u-2"}, spec={"ports": "eighty"})
+    strange = standby.stored(
+        metadata={**metadata, "name": "strange", "uid": "u-2"}, spec={"ports": "eighty"}
+    )
     standby.server.store.put(KIND, strange)
     async with following(standby):
         await standby.state.whole.wait()
@@ -97,12 +107,15 @@ async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Stan
 
 
 async def test_a_change_in_nothing_that_is_kept_keeps_nobody_waiting(standby: Standby) -> None:
-    """Somebody else's field, or kubectl's copy of the manifest: the state keeps the version of before, and rightly so."""
+    """Somebody else's field, or kubectl's copy of the manifest: the state keeps the version of
+    before, and rightly so."""
     async with following(standby):
         await standby.state.whole.wait()
         metadata = standby.stored()["metadata"]
         annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
-        put = standby.server.store.put(KIND, standby.stored(metadata={**metadata, "annotations": annotations}))
+        put = standby.server.store.put(
+            KIND, standby.stored(metadata={**metadata, "annotations": annotations})
+        )
         await standby.sees(WEB, put.version)
         await standby.catch_up()
 
@@ -114,7 +127,11 @@ async def test_a_server_that_is_away_is_asked_ever_more_rarely(standby: Standby)
         asked_before = len(standby.server.requests)
         waiting = asyncio.ensure_future(standby.catch_up())
         await asyncio.sleep(2.0)
-        asked = [each for each in list(standby.server.requests)[asked_before:] if "watch" not in each.query]
+        asked = [
+            each
+            for each in list(standby.server.requests)[asked_before:]
+            if "watch" not in each.query
+        ]
         assert not waiting.done()
         # At once, after 0.1 to 0.2 s, and then twice as long each time.
         assert 2 <= len(asked) <= 5

@@ -1,7 +1,8 @@
-"""What `kubectl describe service` says when something is amiss: the matter, and what to do about it; and the conditions.
+"""What `kubectl describe service` says when something is amiss: the matter, and what to do about
+it; and the conditions.
 
-Each row is one bad situation, made as it comes about in a real cluster. All at once, for each sentence waits for its patience.
-"""
+Each row is one bad situation, made as it comes about in a real cluster. All at once, for each
+sentence waits for its patience."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,8 +13,16 @@ from tests.roles.cluster import Cluster
 
 async def requested_in_no_pool(cluster: Cluster) -> None:
     await cluster.apply("no-pool", annotations={"fairlead.io/addresses": "192.0.2.200"})
-    await cluster.described("no-pool", "Warning", "SyncLoadBalancerFailed", "192.0.2.200 is in no pool", "ask for another one")
-    found = await cluster.has("no-pool", Accepted="False/Refused", Programmed="False/Refused", Ready="False/Refused")
+    await cluster.described(
+        "no-pool",
+        "Warning",
+        "SyncLoadBalancerFailed",
+        "192.0.2.200 is in no pool",
+        "ask for another one",
+    )
+    found = await cluster.has(
+        "no-pool", Accepted="False/Refused", Programmed="False/Refused", Ready="False/Refused"
+    )
     assert "ask for another one" in found["Accepted"]["message"]
 
 
@@ -22,42 +31,74 @@ async def requested_held_by_another(cluster: Cluster) -> None:
     await cluster.apply("holder", annotations=wish)
     await cluster.addresses("holder")
     await cluster.apply("late", annotations=wish)
-    await cluster.described("late", "Warning", "203.0.113.29", f"Service {cluster.namespace}/holder", "ask for another one")
+    await cluster.described(
+        "late",
+        "Warning",
+        "203.0.113.29",
+        f"Service {cluster.namespace}/holder",
+        "ask for another one",
+    )
     await cluster.has("late", Accepted="False/Refused")
 
 
 async def no_pod(cluster: Cluster) -> None:
     await cluster.apply("no-pod", selector={"app": "nothing"})
     look = f"kubectl get pods -n {cluster.namespace} -l app=nothing"
-    await cluster.described("no-pod", "Warning", "NoReadyEndpoints", "it has no endpoint", look, "make spec.selector")
-    await cluster.has("no-pod", Accepted="True/Accepted", Programmed="True/Programmed", Ready="False/NoReadyEndpoints")
+    await cluster.described(
+        "no-pod", "Warning", "NoReadyEndpoints", "it has no endpoint", look, "make spec.selector"
+    )
+    await cluster.has(
+        "no-pod",
+        Accepted="True/Accepted",
+        Programmed="True/Programmed",
+        Ready="False/NoReadyEndpoints",
+    )
 
 
 async def pods_not_ready(cluster: Cluster) -> None:
     await cluster.set_endpoints("unready", ("10.244.1.1", "life-1", False))
     await cluster.apply("unready")
     await cluster.described(
-        "unready", "Warning", "NoReadyEndpoints", "it has endpoints, and none of them is ready", "readiness probes"
+        "unready",
+        "Warning",
+        "NoReadyEndpoints",
+        "it has endpoints, and none of them is ready",
+        "readiness probes",
     )
     await cluster.has("unready", Ready="False/NoReadyEndpoints")
 
 
 async def a_port_that_no_pod_has(cluster: Cluster) -> None:
-    ports = [{"name": "web", "port": 80}, {"name": "admin", "port": 81, "targetPort": "no-such-name"}]
+    ports = [
+        {"name": "web", "port": 80},
+        {"name": "admin", "port": 81, "targetPort": "no-such-name"},
+    ]
     await cluster.set_endpoints("no-port", ("10.244.1.2", "life-1", True))
     await cluster.apply("no-port", ports=ports)
-    await cluster.described("no-port", "Warning", "81/TCP (IPv4): no endpoint has this port", "does its targetPort name")
+    await cluster.described(
+        "no-port", "Warning", "81/TCP (IPv4): no endpoint has this port", "does its targetPort name"
+    )
 
 
 async def neither_selector_nor_slice(cluster: Cluster) -> None:
     await cluster.apply("by-hand", selector=None)
-    await cluster.described("by-hand", "Warning", "NoReadyEndpoints", "neither a selector nor an EndpointSlice", "write one")
+    await cluster.described(
+        "by-hand",
+        "Warning",
+        "NoReadyEndpoints",
+        "neither a selector nor an EndpointSlice",
+        "write one",
+    )
 
 
 async def pods_on_a_node_that_is_gone(cluster: Cluster) -> None:
     await cluster.set_endpoints("gone-node", ("10.244.9.1", "life-9", True))
     await cluster.apply("gone-node")
-    words = ("UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer", "life-9, not in the cluster")
+    words = (
+        "UnAvailableLoadBalancer",
+        "There are no available nodes for LoadBalancer",
+        "life-9, not in the cluster",
+    )
     await cluster.described("gone-node", "Warning", *words)
     await cluster.has("gone-node", Ready="False/UnAvailableLoadBalancer")
 
@@ -68,7 +109,9 @@ async def pods_on_an_excluded_node(cluster: Cluster) -> None:
     await cluster.kubectl("label", "node", "life-3", f"{label}=")
     await cluster.set_endpoints("excluded", ("10.244.3.1", "life-3", True))
     await cluster.apply("excluded")
-    await cluster.described("excluded", "Warning", "ready on life-3, excluded by label", f"remove the label {label}")
+    await cluster.described(
+        "excluded", "Warning", "ready on life-3, excluded by label", f"remove the label {label}"
+    )
     await cluster.kubectl("label", "node", "life-3", "--overwrite", f"{label}=false")
     await cluster.has("excluded", Ready="True/EndpointsReady")
 
@@ -78,7 +121,11 @@ async def endpoints_without_node(cluster: Cluster) -> None:
     await cluster.apply("homeless", selector=None)
     address = await cluster.addresses("homeless")
     await cluster.described(
-        "homeless", "Warning", "EndpointsWithoutNode", "give them a nodeName", "externalTrafficPolicy to Cluster"
+        "homeless",
+        "Warning",
+        "EndpointsWithoutNode",
+        "give them a nodeName",
+        "externalTrafficPolicy to Cluster",
     )
     await cluster.has("homeless", Programmed="True/Programmed", Ready="False/EndpointsWithoutNode")
     assert await cluster.addresses("homeless") == address
@@ -88,7 +135,10 @@ async def endpoints_without_node(cluster: Cluster) -> None:
 
 async def a_class_that_is_not_there(cluster: Cluster) -> None:
     await cluster.apply("nonsense", loadBalancerClass="fairlead.io/nonsense")
-    words = ("there is no class fairlead.io/nonsense", "make the Service anew with one of fairlead.io/direct")
+    words = (
+        "there is no class fairlead.io/nonsense",
+        "make the Service anew with one of fairlead.io/direct",
+    )
     await cluster.described("nonsense", "Warning", "SyncLoadBalancerFailed", *words)
     await cluster.has("nonsense", Accepted="False/Refused")
 
@@ -98,9 +148,13 @@ async def every_protocol(cluster: Cluster) -> None:
         {"name": "dns", "port": 53, "protocol": "UDP"},
         {"name": "sip", "port": 5060, "protocol": "SCTP"},
     ]
-    await cluster.set_endpoints("mixed", ("10.244.1.4", "life-1", True), ports=[("dns", 53, "UDP"), ("sip", 5060, "SCTP")])
+    await cluster.set_endpoints(
+        "mixed", ("10.244.1.4", "life-1", True), ports=[("dns", 53, "UDP"), ("sip", 5060, "SCTP")]
+    )
     await cluster.apply("mixed", ports=ports)
-    await cluster.has("mixed", Accepted="True/Accepted", Programmed="True/Programmed", Ready="True/EndpointsReady")
+    await cluster.has(
+        "mixed", Accepted="True/Accepted", Programmed="True/Programmed", Ready="True/EndpointsReady"
+    )
     shown = await cluster.kubectl.service("mixed")
     (entry,) = shown["status"]["loadBalancer"]["ingress"]
     assert entry["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 5060, "protocol": "SCTP"}]
@@ -109,7 +163,13 @@ async def every_protocol(cluster: Cluster) -> None:
 async def a_time_that_is_none(cluster: Cluster) -> None:
     await cluster.set_endpoints("soon", ("10.244.1.6", "life-1", True))
     await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "soon"})
-    await cluster.described("soon", "Warning", "AnnotationNotUnderstood", "fairlead.io/drain-timeout is 'soon'", "as in 5m")
+    await cluster.described(
+        "soon",
+        "Warning",
+        "AnnotationNotUnderstood",
+        "fairlead.io/drain-timeout is 'soon'",
+        "as in 5m",
+    )
 
 
 async def health_monitor_numbers_that_cannot_be(cluster: Cluster) -> None:
@@ -121,7 +181,10 @@ async def health_monitor_numbers_that_cannot_be(cluster: Cluster) -> None:
     await cluster.set_endpoints("asked", ("10.244.1.7", "life-1", True))
     await cluster.apply("asked", loadBalancerClass="fairlead.io/proxy", annotations=annotations)
     first = "fairlead.io/health-monitor-delay is '1h'; allowed: a whole number from 1 to 3600"
-    second = "loadbalancer.openstack.org/health-monitor-max-retries is '11'; allowed: a whole number from 1 to 10"
+    second = (
+        "loadbalancer.openstack.org/health-monitor-max-retries is '11'; allowed: a whole "
+        "number from 1 to 10"
+    )
     await cluster.described("asked", "Warning", "AnnotationNotUnderstood", first, second)
     await cluster.has("asked", Accepted="True/Accepted", Ready="True/EndpointsReady")
     shown = await cluster.kubectl.service("asked")
@@ -132,15 +195,26 @@ async def source_ranges_without_pods(cluster: Cluster) -> None:
     await cluster.add_node("life-4", 4, pod_cidrs=["10.244.4.0/24"])
     await cluster.set_endpoints("ranged", ("10.244.4.1", "life-4", True))
     await cluster.apply("ranged", loadBalancerSourceRanges=["198.51.100.0/24"])
-    words = ("LoadBalancerSourceRanges", "such as those in 10.244.4.0/24", "add their ranges, or let pods use the ClusterIP")
+    words = (
+        "LoadBalancerSourceRanges",
+        "such as those in 10.244.4.0/24",
+        "add their ranges, or let pods use the ClusterIP",
+    )
     await cluster.described("ranged", "Warning", *words)
-    await cluster.has("ranged", Accepted="True/Accepted", Programmed="True/Programmed", Ready="True/EndpointsReady")
+    await cluster.has(
+        "ranged",
+        Accepted="True/Accepted",
+        Programmed="True/Programmed",
+        Ready="True/EndpointsReady",
+    )
 
 
 async def another_service_proxy(cluster: Cluster) -> None:
     await cluster.set_endpoints("proxied", ("10.244.1.5", "life-1", True))
     await cluster.apply("proxied")
-    await cluster.kubectl("label", "service", "proxied", "service.kubernetes.io/service-proxy-name=other")
+    await cluster.kubectl(
+        "label", "service", "proxied", "service.kubernetes.io/service-proxy-name=other"
+    )
     await cluster.described("proxied", "Warning", "OtherServiceProxy", "remove the label")
 
 
@@ -151,7 +225,10 @@ async def somebody_elses_finalizer(cluster: Cluster) -> None:
     await cluster.kubectl("patch", "service", "kept", "--type=json", "-p", finalizers)
     await cluster.kubectl("delete", "service", "kept", "--wait=false")
     await cluster.described(
-        "kept", "DeletedLoadBalancer", "until finalizer example.com/keep is taken off", "kubectl edit service"
+        "kept",
+        "DeletedLoadBalancer",
+        "until finalizer example.com/keep is taken off",
+        "kubectl edit service",
     )
     await cluster.released("kept")
 
@@ -192,7 +269,9 @@ async def test_an_exhausted_pool(cluster: Cluster) -> None:
     await cluster.apply("first")
     (address,) = await cluster.addresses("first")
     await cluster.apply("second")
-    await cluster.described("second", "Warning", "SyncLoadBalancerFailed", "no IPv4 address is free", "delete a Service")
+    await cluster.described(
+        "second", "Warning", "SyncLoadBalancerFailed", "no IPv4 address is free", "delete a Service"
+    )
     await cluster.has("second", Accepted="False/Refused")
     await cluster.kubectl("delete", "service", "first")
     assert await cluster.addresses("second") == [address]
@@ -205,7 +284,9 @@ async def test_no_node_at_all(cluster: Cluster) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))
     await cluster.apply("web", externalTrafficPolicy="Cluster")
     (address,) = await cluster.addresses("web")
-    await cluster.described("web", "Warning", "There are no available nodes for LoadBalancer: there is no Node")
+    await cluster.described(
+        "web", "Warning", "There are no available nodes for LoadBalancer: there is no Node"
+    )
     await cluster.add_node("life-1", 1)
     await cluster.has("web", Ready="True/EndpointsReady")
     assert await cluster.addresses("web") == [address]

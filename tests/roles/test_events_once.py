@@ -1,4 +1,5 @@
-"""Events are told once: not at every retry, not again by the next process, not again by the next leader."""
+"""Events are told once: not at every retry, not again by the next process, not again by the next
+leader."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +18,13 @@ from fairlead.lab.apiserver.faults import Fault
 
 async def told(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
     """How often each reason was told about each Service."""
-    return Counter({(name, each["reason"]): each["count"] for name in names for each in await cluster.events(name)})
+    return Counter(
+        {
+            (name, each["reason"]): each["count"]
+            for name in names
+            for each in await cluster.events(name)
+        }
+    )
 
 
 @pytest.fixture
@@ -26,13 +33,17 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
     async with ApiServer() as server, Client(access := Access(server.url)) as client:
         await crds.install(client)
         made = Cluster(access, client, tmp_path)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}}
+        )
         await made.start_controller()
         yield server, made
         await made.stop()
 
 
-async def test_a_restart_and_another_leader_tell_nothing_again(embedded: tuple[ApiServer, Cluster]) -> None:
+async def test_a_restart_and_another_leader_tell_nothing_again(
+    embedded: tuple[ApiServer, Cluster],
+) -> None:
     """On one server only: by its name an Event is found again, and no server has a part in that."""
     _, cluster = embedded
     names = ("served", "empty", "refused")
@@ -46,7 +57,9 @@ async def test_a_restart_and_another_leader_tell_nothing_again(embedded: tuple[A
     await cluster.described("served", "EnsuringLoadBalancer", "EnsuredLoadBalancer")
     before = await told(cluster, *names)
     assert set(before.values()) == {1}
-    versions = {name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names}
+    versions = {
+        name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
+    }
     for _ in range(2):
         await cluster.stop_controller()
         await cluster.start_controller()
@@ -55,7 +68,9 @@ async def test_a_restart_and_another_leader_tell_nothing_again(embedded: tuple[A
         await asyncio.sleep(PATIENCE_S + 0.5)
         await cluster.kubectl("delete", "service", "sign")
     assert await told(cluster, *names) == before
-    after = {name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names}
+    after = {
+        name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
+    }
     assert after == versions, "nothing was written on a Service that did not change"
 
 
@@ -67,7 +82,10 @@ async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluste
     await cluster.apply("web", externalTrafficPolicy="Cluster")
 
     def tries() -> int:
-        return sum(each.method == "PATCH" and each.path.endswith("/services/web/status") for each in server.requests)
+        return sum(
+            each.method == "PATCH" and each.path.endswith("/services/web/status")
+            for each in server.requests
+        )
 
     async def often() -> bool:
         return tries() >= 5 and bool(await cluster.events("web", reason="SyncLoadBalancerFailed"))

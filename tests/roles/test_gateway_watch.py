@@ -1,4 +1,5 @@
-"""The watch by which a controller knows which gateways are alive, and a watch that hangs while other requests are answered."""
+"""The watch by which a controller knows which gateways are alive, and a watch that hangs while
+other requests are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,9 +33,16 @@ def announcer(client: Client, role: str, name: str) -> Announcer:
 
 
 async def test_a_watch_that_hangs_takes_no_gateway_for_gone() -> None:
-    """Of several API servers behind one address the one that serves the watch hangs; the others answer everything else."""
-    async with ApiServer() as server, Client(Access(server.url)) as client, asyncio.TaskGroup() as group:
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
+    """Of several API servers behind one address the one that serves the watch hangs; the others
+    answer everything else."""
+    async with (
+        ApiServer() as server,
+        Client(Access(server.url)) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}
+        )
         state = State(())
         watch = GatewayWatch(client, state, SECTION, Freshness(lambda: client.answered_s))
         tasks = [
@@ -47,7 +55,9 @@ async def test_a_watch_that_hangs_takes_no_gateway_for_gone() -> None:
             return set(state.gateways.alive) if state.gateways is not None else set()
 
         def renewals() -> int:
-            return sum(each.method == "PATCH" and "gateway-gw1" in each.path for each in server.requests)
+            return sum(
+                each.method == "PATCH" and "gateway-gw1" in each.path for each in server.requests
+            )
 
         await until(lambda: alive() == {"gw1"})
         server.faults.add(Fault("stall", method="GET", path="/leases.*watch=", count=0))

@@ -1,4 +1,5 @@
-"""What Services show about their gateways, and the Event when a Warning no longer holds: on both API servers."""
+"""What Services show about their gateways, and the Event when a Warning no longer holds: on both
+API servers."""
 
 import asyncio
 import json
@@ -27,19 +28,26 @@ async def serve(cluster: Cluster) -> list[str]:
 async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     address = await serve(cluster)
     await cluster.stop_gateway()
-    found = await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed", Ready="False/NoGateway")
+    found = await cluster.has(
+        "web", Accepted="True/Accepted", Programmed="True/Programmed", Ready="False/NoGateway"
+    )
     assert "start `fairlead gateway`" in found["Ready"]["message"]
-    await cluster.described("web", "Warning", "NoGateway", "no gateway is alive", "fairlead status --cluster")
+    await cluster.described(
+        "web", "Warning", "NoGateway", "no gateway is alive", "fairlead status --cluster"
+    )
     assert await cluster.addresses("web") == address
 
-    # Another process finds the Lease of a gateway that is gone, and knows that only when it has watched for a while.
+    # Another process finds the Lease of a gateway that is gone, and knows that only when it has
+    # watched for a while.
     await cluster.stop_controller()
     await cluster.start_controller(gateway=False)
     await cluster.set_endpoints("other", ("10.244.1.2", "life-1", True))
     await cluster.apply("other")
     await cluster.has("other", Ready="False/NoGateway")
     after = await cluster.conditions("web")
-    assert after["Ready"] == found["Ready"], "with the time of its last transition: it was never taken for ready meanwhile"
+    assert after["Ready"] == found["Ready"], (
+        "with the time of its last transition: it was never taken for ready meanwhile"
+    )
 
     await cluster.start_gateway()
     await cluster.has("web", Ready="True/EndpointsReady")
@@ -49,7 +57,9 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
 async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) -> None:
     address = await serve(cluster)
     key = ServiceKey(cluster.namespace, "web")
-    cluster.gateway.record({}, {key: Outcome("refused", "no room in the table of slots", "TableFull")})
+    cluster.gateway.record(
+        {}, {key: Outcome("refused", "no room in the table of slots", "TableFull")}
+    )
     found = await cluster.has("web", Ready="False/GatewayNotServing")
     assert found["Ready"]["message"] == "gateway gw1 cannot serve it: no room in the table of slots"
     await cluster.described("web", "Warning", "GatewayNotServing", "gateway gw1 cannot serve it")
@@ -83,7 +93,9 @@ async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> 
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))
     await cluster.start_controller()
     await cluster.has("web", Ready="True/EndpointsReady")
-    await cluster.described("web", "Normal", "Recovered", "NoReadyEndpoints no longer holds, after less than a minute")
+    await cluster.described(
+        "web", "Normal", "Recovered", "NoReadyEndpoints no longer holds, after less than a minute"
+    )
     (event,) = await cluster.events("web", reason="Recovered")
     assert event["count"] == 1
 
@@ -94,7 +106,9 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
 
     async def announced() -> bool:
         leases = await cluster.client.list(LEASES, namespace=cluster.namespace)
-        return any((found := presence_of(each)) is not None and found.name == "GW_1" for each in leases)
+        return any(
+            (found := presence_of(each)) is not None and found.name == "GW_1" for each in leases
+        )
 
     try:
         await until(announced, "the gateway is announced")
@@ -104,9 +118,13 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
 
 
 async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
-    """It names more Services than it has reasons for: none of these is to look as if it were served."""
+    """It names more Services than it has reasons for: none of these is to look as if it were
+    served."""
     name, namespace = "w" * 59, "n" * 63
-    outcomes = {ServiceKey(namespace, f"{name}{number:04}"): Outcome("refused", "no room " * 100) for number in range(2000)}
+    outcomes = {
+        ServiceKey(namespace, f"{name}{number:04}"): Outcome("refused", "no room " * 100)
+        for number in range(2000)
+    }
     cluster.gateway.record({}, outcomes)
     record = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1").record()
     assert (record.not_served_count, len(record.not_served)) == (2000, 1000)
@@ -114,10 +132,17 @@ async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster)
     assert len(json.dumps(lease_body(record, identity="", now="", lease_s=1.0))) < 256 * 1024
 
 
-async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(cluster: Cluster) -> None:
+async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(
+    cluster: Cluster,
+) -> None:
     await serve(cluster)
-    others = {ServiceKey(cluster.namespace, f"a{number}"): Outcome("refused", "no room") for number in range(100)}
-    cluster.gateway.record({}, others | {ServiceKey(cluster.namespace, "web"): Outcome("refused", "no room")})
+    others = {
+        ServiceKey(cluster.namespace, f"a{number}"): Outcome("refused", "no room")
+        for number in range(100)
+    }
+    cluster.gateway.record(
+        {}, others | {ServiceKey(cluster.namespace, "web"): Outcome("refused", "no room")}
+    )
     found = await cluster.has("web", Ready="False/GatewayNotServing")
     assert "SyncGatewayFailed" in found["Ready"]["message"]
 
@@ -125,7 +150,9 @@ async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(clus
 async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> None:
     """As a gateway says whose table memory is short."""
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
-    coarse = Outcome("unavailable", "1 of 1 listeners have tables with fewer slots", in_part=True, coarse=True)
+    coarse = Outcome(
+        "unavailable", "1 of 1 listeners have tables with fewer slots", in_part=True, coarse=True
+    )
     for _ in range(2):
         cluster.gateway.record({}, {WEB: coarse})
         record = announcer.record()
@@ -133,7 +160,8 @@ async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> N
 
 
 async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: Cluster) -> None:
-    """Until it has looked at all Services: no Service is taken for ready because nothing is known of it yet."""
+    """Until it has looked at all Services: no Service is taken for ready because nothing is known
+    of it yet."""
     unserved = Outcome("unavailable", "no room")
     before = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
     cluster.gateway.record({}, {WEB: unserved})
@@ -153,6 +181,12 @@ async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: 
 async def test_what_passes_by_itself_is_not_listed(cluster: Cluster) -> None:
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
     unavailable = Outcome("unavailable", "tried again")
-    for outcome, listed in ((unavailable, 0), (unavailable, 1), (DONE, 0), (unavailable, 0), (Outcome("waiting"), 0)):
+    for outcome, listed in (
+        (unavailable, 0),
+        (unavailable, 1),
+        (DONE, 0),
+        (unavailable, 0),
+        (Outcome("waiting"), 0),
+    ):
         cluster.gateway.record({}, {ServiceKey("default", "web"): outcome})
         assert announcer.record().not_served_count == listed

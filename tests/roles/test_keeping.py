@@ -1,4 +1,5 @@
-"""Addresses that are kept for Services that are gone, on both API servers: how many, what is shown, and until when."""
+"""Addresses that are kept for Services that are gone, on both API servers: how many, what is shown,
+and until when."""
 
 import json
 import secrets
@@ -17,16 +18,28 @@ KEEP = {"fairlead.io/keep-address": "true"}
 async def kept(cluster: Cluster, namespace: str) -> list[AddressGrant]:
     """The grants that wait for a Service of this namespace."""
     grants = await cluster.client.list(ADDRESS_GRANTS)
-    return [each for each in grants if any(one.namespace == namespace and not one.uid for one in each.spec.holders)]
+    return [
+        each
+        for each in grants
+        if any(one.namespace == namespace and not one.uid for one in each.spec.holders)
+    ]
 
 
-async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace_may(cluster: Cluster) -> None:
-    """Each is worked on at the same time as the others, and each finds the namespace below its limit at first."""
+async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace_may(
+    cluster: Cluster,
+) -> None:
+    """Each is worked on at the same time as the others, and each finds the namespace below its
+    limit at first."""
     await cluster.stop_controller()
     cluster.keeps = 2
     await cluster.start_controller()
     names = [f"s{number}" for number in range(6)]
-    await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]))
+    await cluster.kubectl(
+        "apply",
+        "-f",
+        "-",
+        given=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]),
+    )
     for name in names:
         await cluster.addresses(name)
     await cluster.kubectl("delete", "services", *names, "--wait=false")
@@ -35,8 +48,15 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
     assert len(await kept(cluster, cluster.namespace)) == 2
 
     async def told() -> bool:
-        found = [event for name in names for event in await cluster.events(name, reason="AddressNotKept")]
-        return len({event["involvedObject"]["name"] for event in found if "2 of 2" in event["message"]}) == 4
+        found = [
+            event for name in names for event in await cluster.events(name, reason="AddressNotKept")
+        ]
+        return (
+            len(
+                {event["involvedObject"]["name"] for event in found if "2 of 2" in event["message"]}
+            )
+            == 4
+        )
 
     await until(told, "four Services were told that their addresses are not kept")
     for grant in await kept(cluster, cluster.namespace):
@@ -53,9 +73,13 @@ async def test_what_is_kept_is_shown_and_goes_with_its_namespace(cluster: Cluste
     }
     await cluster.client.create(NAMESPACES, {"metadata": {"name": name}})
     await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(pool))
-    wanted: dict[str, Any] = service("web", annotations=KEEP, ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"])
+    wanted: dict[str, Any] = service(
+        "web", annotations=KEEP, ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"]
+    )
     key = ObjectKey(name, "web")
-    await cluster.client.create(SERVICES, wanted | {"metadata": wanted["metadata"] | {"namespace": name}})
+    await cluster.client.create(
+        SERVICES, wanted | {"metadata": wanted["metadata"] | {"namespace": name}}
+    )
 
     async def shows_address() -> bool:
         return bool((await cluster.client.get(SERVICES, key)).status.load_balancer.ingress)
@@ -64,15 +88,23 @@ async def test_what_is_kept_is_shown_and_goes_with_its_namespace(cluster: Cluste
     await cluster.client.delete(SERVICES, key)
 
     async def shown() -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(await cluster.kubectl("get", "addresspool", name, "-o", "json")).get("status", {})
+        status: dict[str, Any] = json.loads(
+            await cluster.kubectl("get", "addresspool", name, "-o", "json")
+        ).get("status", {})
         return status if status.get("kept") else {}
 
     status = await until(shown, "the pool shows what is kept")
     [grant] = await kept(cluster, name)
     [entry] = status["kept"]
-    assert (entry["namespace"], entry["addresses"], entry["since"]) == (name, 1, grant.spec.holders[0].kept_since)
+    assert (entry["namespace"], entry["addresses"], entry["since"]) == (
+        name,
+        1,
+        grant.spec.holders[0].kept_since,
+    )
     assert entry["until"] > entry["since"]
-    assert grant.spec.holders[0].kept_since in await cluster.kubectl("get", "addressgrant", "198.51.100.77")
+    assert grant.spec.holders[0].kept_since in await cluster.kubectl(
+        "get", "addressgrant", "198.51.100.77"
+    )
     # A real server without a namespace controller leaves the namespace Terminating for ever.
     await cluster.client.delete(NAMESPACES, ObjectKey("", name))
 

@@ -1,4 +1,5 @@
-"""A cluster in which not all kinds of Fairlead are installed: the controller does what it can, and says what it cannot."""
+"""A cluster in which not all kinds of Fairlead are installed: the controller does what it can, and
+says what it cannot."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,15 +18,22 @@ from fairlead.lab.apiserver import ApiServer
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One without any kind of ours, and no controller."""
-    async with ApiServer(service_cidrs=("10.96.0.0/16",)) as server, Client(access := Access(server.url)) as client:
+    async with (
+        ApiServer(service_cidrs=("10.96.0.0/16",)) as server,
+        Client(access := Access(server.url)) as client,
+    ):
         cluster = Cluster(access, client, tmp_path)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}}
+        )
         yield cluster
         await cluster.stop()
 
 
 async def install(cluster: Cluster, plural: str) -> None:
-    definitions = [document.object for document in read_documents([crds.folder() / f"{plural}.yaml"])]
+    definitions = [
+        document.object for document in read_documents([crds.folder() / f"{plural}.yaml"])
+    ]
     await manifests.apply(cluster.client, definitions)
 
 
@@ -37,7 +45,8 @@ async def test_without_addresspools_those_of_the_configuration_work(cluster: Clu
         assert await cluster.addresses("web") == ["203.0.113.20"]
     told = [each["event"] for each in logs if "does not know" in each["event"]]
     assert told == [
-        "the API server does not know AddressPool: addresses are given from the pools of the configuration only, until it does"
+        "the API server does not know AddressPool: addresses are given from the pools of the "
+        "configuration only, until it does"
     ]
 
 
@@ -46,7 +55,11 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
     with capture_logs() as logs:
         await cluster.start_controller()
         await cluster.apply("web")
-        await cluster.described("web", "does not know the kind AddressGrant", "kubectl apply --server-side -f deploy/crds")
+        await cluster.described(
+            "web",
+            "does not know the kind AddressGrant",
+            "kubectl apply --server-side -f deploy/crds",
+        )
     assert [each["event"] for each in logs if "does not know A" in each["event"]] == [
         "the API server does not know AddressGrant: no address is given until it does"
     ]
@@ -54,7 +67,9 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
     assert await cluster.addresses("web") == ["203.0.113.20"]
 
 
-async def test_addressgrants_that_were_removed_and_installed_again_work_again(cluster: Cluster) -> None:
+async def test_addressgrants_that_were_removed_and_installed_again_work_again(
+    cluster: Cluster,
+) -> None:
     await install(cluster, "addresspools")
     await install(cluster, "addressgrants")
     await cluster.start_controller()

@@ -1,8 +1,9 @@
-"""Services that MetalLB and OpenStack's cloud controller have served are taken over, and no address ever changes.
+"""Services that MetalLB and OpenStack's cloud controller have served are taken over, and no address
+ever changes.
 
-In: the objects of `examples/migrate`, written as those systems leave them, on both API servers. The path is the one of
-docs/migration.md: look, make pools, start our controller, take foreign finalizers off.
-"""
+In: the objects of `examples/migrate`, written as those systems leave them, on both API servers. The
+path is the one of docs/migration.md: look, make pools, start our controller, take foreign
+finalizers off."""
 
 import asyncio
 import sys
@@ -40,7 +41,12 @@ POOLS_OF_METALLB = {
                 "name": "v1beta1",
                 "served": True,
                 "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
             }
         ],
     },
@@ -48,12 +54,15 @@ POOLS_OF_METALLB = {
 
 
 def left_behind() -> list[dict[str, Any]]:
-    return [each for path in sorted(EXAMPLES.iterdir()) for each in yaml.safe_load_all(path.read_text())]
+    return [
+        each for path in sorted(EXAMPLES.iterdir()) for each in yaml.safe_load_all(path.read_text())
+    ]
 
 
 @pytest.fixture
 async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
-    """The objects of the other systems, while no controller of ours runs; the address of each Service."""
+    """The objects of the other systems, while no controller of ours runs; the address of each
+    Service."""
     await cluster.stop_controller()
     client = cluster.client
     with suppress(NotFound):
@@ -64,11 +73,17 @@ async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     for each in left_behind():
         each["metadata"]["namespace"] = cluster.namespace
         if each["kind"] != "Service":
-            await client.request("POST", f"/apis/metallb.io/v1beta1/namespaces/{cluster.namespace}/ipaddresspools", body=each)
+            await client.request(
+                "POST",
+                f"/apis/metallb.io/v1beta1/namespaces/{cluster.namespace}/ipaddresspools",
+                body=each,
+            )
             continue
         name, status = each["metadata"]["name"], each.pop("status")
         await client.create(SERVICES, each)
-        await client.patch(SERVICES, ObjectKey(cluster.namespace, name), {"status": status}, subresource="status")
+        await client.patch(
+            SERVICES, ObjectKey(cluster.namespace, name), {"status": status}, subresource="status"
+        )
         addresses[name] = status["loadBalancer"]["ingress"][0]["ip"]
     yield addresses
     for name in ("public", "shop", "taken-over"):
@@ -121,18 +136,28 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
 
     for name in coming:
         await cluster.has(name, Accepted="True/Accepted", Programmed="True/Programmed")
-    assert witness.shown == {name: {(address,)} for name, address in others.items()}, "an address was gone for a moment"
+    assert witness.shown == {name: {(address,)} for name, address in others.items()}, (
+        "an address was gone for a moment"
+    )
     granted = {
-        each.spec.address: {holder.name for holder in each.spec.holders} for each in await cluster.client.list(ADDRESS_GRANTS)
+        each.spec.address: {holder.name for holder in each.spec.holders}
+        for each in await cluster.client.list(ADDRESS_GRANTS)
     }
     assert granted["203.0.113.21"] == {"dns-tcp", "dns-udp"}
-    assert {address for address in granted if granted[address] & set(coming)} == set(coming.values())
+    assert {address for address in granted if granted[address] & set(coming)} == set(
+        coming.values()
+    )
     shown = await cluster.kubectl.service("classed")
     assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
     await cluster.described("ingress", "proxy-protocol has no effect", "make them expect none")
 
-    # As `migrate services` says: the other finalizer is taken off, ours comes; then a deletion is one, and the address is kept.
-    patch = next(line.split(" -p '")[1].rstrip("'") for line in told.splitlines() if "kubectl patch service" in line)
+    # As `migrate services` says: the other finalizer is taken off, ours comes; then a deletion is
+    # one, and the address is kept.
+    patch = next(
+        line.split(" -p '")[1].rstrip("'")
+        for line in told.splitlines()
+        if "kubectl patch service" in line
+    )
     await cluster.kubectl("patch", "service", "ingress", "--type=merge", "-p", patch)
 
     async def ours_alone() -> bool:
@@ -142,12 +167,19 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     await until(ours_alone, "our finalizer on ingress")
     await cluster.kubectl("delete", "service", "ingress", "--wait=false")
     await cluster.gone("ingress")
-    kept = {each.spec.address: each.spec for each in await cluster.client.list(ADDRESS_GRANTS)}["203.0.113.99"]
+    kept = {each.spec.address: each.spec for each in await cluster.client.list(ADDRESS_GRANTS)}[
+        "203.0.113.99"
+    ]
     assert kept.keep, "keep-floatingip keeps it"
 
     # A class cannot be changed; what is said to do about it works, and the address comes along.
     await cluster.kubectl(
-        "patch", "service", "classed", "--type=merge", "-p", '{"spec":{"type":"NodePort","loadBalancerClass":null}}'
+        "patch",
+        "service",
+        "classed",
+        "--type=merge",
+        "-p",
+        '{"spec":{"type":"NodePort","loadBalancerClass":null}}',
     )
     await cluster.kubectl("annotate", "service", "classed", "fairlead.io/addresses=203.0.113.22")
     back = '{"spec":{"type":"LoadBalancer","loadBalancerClass":"fairlead.io/direct"}}'

@@ -1,4 +1,5 @@
-"""The node's loop over real drivers: what somebody else has is told, waited for and taken; node addresses are followed."""
+"""The node's loop over real drivers: what somebody else has is told, waited for and taken; node
+addresses are followed."""
 
 import asyncio
 import socket
@@ -36,8 +37,18 @@ DEADLINE_S = 60
 
 def service(name: str, cluster_ip: str, **spec: object) -> Service:
     ports = [{"port": 80, "protocol": "TCP", "nodePort": spec.pop("nodePort", 0)}]
-    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "creationTimestamp": spec.pop("created", None)}
-    fields = {"type": "NodePort", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": ports} | spec
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": f"uid-{name}",
+        "creationTimestamp": spec.pop("created", None),
+    }
+    fields = {
+        "type": "NodePort",
+        "clusterIP": cluster_ip,
+        "clusterIPs": [cluster_ip],
+        "ports": ports,
+    } | spec
     return msgspec.convert({"metadata": metadata, "spec": fields}, Service)
 
 
@@ -60,7 +71,12 @@ class Role:
         self.state.synced("")
         self.state.update_nodes({ObjectKey("", NODE): node("192.0.2.1")})
         self.report = Reporter[NodeService](
-            View("node", NODE), self.state, self, reason=SYNC_FAILED, who=f"node {NODE}", notes=notes_of
+            View("node", NODE),
+            self.state,
+            self,
+            reason=SYNC_FAILED,
+            who=f"node {NODE}",
+            notes=notes_of,
         )
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -89,7 +105,9 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_once_it_is_free() -> None:
+async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_once_it_is_free() -> (
+    None
+):
     """H10."""
     role = Role()
     driver = HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0)
@@ -113,7 +131,8 @@ async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_on
             (
                 key("web"),
                 "FailedToStartServiceHealthcheck",
-                f'node node1 failed to start healthcheck "default/web" on port {number}: Address already in use',
+                f'node node1 failed to start healthcheck "default/web" on port {number}: Address '
+                "already in use",
             )
         ]
         assert await driver.read(None) == {}
@@ -142,7 +161,12 @@ async def proxy(here: None) -> AsyncIterator[tuple[Role, NodeProxyDriver]]:
 async def frontends(driver: NodeProxyDriver) -> dict[str, str]:
     """Who is served where."""
     found = await driver.read(None)
-    return {e.key.replace(" . 6 . ", ":"): each.name for each, spec in found.items() for e in spec if e.map == "services4"}
+    return {
+        e.key.replace(" . 6 . ", ":"): each.name
+        for each, spec in found.items()
+        for e in spec
+        if e.map == "services4"
+    }
 
 
 async def until_served(driver: NodeProxyDriver, expected: dict[str, str]) -> None:
@@ -153,9 +177,14 @@ async def until_served(driver: NodeProxyDriver, expected: dict[str, str]) -> Non
 
 
 @pytest.mark.root
-async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(proxy: tuple[Role, NodeProxyDriver]) -> None:
+async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(
+    proxy: tuple[Role, NodeProxyDriver],
+) -> None:
     role, driver = proxy
-    role.set(service("a", "192.0.2.10", externalIPs=["192.0.2.99"]), service("b", "192.0.2.11", externalIPs=["192.0.2.99"]))
+    role.set(
+        service("a", "192.0.2.10", externalIPs=["192.0.2.99"]),
+        service("b", "192.0.2.11", externalIPs=["192.0.2.99"]),
+    )
     await until(lambda: bool(role.events))
     about, reason, message = role.events[0]
     assert (about, reason) == (key("b"), SYNC_FAILED)
@@ -203,7 +232,9 @@ async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_re
 
 
 @pytest.mark.root
-async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(proxy: tuple[Role, NodeProxyDriver]) -> None:
+async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(
+    proxy: tuple[Role, NodeProxyDriver],
+) -> None:
     role, driver = proxy
     role.set(service("a", "192.0.2.10", externalIPs=["192.0.2.11"], created="2026-01-01T00:00:00Z"))
     await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.11:80": "a"})
@@ -214,7 +245,9 @@ async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(proxy: tuple
 
 
 @pytest.mark.root
-async def test_who_was_given_an_address_keeps_it_from_who_names_it(proxy: tuple[Role, NodeProxyDriver]) -> None:
+async def test_who_was_given_an_address_keeps_it_from_who_names_it(
+    proxy: tuple[Role, NodeProxyDriver],
+) -> None:
     """However old the other is: anybody may name anything."""
     role, driver = proxy
     made = service("b", "192.0.2.11", type="LoadBalancer", created="2026-01-02T00:00:00Z")
@@ -229,10 +262,17 @@ async def test_who_was_given_an_address_keeps_it_from_who_names_it(proxy: tuple[
 
 @pytest.mark.root
 async def test_the_health_port_of_a_service_that_lacks_an_address_is_opened(here: None) -> None:
-    role, health = Role(), HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0)
+    role, health = (
+        Role(),
+        HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0),
+    )
     driver = role.proxy()
     await driver.open()
-    balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30990}
+    balanced = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": 30990,
+    }
     shared = {"externalIPs": ["192.0.2.99"]}
     role.set(service("a", "192.0.2.10", **shared), service("b", "192.0.2.11", **shared, **balanced))
     running = asyncio.create_task(role.loop(driver, health).run())
@@ -257,13 +297,20 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
     # The Node goes, to be registered anew: what worked goes on.
     role.state.update_nodes({ObjectKey("", NODE): None})
     role.set(service("more", "192.0.2.11", nodePort=30081))
-    there = {"192.0.2.10:80": "web", "192.0.2.2:30080": "web", "192.0.2.11:80": "more", "192.0.2.2:30081": "more"}
+    there = {
+        "192.0.2.10:80": "web",
+        "192.0.2.2:30080": "web",
+        "192.0.2.11:80": "more",
+        "192.0.2.2:30081": "more",
+    }
     await until_served(driver, there)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["flush ruleset", "flush table inet fairlead"])
-async def test_what_others_flushed_comes_back_before_the_next_audit(proxy: tuple[Role, NodeProxyDriver], what: str) -> None:
+async def test_what_others_flushed_comes_back_before_the_next_audit(
+    proxy: tuple[Role, NodeProxyDriver], what: str
+) -> None:
     """And what is theirs stays."""
     role, driver = proxy
     role.set(service("web", "192.0.2.10", nodePort=30080))
@@ -272,7 +319,9 @@ async def test_what_others_flushed_comes_back_before_the_next_audit(proxy: tuple
     following = asyncio.create_task(follow_rules(role.state, driver))
     await nft(f"{what}; add table inet theirs")
     async with asyncio.timeout(DEADLINE_S):
-        while "goto services" not in await nft("list ruleset"):  # not by way of the driver, whose reading would put it right
+        while "goto services" not in await nft(
+            "list ruleset"
+        ):  # not by way of the driver, whose reading would put it right
             await asyncio.sleep(0.05)
     await until_served(driver, there)
     assert "table inet theirs" in await nft("list tables")
@@ -282,7 +331,9 @@ async def test_what_others_flushed_comes_back_before_the_next_audit(proxy: tuple
 
 async def nft(command: str) -> str:
     """What it says."""
-    done = await asyncio.to_thread(subprocess.run, ["nft", command], check=True, capture_output=True, text=True)
+    done = await asyncio.to_thread(
+        subprocess.run, ["nft", command], check=True, capture_output=True, text=True
+    )
     return done.stdout
 
 
@@ -294,7 +345,11 @@ def ip(*words: str) -> None:
 async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
     found = HostAddresses(["192.0.2.0/25", "2001:db8::/64", "127.0.0.0/8", "fe80::/10"])
     assert not await found.look()
-    for family, address in (("-4", "192.0.2.7/24"), ("-4", "192.0.2.200/24"), ("-6", "2001:db8::7/64")):
+    for family, address in (
+        ("-4", "192.0.2.7/24"),
+        ("-4", "192.0.2.200/24"),
+        ("-6", "2001:db8::7/64"),
+    ):
         ip(family, "address", "add", address, "dev", "lo")
     assert await found.look()
     assert found() == ("192.0.2.7", "2001:db8::7")
@@ -305,12 +360,17 @@ async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
 
 
 def test_the_primary_address_is_the_first_internal_one_of_each_family() -> None:
-    assert primary_addresses(node("192.0.2.2", "2001:db8::2", "192.0.2.3", "2001:db8::3")) == ("192.0.2.2", "2001:db8::2")
+    assert primary_addresses(node("192.0.2.2", "2001:db8::2", "192.0.2.3", "2001:db8::3")) == (
+        "192.0.2.2",
+        "2001:db8::2",
+    )
     assert primary_addresses(node()) == ()
 
 
 @pytest.mark.root
-async def test_cleaning_up(proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_cleaning_up(
+    proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Twice: the second time there is nothing to do, and nothing is made to be removed."""
     await clean_up()
     assert "removed the table inet fairlead" in "".join(capsys.readouterr())

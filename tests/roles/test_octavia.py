@@ -1,4 +1,5 @@
-"""Class octavia as users see it: kubectl, the embedded API server, a controller in this process, and a real Octavia."""
+"""Class octavia as users see it: kubectl, the embedded API server, a controller in this process,
+and a real Octavia."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,8 +27,12 @@ async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster
         await crds.install(client)
         made = Cluster(Access(server.url), client, tmp_path)
         file = str(clouds_file(tmp_path, octavia_front.url))
-        made.octavia = OctaviaConfig(cloud="test", clouds_file=file, subnet_id=SUBNET, provider="amphora", calls_per_s=1000.0)
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}})
+        made.octavia = OctaviaConfig(
+            cloud="test", clouds_file=file, subnet_id=SUBNET, provider="amphora", calls_per_s=1000.0
+        )
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": made.namespace}}
+        )
         await made.add_node("life-1", 1)
         await made.add_node("life-2", 2)
         await made.start_controller()
@@ -40,26 +45,40 @@ async def members(front: Front) -> list[tuple[str, int]]:
     """Of all pools of the project: address and weight."""
     lb = clients.without_auth(octavia=front.url).load_balancer
     pools = lb.pools(project_id=front.project)
-    return sorted((member.address, member.weight) for pool in pools for member in lb.members(pool.id))
+    return sorted(
+        (member.address, member.weight) for pool in pools for member in lb.members(pool.id)
+    )
 
 
 async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> None:
-    await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True))
+    await cluster.set_endpoints(
+        "web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True)
+    )
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     (address,) = await cluster.addresses("web")
     shown = await cluster.kubectl.service("web")
     assert shown["status"]["loadBalancer"]["ingress"][0]["ipMode"] == "VIP"
-    await cluster.described("web", "CreatedLoadBalancer", "of provider amphora", "EnsuredLoadBalancer", "ClientAddressHidden")
+    await cluster.described(
+        "web",
+        "CreatedLoadBalancer",
+        "of provider amphora",
+        "EnsuredLoadBalancer",
+        "ClientAddressHidden",
+    )
     await cluster.has("web", Programmed="True/Programmed", Ready="True/EndpointsReady")
     assert await members(octavia_front) == [("192.0.2.1", 2)]
 
-    await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True), ("10.244.2.1", "life-2", True))
+    await cluster.set_endpoints(
+        "web", ("10.244.1.1", "life-1", True), ("10.244.2.1", "life-2", True)
+    )
 
     async def moved() -> bool:
         return await members(octavia_front) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
 
     await until(moved, "the second node")
-    await cluster.kubectl("annotate", "service", "web", "loadbalancer.openstack.org/proxy-protocol=true")
+    await cluster.kubectl(
+        "annotate", "service", "web", "loadbalancer.openstack.org/proxy-protocol=true"
+    )
 
     async def by_header() -> bool:
         status = (await cluster.kubectl.service("web"))["status"]["loadBalancer"]["ingress"]
@@ -73,12 +92,14 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
     await cluster.kubectl("delete", "service", "web", "plain", "--timeout=30s")
     lb = clients.without_auth(octavia=octavia_front.url).load_balancer
     assert list(lb.load_balancers(project_id=octavia_front.project)) == []
-    assert [str(call) for call in octavia_front.writes if "POST /v2/lbaas/loadbalancers" in str(call)] == [
-        "POST /v2/lbaas/loadbalancers"
-    ]
+    assert [
+        str(call) for call in octavia_front.writes if "POST /v2/lbaas/loadbalancers" in str(call)
+    ] == ["POST /v2/lbaas/loadbalancers"]
 
 
-async def test_a_controller_that_comes_back_changes_nothing(cluster: Cluster, octavia_front: Front) -> None:
+async def test_a_controller_that_comes_back_changes_nothing(
+    cluster: Cluster, octavia_front: Front
+) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     await cluster.addresses("web")
     await cluster.stop_controller()
@@ -90,7 +111,9 @@ async def test_a_controller_that_comes_back_changes_nothing(cluster: Cluster, oc
     assert len(octavia_front.writes) == writes
 
 
-async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(cluster: Cluster, octavia_front: Front) -> None:
+async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(
+    cluster: Cluster, octavia_front: Front
+) -> None:
     await cluster.stop_controller()
     octavia_front.fate = lambda _: Answer(503, "in maintenance")
     await cluster.start_controller()
@@ -112,21 +135,33 @@ async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) ->
     annotations = {"loadbalancer.openstack.org/proxy-protocol": "true"}
     await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations=annotations)
     await cluster.has("web", Accepted="False/Refused")
-    await cluster.described("web", "pods see the client's own address, and get no header", "octavia-provider: amphora")
+    await cluster.described(
+        "web", "pods see the client's own address, and get no header", "octavia-provider: amphora"
+    )
     await cluster.kubectl("annotate", "service", "web", "fairlead.io/octavia-provider=amphora")
     await cluster.addresses("web")
 
 
-async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(cluster: Cluster, octavia_front: Front) -> None:
-    """The load balancer is of a provider that new ones are not of, and has what that one lacks. The same when the cloud can be
-    read only some time after the start."""
-    await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations={"loadbalancer.openstack.org/proxy-protocol": "true"})
+async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(
+    cluster: Cluster, octavia_front: Front
+) -> None:
+    """The load balancer is of a provider that new ones are not of, and has what that one lacks. The
+    same when the cloud can be read only some time after the start."""
+    await cluster.apply(
+        "web",
+        loadBalancerClass=OCTAVIA,
+        annotations={"loadbalancer.openstack.org/proxy-protocol": "true"},
+    )
     (address,) = await cluster.addresses("web")
     await cluster.stop_controller()
     assert cluster.octavia is not None
     cluster.octavia = msgspec.structs.replace(cluster.octavia, provider="ovn")
     await cluster.start_controller()
-    await cluster.apply("web", loadBalancerClass=OCTAVIA, annotations={"loadbalancer.openstack.org/proxy-protocol": "v2"})
+    await cluster.apply(
+        "web",
+        loadBalancerClass=OCTAVIA,
+        annotations={"loadbalancer.openstack.org/proxy-protocol": "v2"},
+    )
     await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed")
     assert await cluster.addresses("web") == [address]
     await cluster.stop_controller()
@@ -138,7 +173,9 @@ async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(cluster: Clust
     assert await cluster.addresses("web") == [address]
 
 
-async def test_without_a_cloud_services_are_told_and_none_is_lost(cluster: Cluster, octavia_front: Front) -> None:
+async def test_without_a_cloud_services_are_told_and_none_is_lost(
+    cluster: Cluster, octavia_front: Front
+) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     await cluster.addresses("web")
     await cluster.stop_controller()
@@ -147,7 +184,9 @@ async def test_without_a_cloud_services_are_told_and_none_is_lost(cluster: Clust
     await cluster.apply("new", loadBalancerClass=OCTAVIA)
     await cluster.described("new", "class fairlead.io/octavia is not configured")
     await cluster.kubectl("delete", "service", "web", "--wait=false")
-    await cluster.described("web", "may still have a load balancer of class fairlead.io/octavia", "restore it until")
+    await cluster.described(
+        "web", "may still have a load balancer of class fairlead.io/octavia", "restore it until"
+    )
     await cluster.stop_controller()
     cluster.octavia = there
     await cluster.start_controller()

@@ -55,9 +55,13 @@ def some_service(draw: random.Random, name: str) -> Service:
         health_check_node_port=30000 + NAMES.index(name),
         load_balancer_source_ranges=ranges,
     )
-    shown = LoadBalancerStatus((LoadBalancerIngress(draw.choice(("203.0.113.1", "203.0.113.2"))),) * draw.choice((0, 1, 1)))
+    shown = LoadBalancerStatus(
+        (LoadBalancerIngress(draw.choice(("203.0.113.1", "203.0.113.2"))),) * draw.choice((0, 1, 1))
+    )
     since = f"2026-01-0{draw.choice('123')}T00:00:00Z"
-    return Service(ServiceMeta(name, "default", uid=name, creation_timestamp=since), spec, ServiceStatus(shown))
+    return Service(
+        ServiceMeta(name, "default", uid=name, creation_timestamp=since), spec, ServiceStatus(shown)
+    )
 
 
 def some_slice(draw: random.Random, name: str) -> EndpointSlice:
@@ -70,12 +74,17 @@ def some_slice(draw: random.Random, name: str) -> EndpointSlice:
         for number in range(draw.randrange(4))
     )
     labels = {SERVICE_NAME_LABEL: draw.choice(NAMES)}
-    return EndpointSlice(ObjectMeta(name, "default", labels=labels), "IPv4", endpoints, (EndpointPort("web", 8080),))
+    return EndpointSlice(
+        ObjectMeta(name, "default", labels=labels), "IPv4", endpoints, (EndpointPort("web", 8080),)
+    )
 
 
 def some_node(draw: random.Random, name: str) -> Node:
     labels = {EXCLUDE_LABEL: ""} if draw.random() < 0.2 else {}
-    return Node(ObjectMeta(name, labels=labels), status=NodeStatus((NodeAddress("InternalIP", address(name)),)))
+    return Node(
+        ObjectMeta(name, labels=labels),
+        status=NodeStatus((NodeAddress("InternalIP", address(name)),)),
+    )
 
 
 def step(draw: random.Random, state: State) -> None:
@@ -83,13 +92,27 @@ def step(draw: random.Random, state: State) -> None:
     match draw.randrange(6):
         case 0:
             name = draw.choice(NAMES)
-            state.update_services({ObjectKey("default", name): some_service(draw, name) if draw.random() < 0.8 else None})
+            state.update_services(
+                {
+                    ObjectKey("default", name): some_service(draw, name)
+                    if draw.random() < 0.8
+                    else None
+                }
+            )
         case 1 | 2:
             name = draw.choice(("s1", "s2", "s3", "s4"))
-            state.update_slices({ObjectKey("default", name): some_slice(draw, name) if draw.random() < 0.8 else None})
+            state.update_slices(
+                {
+                    ObjectKey("default", name): some_slice(draw, name)
+                    if draw.random() < 0.8
+                    else None
+                }
+            )
         case 3:
             name = draw.choice(NODES)
-            state.update_nodes({ObjectKey("", name): some_node(draw, name) if draw.random() < 0.8 else None})
+            state.update_nodes(
+                {ObjectKey("", name): some_node(draw, name) if draw.random() < 0.8 else None}
+            )
         case 4:
             port = draw.choice((10256, *(30000 + number for number in range(len(NAMES)))))
             state.observe(address(draw.choice(NODES)), port, draw.choice(VERDICTS), [])
@@ -115,9 +138,24 @@ def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
         unconfirmed = shown(planned.unconfirmed(asked))
         assert unconfirmed.keys() == found.keys()
         balancers = [each for each in found.values() if isinstance(each, LoadBalancer)]
-        seen |= {member.state for each in balancers for listener in each.listeners for member in listener.members}
-        seen |= {note.reason for each in balancers for note in each.notes} | {type(each).__name__ for each in found.values()}
-    assert {"active", "draining", "pending", "down", "PortConflict", "HealthChecksFailing", "str"} <= seen, "all was met"
+        seen |= {
+            member.state
+            for each in balancers
+            for listener in each.listeners
+            for member in listener.members
+        }
+        seen |= {note.reason for each in balancers for note in each.notes} | {
+            type(each).__name__ for each in found.values()
+        }
+    assert {
+        "active",
+        "draining",
+        "pending",
+        "down",
+        "PortConflict",
+        "HealthChecksFailing",
+        "str",
+    } <= seen, "all was met"
 
 
 def test_what_nothing_has_changed_of_is_planned_once() -> None:
@@ -127,34 +165,54 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
     for name in NODES:
         state.update_nodes({ObjectKey("", name): some_node(draw, name)})
     key = ServiceKey("default", "a")
-    spec = ServiceSpec(type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT)
+    spec = ServiceSpec(
+        type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT
+    )
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
     state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
     first = planned.unconfirmed([key])[key]
     assert planned.confirmed([key])[key] is first, "there is nothing to confirm"
     state.observe("10.0.0.1", 10256, "up", [key])
     assert planned.unconfirmed([key])[key] is first, "a verdict is none of its objects"
-    slice_ = EndpointSlice(ObjectMeta("s1", "default", labels={SERVICE_NAME_LABEL: "a"}), "IPv4", (), (EndpointPort("web", 1),))
+    slice_ = EndpointSlice(
+        ObjectMeta("s1", "default", labels={SERVICE_NAME_LABEL: "a"}),
+        "IPv4",
+        (),
+        (EndpointPort("web", 1),),
+    )
     state.update_slices({ObjectKey("default", "s1"): slice_})
     assert planned.unconfirmed([key])[key] is not first
 
 
 def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> None:
-    """The two kinds of connections take different paths to the node if forwarded packets go through a tunnel."""
+    """The two kinds of connections take different paths to the node if forwarded packets go through
+    a tunnel."""
     state = State(())
     planned = Planned(state, CONFIG)
     for name in NODES[:2]:
-        node = Node(ObjectMeta(name), status=NodeStatus((NodeAddress("InternalIP", address(name)),)))
+        node = Node(
+            ObjectMeta(name), status=NodeStatus((NodeAddress("InternalIP", address(name)),))
+        )
         state.update_nodes({ObjectKey("", name): node})
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
     keys = {name: ServiceKey("default", name.rpartition("/")[2]) for name in (DIRECT, PROXY)}
     for class_name, key in keys.items():
         ports = (ServicePort(80 + len(class_name), "web", node_port=30080),)
         spec = ServiceSpec(type="LoadBalancer", ports=ports, load_balancer_class=class_name)
-        state.update_services({ObjectKey(*key): Service(ServiceMeta(key.name, "default"), spec, status)})
-        endpoints = tuple(Endpoint((f"10.1.0.{number}",), EndpointConditions(), name) for number, name in enumerate(NODES[:2]))
+        state.update_services(
+            {ObjectKey(*key): Service(ServiceMeta(key.name, "default"), spec, status)}
+        )
+        endpoints = tuple(
+            Endpoint((f"10.1.0.{number}",), EndpointConditions(), name)
+            for number, name in enumerate(NODES[:2])
+        )
         labels = {SERVICE_NAME_LABEL: key.name}
-        slice_ = EndpointSlice(ObjectMeta(key.name, "default", labels=labels), "IPv4", endpoints, (EndpointPort("web", 1),))
+        slice_ = EndpointSlice(
+            ObjectMeta(key.name, "default", labels=labels),
+            "IPv4",
+            endpoints,
+            (EndpointPort("web", 1),),
+        )
         state.update_slices({ObjectKey("default", key.name): slice_})
     state.observe(address(NODES[0]), 10256, "up", keys.values())
     state.observe(address(NODES[1]), 10256, "down", keys.values())
@@ -166,7 +224,9 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
     def told(class_name: str) -> tuple[list[str], list[str]]:
         balancer = found[keys[class_name]]
         assert isinstance(balancer, LoadBalancer)
-        return [member.state for member in balancer.listeners[0].members], [note.reason for note in balancer.notes]
+        return [member.state for member in balancer.listeners[0].members], [
+            note.reason for note in balancer.notes
+        ]
 
     assert told(DIRECT) == (["active", "down"], [NODE_NOT_ANSWERING])
     assert told(PROXY) == (["active", "active"], [])

@@ -1,4 +1,5 @@
-"""What AddressPools show is written pool by pool: one that cannot be written keeps no other from it."""
+"""What AddressPools show is written pool by pool: one that cannot be written keeps no other from
+it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +35,9 @@ class Bench:
         self.state = State(("addresspools",))
         planner = Planner(self.state, Config())
         self._recorder = recorder = EventRecorder(client, "fairlead-test")
-        self.reports = PoolReports(client, self.state, planner.ledger, recorder, limits_of(Config()), fence=lambda: None)
+        self.reports = PoolReports(
+            client, self.state, planner.ledger, recorder, limits_of(Config()), fence=lambda: None
+        )
         planner.on_assigned = self.reports.changed
         self._planner = planner
 
@@ -47,7 +50,12 @@ class Bench:
     async def running(self) -> AsyncIterator[None]:
         tasks = [
             asyncio.ensure_future(each)
-            for each in (self._follow(), self._planner.follow_pools(), self.reports.run(), self._recorder.run())
+            for each in (
+                self._follow(),
+                self._planner.follow_pools(),
+                self.reports.run(),
+                self._recorder.run(),
+            )
         ]
         try:
             await self.state.whole.wait()
@@ -61,11 +69,18 @@ class Bench:
     async def shown(self, *names: str) -> None:
         """Wait until these pools, and no others, show that they are used."""
         async with asyncio.timeout(DEADLINE_S):
-            while {pool.metadata.name for pool in await self.client.list(ADDRESS_POOLS) if pool.status.conditions} != {*names}:
+            while {
+                pool.metadata.name
+                for pool in await self.client.list(ADDRESS_POOLS)
+                if pool.status.conditions
+            } != {*names}:
                 await asyncio.sleep(0.02)
 
     def writes(self, name: str) -> int:
-        return sum(each.method == "PATCH" and f"/addresspools/{name}/" in each.path for each in self.server.requests)
+        return sum(
+            each.method == "PATCH" and f"/addresspools/{name}/" in each.path
+            for each in self.server.requests
+        )
 
 
 @pytest.fixture
@@ -85,7 +100,8 @@ async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> No
     with capture_logs() as logs:
         async with bench.running():
             await bench.shown("d")
-            # Another pool's news do not make them tried at once, nor do their failures keep those waiting.
+            # Another pool's news do not make them tried at once, nor do their failures keep those
+            # waiting.
             await asyncio.sleep(1.5)
             patch = {"spec": {"addresses": ["203.0.113.100"]}}
             await bench.client.patch(ADDRESS_POOLS, ("", "d"), patch)
@@ -115,11 +131,15 @@ async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:
 async def test_the_end_of_what_was_wrong_is_told(bench: Bench) -> None:
     async def told(*reasons: str) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while sorted(each.reason for each in await bench.client.list(EVENTS)) != sorted(reasons):
+            while sorted(each.reason for each in await bench.client.list(EVENTS)) != sorted(
+                reasons
+            ):
                 await asyncio.sleep(0.02)
 
     async with bench.running():
-        await bench.client.patch(ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.15"]}})
+        await bench.client.patch(
+            ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.15"]}}
+        )
         await told("OverlapsAnotherPool")
         await bench.client.patch(ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.5"]}})
         await told("OverlapsAnotherPool", "Recovered")

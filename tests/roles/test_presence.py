@@ -1,4 +1,5 @@
-"""A process takes over what an earlier one of the same instance left in its Lease, also if the API server was away at first."""
+"""A process takes over what an earlier one of the same instance left in its Lease, also if the API
+server was away at first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +30,9 @@ async def until(true: Callable[[], bool]) -> None:
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
     async with ApiServer() as server, Client(Access(server.url)) as client:
-        await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}})
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}
+        )
         yield server
 
 
@@ -39,7 +42,9 @@ def renewals(server: ApiServer) -> int:
 
 async def test_a_server_that_was_away_at_the_start_loses_no_warning(server: ApiServer) -> None:
     async with Client(Access(server.url)) as client:
-        first = asyncio.ensure_future(Announcer(client, SECTION, View("node", "n1"), "n1", warned=lambda: [LEFT]).run())
+        first = asyncio.ensure_future(
+            Announcer(client, SECTION, View("node", "n1"), "n1", warned=lambda: [LEFT]).run()
+        )
         await until(lambda: renewals(server) > 0)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -53,17 +58,23 @@ async def test_a_server_that_was_away_at_the_start_loses_no_warning(server: ApiS
         await until(lambda: renewals(server) > renewed)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        record = presence_of(await client.get(LEASES, ObjectKey(SECTION.namespace, lease_name("node", "n1"))))
+        record = presence_of(
+            await client.get(LEASES, ObjectKey(SECTION.namespace, lease_name("node", "n1")))
+        )
     assert warned == [LEFT]
     assert record is not None
     assert record.warned == (LEFT,)
 
 
-async def test_without_the_right_to_read_its_lease_a_process_announces_itself(server: ApiServer) -> None:
+async def test_without_the_right_to_read_its_lease_a_process_announces_itself(
+    server: ApiServer,
+) -> None:
     server.faults.add(Fault("status", "GET", "/leases/", count=0, code=403))
     async with Client(Access(server.url)) as client:
         resumed: list[Warned] = []
-        task = asyncio.ensure_future(Announcer(client, SECTION, View("node", "n1"), "n1").run(resume=resumed.extend))
+        task = asyncio.ensure_future(
+            Announcer(client, SECTION, View("node", "n1"), "n1").run(resume=resumed.extend)
+        )
         await until(lambda: renewals(server) > 0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -27,7 +27,8 @@ def full_collections() -> int:
 
 @pytest.mark.usefixtures("collector")
 async def test_events_cause_no_collection_of_all_objects() -> None:
-    """At 10,000 Services each would hold up all else for a tenth of a second, once in a few seconds of many events."""
+    """At 10,000 Services each would hold up all else for a tenth of a second, once in a few seconds
+    of many events."""
     state = State(("services",))
     state.synced("services")
     await spare_the_collector(state, state.whole)
@@ -35,8 +36,12 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
         for number in range(10_000):
-            meta = ServiceMeta(name=f"s{number}", namespace="default", resource_version=str(version))
-            state.update_services({ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())})
+            meta = ServiceMeta(
+                name=f"s{number}", namespace="default", resource_version=str(version)
+            )
+            state.update_services(
+                {ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())}
+            )
     assert gc.get_stats()[1]["collections"] > young, "what is young is looked through"
     assert full_collections() == before
 

@@ -20,7 +20,8 @@ SETTLE_S = 2 * PATIENCE_S
 
 
 class Bench:
-    """A reporter with a patience, and what it wrote: warnings, and in `ended` the Events that they no longer hold."""
+    """A reporter with a patience, and what it wrote: warnings, and in `ended` the Events that they
+    no longer hold."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
@@ -53,7 +54,10 @@ class Bench:
             self.ended.append(message)
 
     def tell(self, *notes: Note, outcome: Outcome = DONE) -> None:
-        self.report({KEY: LoadBalancer(KEY, "uid", "fairlead.io/direct", (), (), notes=notes)}, {KEY: outcome})
+        self.report(
+            {KEY: LoadBalancer(KEY, "uid", "fairlead.io/direct", (), (), notes=notes)},
+            {KEY: outcome},
+        )
 
     async def heard(self) -> list[str]:
         await asyncio.sleep(4 * PATIENCE_S)
@@ -88,7 +92,8 @@ async def test_what_comes_back_is_said_again(bench: Bench) -> None:
 
 
 async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
-    """The Event is written although the number changes more often than the patience, and shows each later number."""
+    """The Event is written although the number changes more often than the patience, and shows each
+    later number."""
     while not bench.said:
         for number in range(10):
             bench.tell(Note("Full", f"{number} of 10 entries are taken"))
@@ -115,7 +120,9 @@ async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) 
     assert await bench.heard() == ["HealthChecksFailing", "NoReadyEndpoints"]
 
 
-async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enough(bench: Bench) -> None:
+async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enough(
+    bench: Bench,
+) -> None:
     bench.create(age_s=START_S - 1)
     bench.tell(NOBODY)
     async with asyncio.timeout(30):
@@ -151,7 +158,9 @@ async def test_the_end_of_what_was_said_is_said_once(bench: Bench) -> None:
     for _ in range(2):
         bench.tell()
         await bench.heard()
-    assert bench.ended == ["gateway gw1: HealthChecksFailing no longer holds, after less than a minute"]
+    assert bench.ended == [
+        "gateway gw1: HealthChecksFailing no longer holds, after less than a minute"
+    ]
     assert bench.report.warned() == []
 
 
@@ -181,17 +190,24 @@ async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
     await bench.heard()
     bench.tell(flapping)
     await bench.heard()
-    assert bench.ended == ["gateway gw1: HealthChecksFailing no longer holds, after less than a minute"]
+    assert bench.ended == [
+        "gateway gw1: HealthChecksFailing no longer holds, after less than a minute"
+    ]
     assert [each.reason for each in bench.report.warned()] == ["HealthChecksFlapping"]
 
 
 async def test_another_process_says_the_end(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
-    left = [msgspec.structs.replace(each, since="2020-01-01T00:00:00Z") for each in bench.report.warned()]
+    left = [
+        msgspec.structs.replace(each, since="2020-01-01T00:00:00Z")
+        for each in bench.report.warned()
+    ]
     bench.report.close()
     successor = Bench()
-    successor.report.resume([*left, msgspec.structs.replace(left[0], reason="Older", uid="of a Service before")])
+    successor.report.resume(
+        [*left, msgspec.structs.replace(left[0], reason="Older", uid="of a Service before")]
+    )
     successor.tell(FAILING)
     await successor.heard()
     assert successor.ended == []
@@ -211,7 +227,10 @@ async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench:
     services = successor.state.services.copy()
     successor.state.update_services(dict.fromkeys((ObjectKey(*key) for key in services), None))
     successor.report.resume([left, msgspec.structs.replace(left, service="default/gone")])
-    assert {each.service for each in successor.report.warned()} == {"default/web", "default/gone"}, "for the Lease"
+    assert {each.service for each in successor.report.warned()} == {
+        "default/web",
+        "default/gone",
+    }, "for the Lease"
     successor.create()
     successor.state.synced("services")
     assert successor.report.warned() == [left]

@@ -12,7 +12,14 @@ from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.report import RECOVERED
-from fairlead.roles.returned import PACKETS_RETURNED, PATIENCE, REMIND, Returned, message, watch_returned
+from fairlead.roles.returned import (
+    PACKETS_RETURNED,
+    PATIENCE,
+    REMIND,
+    Returned,
+    message,
+    watch_returned,
+)
 from fairlead.state import State
 
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
@@ -22,7 +29,10 @@ def test_a_service_is_named_once_packets_have_come_back_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
     for look in range(1, PATIENCE):
         assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])
-    assert returned.look({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == ([WEB], ["node1", "node2"])
+    assert returned.look({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == (
+        [WEB],
+        ["node1", "node2"],
+    )
     assert returned.look({WEB: 21, DNS: 7}, {"node1": 22, "node2": 1}) == ([], ["node1"])
 
 
@@ -70,13 +80,21 @@ class Heard:
 async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
     """The kernel's own counters, of packets that have passed a gateway."""
     heard, state = Heard(), State(())
-    state.update_services({ObjectKey(*SERVICE): Service(ServiceMeta(name="web", namespace="default", uid="uid"))})
+    state.update_services(
+        {ObjectKey(*SERVICE): Service(ServiceMeta(name="web", namespace="default", uid="uid"))}
+    )
     events = read_object(OBJECT).types.enumerators("event")
     with a_forwarder(fast=False) as forwarder:
         forwarder.serve({"node1": 1})
         forwarder.run(tcp())
         watching = asyncio.create_task(
-            watch_returned(lambda: Counters(forwarder.tables, forwarder.maps, events), state, heard, "gw1", look_s=0.01)
+            watch_returned(
+                lambda: Counters(forwarder.tables, forwarder.maps, events),
+                state,
+                heard,
+                "gw1",
+                look_s=0.01,
+            )
         )
         async with asyncio.timeout(30):
             while not heard.said:
@@ -87,5 +105,8 @@ async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
         watching.cancel()
     (reason, message), recovered = heard.said
     assert reason == PACKETS_RETURNED
-    assert recovered == (RECOVERED, "gateway gw1: PacketsReturned no longer holds, after less than a minute")
+    assert recovered == (
+        RECOVERED,
+        "gateway gw1: PacketsReturned no longer holds, after less than a minute",
+    )
     assert "gateway gw1: packets that were sent to node1 came back" in message

@@ -1,4 +1,5 @@
-"""The life of a Service as its objects show it, on both API servers. What packets meet meanwhile is seen in tests/e2e."""
+"""The life of a Service as its objects show it, on both API servers. What packets meet meanwhile is
+seen in tests/e2e."""
 
 import asyncio
 import json
@@ -12,11 +13,16 @@ from fairlead.errors import Conflict
 from fairlead.kube.objects import SERVICES, ObjectKey
 
 TIME = "2026-01-01T00:00:00Z"
-FULLY = {"Accepted": "True/Accepted", "Programmed": "True/Programmed", "Ready": "True/EndpointsReady"}
+FULLY = {
+    "Accepted": "True/Accepted",
+    "Programmed": "True/Programmed",
+    "Ready": "True/EndpointsReady",
+}
 
 
 class History:
-    """Every version of the namespace's Services that a watch shows: (name, whether claimed, addresses)."""
+    """Every version of the namespace's Services that a watch shows: (name, whether claimed,
+    addresses)."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.seen: list[tuple[str, bool, bool]] = []
@@ -32,7 +38,10 @@ class History:
                 shown: Any = event["object"]
                 meta = shown["metadata"]
                 if event["type"] != "DELETED":
-                    claimed = FINALIZER in meta.get("finalizers", ()) and "fairlead.io/class" in meta["annotations"]
+                    claimed = (
+                        FINALIZER in meta.get("finalizers", ())
+                        and "fairlead.io/class" in meta["annotations"]
+                    )
                     self.seen.append((meta["name"], claimed, bool(addresses_of(shown))))
 
 
@@ -52,8 +61,17 @@ async def test_the_finalizer_comes_before_the_address_and_goes_after_it(cluster:
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    steps = [step for number, step in enumerate(history.seen) if number == 0 or step != history.seen[number - 1]]
-    assert steps == [("web", False, False), ("web", True, False), ("web", True, True), ("web", True, False)]
+    steps = [
+        step
+        for number, step in enumerate(history.seen)
+        if number == 0 or step != history.seen[number - 1]
+    ]
+    assert steps == [
+        ("web", False, False),
+        ("web", True, False),
+        ("web", True, True),
+        ("web", True, False),
+    ]
 
 
 async def test_classes(cluster: Cluster) -> None:
@@ -82,9 +100,21 @@ async def test_the_type_changed_away_and_back(cluster: Cluster) -> None:
     await cluster.apply("web")
     await cluster.addresses("web")
     await cluster.has("web", **FULLY)
-    foreign = {"type": "example.com/Known", "status": "True", "reason": "Known", "message": "", "lastTransitionTime": TIME}
+    foreign = {
+        "type": "example.com/Known",
+        "status": "True",
+        "reason": "Known",
+        "message": "",
+        "lastTransitionTime": TIME,
+    }
     body = {"status": {"conditions": [foreign]}}
-    await cluster.client.apply(SERVICES, ObjectKey(cluster.namespace, "web"), body, field_manager="other", subresource="status")
+    await cluster.client.apply(
+        SERVICES,
+        ObjectKey(cluster.namespace, "web"),
+        body,
+        field_manager="other",
+        subresource="status",
+    )
     await cluster.patch("web", {"type": "ClusterIP"})
     shown = await cluster.released("web")
     assert shown["status"]["conditions"] == [foreign]
@@ -102,12 +132,17 @@ async def test_handed_to_another_class(cluster: Cluster) -> None:
     await cluster.patch("web", {"type": "ClusterIP"})
     await cluster.patch("web", {"type": "LoadBalancer", "loadBalancerClass": "example.com/other"})
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.200"}]}}}
-    await cluster.kubectl("patch", "service", "web", "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    await cluster.kubectl(
+        "patch", "service", "web", "--subresource=status", "--type=merge", "-p", json.dumps(status)
+    )
     await cluster.start_controller()
 
     async def let_go() -> bool:
         shown = await cluster.kubectl.service("web")
-        ours = FINALIZER in shown["metadata"].get("finalizers", ()) or "fairlead.io/class" in shown["metadata"]["annotations"]
+        ours = (
+            FINALIZER in shown["metadata"].get("finalizers", ())
+            or "fairlead.io/class" in shown["metadata"]["annotations"]
+        )
         return not ours and not await cluster.conditions("web")
 
     await until(let_go, "claim and conditions taken off")
@@ -120,7 +155,10 @@ async def test_deleted_while_the_controller_is_away(cluster: Cluster) -> None:
     await cluster.stop_controller()
     await cluster.kubectl("delete", "service", "web", "--wait=false")
     shown = await cluster.kubectl.service("web")
-    assert (FINALIZER in shown["metadata"]["finalizers"], "deletionTimestamp" in shown["metadata"]) == (True, True)
+    assert (
+        FINALIZER in shown["metadata"]["finalizers"],
+        "deletionTimestamp" in shown["metadata"],
+    ) == (True, True)
     await cluster.start_controller()
     await cluster.gone("web")
     await cluster.apply("next")
@@ -133,12 +171,16 @@ async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
     old = (await cluster.kubectl.service("web"))["metadata"]["uid"]
     await cluster.stop_controller()
     await cluster.kubectl("delete", "service", "web", "--wait=false")
-    body = {"metadata": {"name": "web"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 8080}]}}
+    body = {
+        "metadata": {"name": "web"},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 8080}]},
+    }
     path = SERVICES.path(cluster.namespace)
     starting = asyncio.ensure_future(cluster.start_controller())
 
     async def created() -> bool:
-        # The name is free once the old one is gone, and the new one comes before anybody has drawn breath.
+        # The name is free once the old one is gone, and the new one comes before anybody has drawn
+        # breath.
         try:
             await cluster.client.request("POST", path, body=body)
         except Conflict:
@@ -151,10 +193,16 @@ async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
     shown = await cluster.kubectl.service("web")
     assert shown["metadata"]["uid"] != old
     assert FINALIZER in shown["metadata"]["finalizers"]
-    assert shown["status"]["loadBalancer"]["ingress"][0]["ports"] == [{"port": 8080, "protocol": "TCP"}]
+    assert shown["status"]["loadBalancer"]["ingress"][0]["ports"] == [
+        {"port": 8080, "protocol": "TCP"}
+    ]
     new = [event for event in await cluster.events("web") if event["involvedObject"]["uid"] != old]
     # A real server tells of its own repairs, too. That nobody is ready is told if we look late.
-    ours = {event["reason"]: event["count"] for event in new if event["source"].get("component") == "fairlead-controller"}
+    ours = {
+        event["reason"]: event["count"]
+        for event in new
+        if event["source"].get("component") == "fairlead-controller"
+    }
     ours.pop("NoReadyEndpoints", None)
     assert ours == {"EnsuringLoadBalancer": 1, "EnsuredLoadBalancer": 1}
 
@@ -162,10 +210,14 @@ async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
 async def test_families_come_and_go(cluster: Cluster) -> None:
     await cluster.apply("web", ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"])
     (four,) = await cluster.addresses("web")
-    await cluster.patch("web", {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4", "IPv6"]})
+    await cluster.patch(
+        "web", {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4", "IPv6"]}
+    )
     both = await cluster.addresses("web", 2)
     assert both[0] == four
-    await cluster.patch("web", {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"], "clusterIPs": None})
+    await cluster.patch(
+        "web", {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"], "clusterIPs": None}
+    )
     assert await cluster.addresses("web") == [four]
     await cluster.apply("six", ipFamilyPolicy="SingleStack", ipFamilies=["IPv6"])
     (six,) = await cluster.addresses("six")
@@ -181,7 +233,10 @@ async def test_without_node_ports(cluster: Cluster) -> None:
 
 
 async def test_ports_are_shown_and_follow_the_spec(cluster: Cluster) -> None:
-    both = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
+    both = [
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+    ]
     await cluster.apply("web", ports=both, ipFamilyPolicy="RequireDualStack")
     await cluster.addresses("web", 2)
     entries = (await cluster.kubectl.service("web"))["status"]["loadBalancer"]["ingress"]

@@ -4,7 +4,13 @@ import msgspec
 
 from fairlead.kube.lease import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
-from fairlead.kube.presence import LONGEST_REASON, MOST_NAMED, RECORD_ANNOTATION, NotServed, Presence
+from fairlead.kube.presence import (
+    LONGEST_REASON,
+    MOST_NAMED,
+    RECORD_ANNOTATION,
+    NotServed,
+    Presence,
+)
 from fairlead.model import ServiceKey
 from fairlead.roles.gateways import Silences
 
@@ -16,8 +22,12 @@ def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey
     """A renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
     record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
-    metadata = ObjectMeta(name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()})
-    return {ObjectKey("presence", name): Lease(metadata, LeaseSpec(lease_duration_seconds=DURATION_S))}
+    metadata = ObjectMeta(
+        name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
+    )
+    return {
+        ObjectKey("presence", name): Lease(metadata, LeaseSpec(lease_duration_seconds=DURATION_S))
+    }
 
 
 def pass_time(silences: Silences, seconds: int) -> None:
@@ -81,7 +91,8 @@ def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
 
 
 def test_a_gateway_that_was_gone_is_back_when_it_is_ready() -> None:
-    """Its machine has booted: the kernel there forwards nothing until the process has brought everything."""
+    """Its machine has booted: the kernel there forwards nothing until the process has brought
+    everything."""
     silences = Silences(MOST_S)
     silences.hear(lease("gw1"), first=False)
     pass_time(silences, DURATION_S + 1)
@@ -104,13 +115,22 @@ def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
 def test_a_record_that_says_too_much_is_cut() -> None:
     """It stands in conditions, and the API server takes none that is too long."""
     silences = Silences(MOST_S)
-    refused = tuple(NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(1500))
+    refused = tuple(
+        NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(1500)
+    )
     record = Presence("gateway", "gw1" * 10_000, "1", "", ready=True, not_served=refused)
-    metadata = ObjectMeta(name="gw1", annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()})
-    silences.hear({ObjectKey("presence", "gw1"): Lease(metadata, LeaseSpec(lease_duration_seconds=30))}, first=False)
+    metadata = ObjectMeta(
+        name="gw1", annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
+    )
+    silences.hear(
+        {ObjectKey("presence", "gw1"): Lease(metadata, LeaseSpec(lease_duration_seconds=30))},
+        first=False,
+    )
     refusals = silences.value().refusals
     assert len(refusals) == MOST_NAMED
-    assert {len(name) + len(message) for told in refusals.values() for name, message in told.items()} == {2 * LONGEST_REASON}
+    assert {
+        len(name) + len(message) for told in refusals.values() for name, message in told.items()
+    } == {2 * LONGEST_REASON}
 
 
 def test_what_is_no_record_is_no_gateway() -> None:

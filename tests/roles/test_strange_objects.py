@@ -1,7 +1,8 @@
-"""Objects that are not as they should be: a node says so of each, and serves every other Service as if it were not there.
+"""Objects that are not as they should be: a node says so of each, and serves every other Service as
+if it were not there.
 
-What a row shows may come from an API server of old times, or of another make; the real one of today is asked which it lets in.
-"""
+What a row shows may come from an API server of old times, or of another make; the real one of today
+is asked which it lets in."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,8 +26,9 @@ NOT_ASKED = None
 
 
 class Row(NamedTuple):
-    """`spec` of a Service with ClusterIP 10.96.1.N for row N, `endpoints` behind it; at which addresses it is served all the
-    same, and what is said about it. `let_in`: by the API server of today."""
+    """`spec` of a Service with ClusterIP 10.96.1.N for row N, `endpoints` behind it; at which
+    addresses it is served all the same, and what is said about it. `let_in`: by the API server of
+    today."""
 
     id: str
     spec: dict[str, Any] = {}
@@ -48,19 +50,36 @@ def ranges(*texts: str) -> dict[str, Any]:
 
 
 def affine(timeout_s: int) -> dict[str, Any]:
-    return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}}
+    return {
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}},
+    }
 
 
 ROWS = (
-    Row("a word", {"externalIPs": ["example.org"]}, said="'example.org' of spec.externalIPs is no IP address"),
+    Row(
+        "a word",
+        {"externalIPs": ["example.org"]},
+        said="'example.org' of spec.externalIPs is no IP address",
+    ),
     Row("nothing", {"externalIPs": [""]}, said="'' of spec.externalIPs is no IP address"),
     Row("three parts", {"externalIPs": ["203.0.113"]}, said="'203.0.113' of spec.externalIPs"),
-    Row("beyond 255", {"externalIPs": ["203.0.113.300"]}, said="'203.0.113.300' of spec.externalIPs"),
-    Row("three colons", {"externalIPs": ["2001:db8:::1"]}, said="'2001:db8:::1' of spec.externalIPs"),
+    Row(
+        "beyond 255", {"externalIPs": ["203.0.113.300"]}, said="'203.0.113.300' of spec.externalIPs"
+    ),
+    Row(
+        "three colons", {"externalIPs": ["2001:db8:::1"]}, said="'2001:db8:::1' of spec.externalIPs"
+    ),
     Row("of a link", {"externalIPs": ["fe80::1%eth0"]}, said="'fe80::1%eth0' of spec.externalIPs"),
     Row("leading zeros", {"externalIPs": ["203.000.113.007"]}, served=("cluster", "203.0.113.7")),
     Row("mapped", {"externalIPs": ["::ffff:203.0.113.8"]}, served=("cluster", "203.0.113.8")),
-    Row("a strange ingress", {"type": "LoadBalancer"}, ("x",), said="'x' of status.loadBalancer.ingress", let_in=NOT_ASKED),
+    Row(
+        "a strange ingress",
+        {"type": "LoadBalancer"},
+        ("x",),
+        said="'x' of status.loadBalancer.ingress",
+        let_in=NOT_ASKED,
+    ),
     Row(
         "an ingress with zeros",
         {"type": "LoadBalancer"},
@@ -68,7 +87,12 @@ ROWS = (
         served=("cluster", "203.0.113.10"),
         let_in=NOT_ASKED,
     ),
-    Row("no ClusterIP", {"clusterIP": "x", "clusterIPs": ["x"]}, served=(), said="'x' of spec.clusterIPs is no IP address"),
+    Row(
+        "no ClusterIP",
+        {"clusterIP": "x", "clusterIPs": ["x"]},
+        served=(),
+        said="'x' of spec.clusterIPs is no IP address",
+    ),
     Row("port 0", port(0), served=(), said="port 0"),
     Row("port 70000", port(70_000), served=(), said="port 70000"),
     Row("port -1", port(-1), served=(), said="port -1"),
@@ -85,7 +109,13 @@ ROWS = (
         said="70000 of spec.healthCheckNodePort is no port number",
     ),
     Row("a port twice", {"ports": [*port(80, name="a")["ports"], *port(80, name="b")["ports"]]}),
-    Row("blanks", ranges(" 192.0.2.0/24 "), ("203.0.113.20",), served=("cluster", "203.0.113.20"), let_in=True),
+    Row(
+        "blanks",
+        ranges(" 192.0.2.0/24 "),
+        ("203.0.113.20",),
+        served=("cluster", "203.0.113.20"),
+        let_in=True,
+    ),
     Row(
         "bits behind the prefix",
         ranges("192.0.2.7/24"),
@@ -100,15 +130,39 @@ ROWS = (
         served=("cluster", "203.0.113.22"),
         let_in=True,
     ),
-    Row("no CIDR", ranges("192.0.2.0/99"), ("203.0.113.23",), served=(), said="source range '192.0.2.0/99' is no CIDR"),
-    Row("a CIDR without a length", ranges("192.0.2.0"), served=(), said="source range '192.0.2.0' is no CIDR"),
+    Row(
+        "no CIDR",
+        ranges("192.0.2.0/99"),
+        ("203.0.113.23",),
+        served=(),
+        said="source range '192.0.2.0/99' is no CIDR",
+    ),
+    Row(
+        "a CIDR without a length",
+        ranges("192.0.2.0"),
+        served=(),
+        said="source range '192.0.2.0' is no CIDR",
+    ),
     Row("no time", affine(0)),
     Row("a long time", affine(10**12)),
     Row("no endpoint", endpoints=("x",), said="endpoint 'x' port 8080 is none of IPv4"),
-    Row("an endpoint of the other family", endpoints=("2001:db8::1",), said="endpoint '2001:db8::1' port 8080 is none of IPv4"),
+    Row(
+        "an endpoint of the other family",
+        endpoints=("2001:db8::1",),
+        said="endpoint '2001:db8::1' port 8080 is none of IPv4",
+    ),
     Row("an endpoint with zeros", endpoints=("10.0.0.01",)),
-    Row("an endpoint's port 70000", target=70_000, said="endpoint '10.0.0.1' port 70000 is none of IPv4", let_in=True),
-    Row("1,000 endpoints", endpoints=tuple(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(1000)), let_in=True),
+    Row(
+        "an endpoint's port 70000",
+        target=70_000,
+        said="endpoint '10.0.0.1' port 70000 is none of IPv4",
+        let_in=True,
+    ),
+    Row(
+        "1,000 endpoints",
+        endpoints=tuple(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(1000)),
+        let_in=True,
+    ),
     Row("long names", name=LONG, let_in=True),
 )
 
@@ -117,13 +171,30 @@ def objects(number: int, row: Row, in_namespace: str = "") -> tuple[dict[str, An
     """The Service and its slice."""
     name = row.name or f"row-{number}"
     where = in_namespace or (LONG if row.name else "default")
-    spec = {"type": "ClusterIP", "clusterIP": f"10.96.1.{number}", "clusterIPs": [f"10.96.1.{number}"], **port(80), **row.spec}
+    spec = {
+        "type": "ClusterIP",
+        "clusterIP": f"10.96.1.{number}",
+        "clusterIPs": [f"10.96.1.{number}"],
+        **port(80),
+        **row.spec,
+    }
     status = {"loadBalancer": {"ingress": [{"ip": ip} for ip in row.ingress]}}
-    service = {"metadata": {"name": name, "namespace": where, "uid": "u"}, "spec": spec, "status": status}
+    service = {
+        "metadata": {"name": name, "namespace": where, "uid": "u"},
+        "spec": spec,
+        "status": status,
+    }
     slice_ = {
-        "metadata": {"name": name, "namespace": where, "labels": {"kubernetes.io/service-name": name}},
+        "metadata": {
+            "name": name,
+            "namespace": where,
+            "labels": {"kubernetes.io/service-name": name},
+        },
         "addressType": "IPv4",
-        "ports": [{"name": each.get("name", ""), "port": row.target, "protocol": "TCP"} for each in spec["ports"]],
+        "ports": [
+            {"name": each.get("name", ""), "port": row.target, "protocol": "TCP"}
+            for each in spec["ports"]
+        ],
         "endpoints": [{"addresses": [address]} for address in row.endpoints],
     }
     return service, slice_
@@ -151,16 +222,22 @@ async def test_each_is_told_and_all_others_are_served(driver: NodeProxyDriver) -
         ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"]): frozenset(
             f"10.96.1.{number}" if address == "cluster" else address for address in row.served
         )
-        for number, (row, (service, _)) in enumerate(zip((*ROWS, sound), everything, strict=True), 1)
+        for number, (row, (service, _)) in enumerate(
+            zip((*ROWS, sound), everything, strict=True), 1
+        )
     }
     running = asyncio.create_task(role.loop(driver).run())
     async with asyncio.timeout(DEADLINE_S):
-        while (found := await addresses(driver)) != {key: served for key, served in wanted.items() if served}:
+        while (found := await addresses(driver)) != {
+            key: served for key, served in wanted.items() if served
+        }:
             assert not running.done(), running.exception()
             await asyncio.sleep(0.05)
     assert len(found) == sum(bool(row.served) for row in ROWS) + 1
     said = {key: row.said for key, row in zip(wanted, (*ROWS, sound), strict=True)}
-    await until(lambda: {key for key, words in said.items() if words} <= {key for key, _, _ in role.events})
+    await until(
+        lambda: {key for key, words in said.items() if words} <= {key for key, _, _ in role.events}
+    )
     for key, words in said.items():
         messages = [message for about, _, message in role.events if about == key]
         assert words in " ".join(messages) if words else not messages, (key, messages)
@@ -172,7 +249,8 @@ async def addresses(driver: NodeProxyDriver) -> dict[ServiceKey, frozenset[str]]
     """Where each Service is served."""
     there = await driver.read(None)
     return {
-        key: frozenset(each.key.partition(" . ")[0] for each in spec if each.map == "services4") for key, spec in there.items()
+        key: frozenset(each.key.partition(" . ")[0] for each in spec if each.map == "services4")
+        for key, spec in there.items()
     }
 
 

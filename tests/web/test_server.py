@@ -22,7 +22,9 @@ from fairlead.web import View, serve
 from fairlead.web.connections import ACCEPTS, MOST, MOST_FROM_ONE, Connections
 from fairlead.web.server import is_among, is_local
 
-WRONG_UNITS = re.compile(r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|megabytes|mib|percent)(_|$)")
+WRONG_UNITS = re.compile(
+    r"_(milliseconds|ms|minutes|hours|kilobytes|kb|kib|megabytes|mib|percent)(_|$)"
+)
 
 
 class Counted:
@@ -111,9 +113,15 @@ async def test_staleness_is_a_check_of_its_own(port: int) -> None:
         assert await get(f"http://127.0.0.1:{other}/readyz/current") == (503, "stale: nodes 43 s\n")
         assert (await get(f"http://127.0.0.1:{other}/readyz/nonsense"))[0] == 404
         status, text = await get(f"http://127.0.0.1:{other}/readyz?verbose")
-        assert (status, text.splitlines()[:2]) == (200, ["[+]synced ok", "[-]current failed: stale: nodes 43 s"])
+        assert (status, text.splitlines()[:2]) == (
+            200,
+            ["[+]synced ok", "[-]current failed: stale: nodes 43 s"],
+        )
         state = json.loads((await get(f"http://127.0.0.1:{other}/state"))[1])
-        assert state["watches"] == {"services": {"age_s": 3.0, "stale": False}, "nodes": {"age_s": 43.0, "stale": True}}
+        assert state["watches"] == {
+            "services": {"age_s": 3.0, "stale": False},
+            "nodes": {"age_s": 43.0, "stale": True},
+        }
         assert (state["current"], state["api_server"]) == (False, {"answered_s_ago": 3.0})
         _, metrics = await get(f"http://127.0.0.1:{other}/metrics")
         assert 'fairlead_watch_age_seconds{watch="nodes"} 43.0' in metrics
@@ -141,8 +149,8 @@ def test_who_is_on_this_host(peer: str | None, local: bool) -> None:
 
 
 async def test_metrics_follow_the_conventions(port: int) -> None:
-    """What `promtool check metrics` looks at: counters end in _total and nothing else does, all have a help text and a type,
-    units are base units, names are prefixed."""
+    """What `promtool check metrics` looks at: counters end in _total and nothing else does, all
+    have a help text and a type, units are base units, names are prefixed."""
     status, text = await get(f"http://127.0.0.1:{port}/metrics")
     assert status == 200
     families = list(text_string_to_metric_families(text))
@@ -155,9 +163,16 @@ async def test_metrics_follow_the_conventions(port: int) -> None:
         assert not WRONG_UNITS.search(family.name)
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
-            assert not set(sample.labels) & {"job", "instance", "pod", "namespace"}, "Prometheus gives these to a target itself"
+            assert not set(sample.labels) & {"job", "instance", "pod", "namespace"}, (
+                "Prometheus gives these to a target itself"
+            )
     names = {family.name for family in families}
-    assert {"fairlead_ready", "fairlead_working", "fairlead_build_info", "fairlead_services"} <= names
+    assert {
+        "fairlead_ready",
+        "fairlead_working",
+        "fairlead_build_info",
+        "fairlead_services",
+    } <= names
     assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= names
 
 
@@ -201,8 +216,12 @@ def here() -> Iterator[None]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("metrics_from", "status"), [([], 403), (["192.0.2.0/24"], 200), (["198.51.100.0/24"], 403)])
-async def test_metrics_are_for_the_host_and_networks_that_are_named(here: None, metrics_from: list[str], status: int) -> None:
+@pytest.mark.parametrize(
+    ("metrics_from", "status"), [([], 403), (["192.0.2.0/24"], 200), (["198.51.100.0/24"], 403)]
+)
+async def test_metrics_are_for_the_host_and_networks_that_are_named(
+    here: None, metrics_from: list[str], status: int
+) -> None:
     """Health is shown to all callers, because the kubelet is in none of the networks."""
     await borne("192.0.2.1/24")
     port = free_port()
@@ -273,7 +292,9 @@ async def test_of_a_megabyte_of_requests_one_is_answered(port: int) -> None:
     loop, answers = asyncio.get_running_loop(), b""
     with socket.create_connection(("127.0.0.1", port)) as flooder:
         flooder.setblocking(False)
-        pouring = asyncio.create_task(loop.sock_sendall(flooder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000))
+        pouring = asyncio.create_task(
+            loop.sock_sendall(flooder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
+        )
         assert await get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
         with suppress(ConnectionError):  # as what it sent is not read
             while received := await loop.sock_recv(flooder, 1 << 16):

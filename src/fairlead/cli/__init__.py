@@ -1,4 +1,5 @@
-"""The command line: one thin module per command, imported only when the command is run, so that `--help` stays quick."""
+"""The command line: one thin module per command, imported only when the command is run, so that
+`--help` stays quick."""
 
 import importlib
 import sys
@@ -10,13 +11,31 @@ COMMANDS = {
     "plan": ("fairlead.cli.plan", "Show what Fairlead would do, for a cluster or for manifests."),
     "demo": ("fairlead.cli.demo", "Show the main job with real packets, beside three other ways."),
     "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
-    "migrate": ("fairlead.cli.migrate", "Prepare to take Services over from MetalLB or OpenStack's cloud controller."),
-    "ingress": ("fairlead.cli.ingress", "Set an ingress controller up behind a load balancer, and check one."),
-    "octavia": ("fairlead.cli.octavia", "Find what Services that are gone have left at OpenStack, and delete it."),
-    "status": ("fairlead.cli.status", "Show what a running role does, or which roles run in a cluster."),
+    "migrate": (
+        "fairlead.cli.migrate",
+        "Prepare to take Services over from MetalLB or OpenStack's cloud controller.",
+    ),
+    "ingress": (
+        "fairlead.cli.ingress",
+        "Set an ingress controller up behind a load balancer, and check one.",
+    ),
+    "octavia": (
+        "fairlead.cli.octavia",
+        "Find what Services that are gone have left at OpenStack, and delete it.",
+    ),
+    "status": (
+        "fairlead.cli.status",
+        "Show what a running role does, or which roles run in a cluster.",
+    ),
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
-    "gateway": ("fairlead.cli.roles", "Run a gateway: hand packets for load-balancer addresses to nodes."),
-    "node": ("fairlead.cli.roles", "Run a node: service proxy where there is no kube-proxy, end of tunnels."),
+    "gateway": (
+        "fairlead.cli.roles",
+        "Run a gateway: hand packets for load-balancer addresses to nodes.",
+    ),
+    "node": (
+        "fairlead.cli.roles",
+        "Run a node: service proxy where there is no kube-proxy, end of tunnels.",
+    ),
 }
 
 
@@ -57,7 +76,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: turn the failures that users can mend into one clear message and exit status 1."""
+    """Entry point: turn the failures that users can mend into one clear message and exit status
+    1."""
     from fairlead.errors import FairleadError
 
     try:

@@ -1,9 +1,9 @@
-"""Read from a cluster what `fairlead plan` and `fairlead migrate` need: objects, and the configuration that the roles run with.
+"""Read from a cluster what `fairlead plan` and `fairlead migrate` need: objects, and the
+configuration that the roles run with.
 
-In: an Access. Out: a `Manifests`, as if the objects had been read from files; the Config in the ConfigMap that the Helm chart
-and the manifests make. Read-only: `list` of the kinds, `get` of the ConfigMap. Of our own kinds there is
-none where they are not installed.
-"""
+In: an Access. Out: a `Manifests`, as if the objects had been read from files; the Config in the
+ConfigMap that the Helm chart and the manifests make. Read-only: `list` of the kinds, `get` of the
+ConfigMap. Of our own kinds there is none where they are not installed."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +35,8 @@ GIVE_ONE = "give --config with the roles' fairlead.yaml"
 
 
 async def read_cluster(access: Access, config: Config | None) -> tuple[Config, Manifests]:
-    """The configuration (`config`, if there is one already) and all that is planned from. Raises Refused or Unavailable."""
+    """The configuration (`config`, if there is one already) and all that is planned from. Raises
+    Refused or Unavailable."""
     async with Client(access) as client:
         config = config if config is not None else await read_configuration(client)
         manifests = Manifests(
@@ -50,8 +51,8 @@ async def read_cluster(access: Access, config: Config | None) -> tuple[Config, M
 
 
 async def read_inventory(access: Access, config: Config | None) -> tuple[Config | None, Inventory]:
-    """What `fairlead migrate` looks at. No configuration if none is given and there is none in the cluster: Fairlead may not
-    be installed yet. Raises Refused or Unavailable."""
+    """What `fairlead migrate` looks at. No configuration if none is given and there is none in the
+    cluster: Fairlead may not be installed yet. Raises Refused or Unavailable."""
     group_version, _ = IP_ADDRESS_POOL
     async with Client(access) as client:
         if config is None:
@@ -59,8 +60,14 @@ async def read_inventory(access: Access, config: Config | None) -> tuple[Config 
                 config = await _configuration(client)
         theirs: Sequence[Mapping[str, Any]] = ()
         with suppress(NotFound):
-            theirs = msgspec.json.decode(await client.request("GET", f"/apis/{group_version}/ipaddresspools"))["items"]
-        return config, Inventory(tuple(await client.list(SERVICES)), await _list_own(client, ADDRESS_POOLS), tuple(theirs))
+            theirs = msgspec.json.decode(
+                await client.request("GET", f"/apis/{group_version}/ipaddresspools")
+            )["items"]
+        return config, Inventory(
+            tuple(await client.list(SERVICES)),
+            await _list_own(client, ADDRESS_POOLS),
+            tuple(theirs),
+        )
 
 
 async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[ObjectT, ...]:
@@ -72,11 +79,15 @@ async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[Object
 
 
 async def read_configuration(client: Client) -> Config:
-    """What the roles of the cluster run with. Raises Refused if it is not where the chart puts it."""
+    """What the roles of the cluster run with. Raises Refused if it is not where the chart puts
+    it."""
     try:
         return await _configuration(client)
     except NotFound as problem:
-        raise Refused(f"the configuration is not in ConfigMap {CONFIGURATION}: {problem.message}", fix=GIVE_ONE) from None
+        raise Refused(
+            f"the configuration is not in ConfigMap {CONFIGURATION}: {problem.message}",
+            fix=GIVE_ONE,
+        ) from None
 
 
 async def _configuration(client: Client) -> Config:

@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format) -> None:
     """Show the main job with real packets, beside three other ways to do it.
 
-    Brings up a lab out of network namespaces (a client, a router, a gateway, four nodes), places five pods 3/1/1/0 and
-    reaches them in four ways: policy Cluster; policy Local with a balancer that knows nothing; the same with a health
-    monitor; Fairlead. Counts who was answered, whether the pod saw the client's address, how fair the shares were, and what
-    callers went through while a pod moved and while a node was killed. Needs root; takes about a minute.
+    Brings up a lab out of network namespaces (a client, a router, a gateway, four nodes), places
+    five pods 3/1/1/0 and reaches them in four ways: policy Cluster; policy Local with a balancer
+    that knows nothing; the same with a health monitor; Fairlead. Counts who was answered, whether
+    the pod saw the client's address, how fair the shares were, and what callers went through while
+    a pod moved and while a node was killed. Needs root; takes about a minute.
 
-    A monitor at the usual times needs up to 15 seconds to see a change, so a --watch below 16 flatters it.
-    """
+    A monitor at the usual times needs up to 15 seconds to see a change, so a --watch below 16
+    flatters it."""
     from fairlead.lab.demo import Demo, Report
     from fairlead.lab.site import Site
 
@@ -73,13 +74,24 @@ def _table(report: "Report") -> None:
             f"{way.answered} of {way.requests}",
             "yes" if way.client_address_kept else "no",
             f"{way.busiest_pod_over_fair:.2f}",
-            *(f"{event.failed} / {event.broken} / {event.longest_gap_ms} ms" for event in (way.pod_moved, way.node_killed)),
+            *(
+                f"{event.failed} / {event.broken} / {event.longest_gap_ms} ms"
+                for event in (way.pod_moved, way.node_killed)
+            ),
         )
         for way in report.ways
     ]
-    draw(("WAY", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"), rows)
-    click.echo("BUSIEST POD: its share over an equal share. POD MOVED, NODE KILLED: new connections that failed /")
-    click.echo("open connections that broke and need not have / longest time that one caller went without an answer.")
+    draw(
+        ("WAY", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"), rows
+    )
+    click.echo(
+        "BUSIEST POD: its share over an equal share. POD MOVED, NODE KILLED: new connections "
+        "that failed /"
+    )
+    click.echo(
+        "open connections that broke and need not have / longest time that one caller went "
+        "without an answer."
+    )
 
 
 def _say_what_to_try(name: str) -> None:

@@ -1,4 +1,5 @@
-"""`fairlead ingress`: the settings of an ingress controller behind a load balancer, and a check of it with real connections."""
+"""`fairlead ingress`: the settings of an ingress controller behind a load balancer, and a check of
+it with real connections."""
 
 import asyncio
 import functools
@@ -46,22 +47,47 @@ def _controller_command(controller: Controller) -> None:
         type=click.Choice(get_args(Class)),
         default="direct",
         show_default=True,
-        help="Who balances: fairlead.io/direct, fairlead.io/proxy, fairlead.io/octavia; or Octavia under OpenStack's own "
+        help="Who balances: fairlead.io/direct, fairlead.io/proxy, fairlead.io/octavia; or "
+        "Octavia under OpenStack's own "
         "cloud controller (cloud-provider-openstack).",
     )
-    @click.option("-n", "--namespace", default=chart.namespace, show_default=True, help="Of the controller.")
-    @click.option("--name", "release", default=chart.release, show_default=True, help="Of its Helm release.")
-    @click.option("--ip", "addresses", multiple=True, metavar="ADDRESS", help="Ask for this address; one of a family.")
+    @click.option(
+        "-n", "--namespace", default=chart.namespace, show_default=True, help="Of the controller."
+    )
+    @click.option(
+        "--name", "release", default=chart.release, show_default=True, help="Of its Helm release."
+    )
+    @click.option(
+        "--ip",
+        "addresses",
+        multiple=True,
+        metavar="ADDRESS",
+        help="Ask for this address; one of a family.",
+    )
     @click.option(
         "--proxy-protocol",
         "header",
         type=click.Choice(get_args(Header)),
-        help="Header that the balancer writes; without it v2, or for direct none. none is for Octavia's provider ovn; "
+        help="Header that the balancer writes; without it v2, or for direct none. none is for "
+        "Octavia's provider ovn; "
         "class octavia names its provider accordingly.",
     )
-    @click.option("--trusted", multiple=True, metavar="CIDR", help="Where the balancer's connections come from; repeat it.")
-    @click.option("--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True)
-    @click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="Of a Deployment; for -o helm.")
+    @click.option(
+        "--trusted",
+        multiple=True,
+        metavar="CIDR",
+        help="Where the balancer's connections come from; repeat it.",
+    )
+    @click.option(
+        "--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True
+    )
+    @click.option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        default=2,
+        show_default=True,
+        help="Of a Deployment; for -o helm.",
+    )
     @click.option(
         "-o",
         "--output",
@@ -110,10 +136,19 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--context", help="Context of the kubeconfig; without it, its current one."),
         click.option(
-            "--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does."
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            help="How to reach the cluster; without it as kubectl does.",
         ),
-        click.option("--configmap", default="", metavar="NAME", help="The controller's; without it, of the Service's name."),
-        click.option("-n", "--namespace", default="default", show_default=True, help="Of the Service."),
+        click.option(
+            "--configmap",
+            default="",
+            metavar="NAME",
+            help="The controller's; without it, of the Service's name.",
+        ),
+        click.option(
+            "-n", "--namespace", default="default", show_default=True, help="Of the Service."
+        ),
     ):
         with_options = option(with_options)
     return with_options
@@ -121,15 +156,32 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @ingress.command()
 @click.argument("target", metavar="SERVICE|ADDRESS[:PORT]")
-@click.option("--host", default="", help="Name to ask for, in SNI and in the request; without it the address.")
-@click.option("--echo", metavar="PATH", help="A path whose answer shows the client's address: proves who is believed.")
-@click.option("--path", default="/", show_default=True, help="What to ask for without --echo.")
-@click.option("--client", default="", metavar="ADDRESS", help="Our address as servers see it, if a NAT on the way changes it.")
 @click.option(
-    "--behind", multiple=True, metavar="ADDRESS:PORT", help="For an ADDRESS: a pod or node port past the balancer; repeat it."
+    "--host", default="", help="Name to ask for, in SNI and in the request; without it the address."
 )
 @click.option(
-    "--proxy-protocol", "header", type=click.Choice(get_args(Header)), help="For an ADDRESS: what the balancer is set to send."
+    "--echo",
+    metavar="PATH",
+    help="A path whose answer shows the client's address: proves who is believed.",
+)
+@click.option("--path", default="/", show_default=True, help="What to ask for without --echo.")
+@click.option(
+    "--client",
+    default="",
+    metavar="ADDRESS",
+    help="Our address as servers see it, if a NAT on the way changes it.",
+)
+@click.option(
+    "--behind",
+    multiple=True,
+    metavar="ADDRESS:PORT",
+    help="For an ADDRESS: a pod or node port past the balancer; repeat it.",
+)
+@click.option(
+    "--proxy-protocol",
+    "header",
+    type=click.Choice(get_args(Header)),
+    help="For an ADDRESS: what the balancer is set to send.",
 )
 @click.option(
     "--tls",
@@ -138,15 +190,23 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="auto: ports 443 and 8443, and those named https or websecure.",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=3.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.1),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+)
 @_cluster_options
 @output_option
 def check(target: str, output: Format, **options: Any) -> None:
     """Find what is set up wrong between a load balancer and an ingress, by real connections.
 
-    Calls each port as a client does, with a PROXY header of version 1 and 2 that claims an address nobody has, and with such an
-    X-Forwarded-For; for a Service also one pod and one node port past the balancer, where a forged header must not be
-    believed. Run it outside the cluster and in a pod: each reaches doors that the other does not.
+    Calls each port as a client does, with a PROXY header of version 1 and 2 that claims an address
+    nobody has, and with such an X-Forwarded-For; for a Service also one pod and one node port past
+    the balancer, where a forged header must not be believed. Run it outside the cluster and in a
+    pod: each reaches doors that the other does not.
 
     Exit status: 0 nothing wrong, 3 something is, 1 the check could not be made.
     """
@@ -182,29 +242,56 @@ def _plan(
     end = _address(target)
     if end is None:
         if behind or header:
-            raise click.UsageError("--behind and --proxy-protocol are for an ADDRESS: of a Service the API tells")
+            raise click.UsageError(
+                "--behind and --proxy-protocol are for an ADDRESS: of a Service the API tells"
+            )
         found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
         entrances = service.entrances(found, host, path, tls)
         known = tuple(service.findings(found))
-        return Plan(tuple(entrances), service.sends(found.service), echo is not None, client, timeout_s, known)
+        return Plan(
+            tuple(entrances),
+            service.sends(found.service),
+            echo is not None,
+            client,
+            timeout_s,
+            known,
+        )
 
     def door(address: str, port: int) -> Door:
-        return Door(address, port, service.speaks_tls(port) if tls == "auto" else tls == "always", host, path)
+        return Door(
+            address,
+            port,
+            service.speaks_tls(port) if tls == "auto" else tls == "always",
+            host,
+            path,
+        )
 
     beyond = [_address(text) for text in behind]
     for text, each in zip(behind, beyond, strict=True):
         if each is None or not each[1]:
-            raise click.UsageError(f"--behind {text}: write an address and a port: 10.244.1.2:80, [2001:db8::2]:80")
+            raise click.UsageError(
+                f"--behind {text}: write an address and a port: 10.244.1.2:80, [2001:db8::2]:80"
+            )
     address, port = end
     fronts = [door(address, each) for each in ((port,) if port else WEB_PORTS)]
     if beyond and len(fronts) > 1:
         raise click.UsageError("with --behind, name the port of the ADDRESS too")
     # What is behind speaks as the front does, whatever its port.
-    doors = [("behind", Door(each[0], each[1], fronts[0].tls, host, path)) for each in beyond if each]
-    return Plan(tuple(service.Entrance(front, tuple(doors)) for front in fronts), header, echo is not None, client, timeout_s)
+    doors = [
+        ("behind", Door(each[0], each[1], fronts[0].tls, host, path)) for each in beyond if each
+    ]
+    return Plan(
+        tuple(service.Entrance(front, tuple(doors)) for front in fronts),
+        header,
+        echo is not None,
+        client,
+        timeout_s,
+    )
 
 
-async def _read(name: str, namespace: str, configmap: str, kubeconfig: Path | None, context: str | None) -> Any:
+async def _read(
+    name: str, namespace: str, configmap: str, kubeconfig: Path | None, context: str | None
+) -> Any:
     from fairlead.ingress.service import read
     from fairlead.kube.auth import find_access
     from fairlead.kube.client import Client
@@ -217,19 +304,25 @@ async def _read(name: str, namespace: str, configmap: str, kubeconfig: Path | No
 
 
 def _address(text: str) -> tuple[str, int] | None:
-    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a Service. Raises UsageError."""
+    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a
+    Service. Raises UsageError."""
     address, _, port = text.rpartition(":")
     for candidate, number in ((text, ""), (address, port)):
         try:
             found = str(ip_address(candidate.removeprefix("[").removesuffix("]")))
         except ValueError:
             continue
-        if candidate != text and not (re.fullmatch(r"\d{1,5}", number, re.ASCII) and 0 < int(number) <= HIGHEST_PORT):
-            raise click.UsageError(f"{text}: {number!r} is no port: write a number from 1 to {HIGHEST_PORT}")
+        if candidate != text and not (
+            re.fullmatch(r"\d{1,5}", number, re.ASCII) and 0 < int(number) <= HIGHEST_PORT
+        ):
+            raise click.UsageError(
+                f"{text}: {number!r} is no port: write a number from 1 to {HIGHEST_PORT}"
+            )
         return found, int(number or 0)
     if not re.fullmatch(r"([a-z0-9-]+/)?[a-z0-9-]+", text):
         raise click.UsageError(
-            f"{text} is neither an address nor the name of a Service: write 192.0.2.10, 192.0.2.10:443 or [2001:db8::1]:443"
+            f"{text} is neither an address nor the name of a Service: write 192.0.2.10, "
+            "192.0.2.10:443 or [2001:db8::1]:443"
         )
     return None
 
@@ -242,7 +335,8 @@ def _client(text: str) -> str:
 
 
 def _host(text: str) -> str:
-    """As it stands in SNI and in a request. (Python's codec takes what fits into DNS, be it a name or not.)"""
+    """As it stands in SNI and in a request. (Python's codec takes what fits into DNS, be it a name
+    or not.)"""
     try:
         name = text.encode("idna").decode()
     except UnicodeError:
@@ -253,8 +347,11 @@ def _host(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    """As it stands in a request: from the root, and what a URL cannot have written as browsers do."""
-    return quote(text if text.startswith("/") else f"/{text}", safe=IN_A_PATH, errors="surrogateescape")
+    """As it stands in a request: from the root, and what a URL cannot have written as browsers
+    do."""
+    return quote(
+        text if text.startswith("/") else f"/{text}", safe=IN_A_PATH, errors="surrogateescape"
+    )
 
 
 def _table(report: "Report") -> None:
@@ -262,13 +359,23 @@ def _table(report: "Report") -> None:
         click.echo("it is not known whether the balancer sends a PROXY header")
     else:
         click.echo(
-            "the balancer sends no PROXY header" if report.sends == "none" else f"the balancer sends PROXY {report.sends}"
+            "the balancer sends no PROXY header"
+            if report.sends == "none"
+            else f"the balancer sends PROXY {report.sends}"
         )
     rows = [
-        (row.place + (" TLS" if row.tls else ""), row.way, row.answer.how, ", ".join(row.answer.addresses) or "-")
+        (
+            row.place + (" TLS" if row.tls else ""),
+            row.way,
+            row.answer.how,
+            ", ".join(row.answer.addresses) or "-",
+        )
         for row in report.calls
     ]
     draw(("DOOR", "WITH", "ANSWER", "SHOWS"), rows)
     click.echo()
     for finding in report.findings:
-        click.echo(f"{finding.level}: {finding.code}: {finding.message}" + (f"; {finding.fix}" if finding.fix else ""))
+        click.echo(
+            f"{finding.level}: {finding.code}: {finding.message}"
+            + (f"; {finding.fix}" if finding.fix else "")
+        )

@@ -1,4 +1,5 @@
-"""`fairlead status --cluster`: which controllers, gateways and nodes run, read from the Kubernetes API."""
+"""`fairlead status --cluster`: which controllers, gateways and nodes run, read from the Kubernetes
+API."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,26 +16,45 @@ from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.instances import Instance, observe
 
-HEADER = ("ROLE", "INSTANCE", "STATE", "VERSION", "STARTED", "LAST SEEN", "INTERFACES", "SERVES", "CANNOT SERVE")
+HEADER = (
+    "ROLE",
+    "INSTANCE",
+    "STATE",
+    "VERSION",
+    "STARTED",
+    "LAST SEEN",
+    "INTERFACES",
+    "SERVES",
+    "CANNOT SERVE",
+)
 
 
-def show_cluster(kubeconfig: Path | None, context: str | None, config_path: Path | None, output: Format) -> None:
+def show_cluster(
+    kubeconfig: Path | None, context: str | None, config_path: Path | None, output: Format
+) -> None:
     """Print all instances that have announced themselves."""
     instances = run(_observe(kubeconfig, context, config_path))
     show(instances, output, lambda: _tables(instances))
 
 
-async def _observe(kubeconfig: Path | None, context: str | None, config_path: Path | None) -> list[Instance]:
+async def _observe(
+    kubeconfig: Path | None, context: str | None, config_path: Path | None
+) -> list[Instance]:
     config = load(config_path) if config_path else None
     async with Client(find_access(kubeconfig, context)) as client:
         if config is None:
             config = Config()
-            with suppress(Refused):  # the ConfigMap may not be readable, or not exist: then the default is used
+            with suppress(
+                Refused
+            ):  # the ConfigMap may not be readable, or not exist: then the default is used
                 config = await read_configuration(client)
         click.echo("waiting until each process has renewed its Lease ...", err=True)
         instances = await observe(client, config.presence.namespace)
     if not instances:
-        click.echo(f"no process of Fairlead has announced itself in namespace {config.presence.namespace}", err=True)
+        click.echo(
+            f"no process of Fairlead has announced itself in namespace {config.presence.namespace}",
+            err=True,
+        )
     return instances
 
 
@@ -53,7 +73,10 @@ def _tables(instances: Sequence[Instance]) -> None:
         for refusal in told:
             click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
         if (more := each.not_served_count - len(told)) > 0:
-            click.echo(f"{who}: cannot serve {more} more Services: `fairlead status` on its host names them")
+            click.echo(
+                f"{who}: cannot serve {more} more Services: `fairlead status` on its host names "
+                "them"
+            )
 
 
 def _row(each: Instance) -> tuple[str, ...]:

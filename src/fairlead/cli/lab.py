@@ -1,4 +1,5 @@
-"""`fairlead lab`: a whole site of network namespaces on this machine - up, apply, status, exec, kubeconfig, logs, down."""
+"""`fairlead lab`: a whole site of network namespaces on this machine - up, apply, status, exec,
+kubeconfig, logs, down."""
 
 import os
 import sys
@@ -33,7 +34,9 @@ class _Hosts(TypedDict):
 
 
 def _name_option(command: CommandT) -> CommandT:
-    decorated: CommandT = click.option("--name", "-n", default="default", show_default=True, help="Which lab.")(command)
+    decorated: CommandT = click.option(
+        "--name", "-n", default="default", show_default=True, help="Which lab."
+    )(command)
     return decorated
 
 
@@ -58,24 +61,65 @@ def lab() -> None:
 @lab.command()
 @_name_option
 @click.option("--nodes", default=4, show_default=True, help="Kubernetes nodes.")
-@click.option("--gateways", default=1, show_default=True, help="Gateways; several share the addresses by ECMP.")
+@click.option(
+    "--gateways",
+    default=1,
+    show_default=True,
+    help="Gateways; several share the addresses by ECMP.",
+)
 @click.option("--clients", default=1, show_default=True, help="Clients on the outside network.")
 @click.option(
     "--apiserver",
     type=click.Choice(["embedded", "real"]),
     default="embedded",
     show_default=True,
-    help="In memory, up at once; or kube-apiserver and etcd, with RBAC (`make tools` provides them).",
+    help="In memory, up at once; or kube-apiserver and etcd, with RBAC (`make tools` provides "
+    "them).",
 )
-@click.option("--no-roles", is_flag=True, help="Network, API server and kubelets only: no controller, gateway or node role.")
-@click.option("--far-nodes", default=0, show_default=True, help="More nodes, on a network behind the router; needs a tunnel.")
-@click.option("--gateways-on-nodes", is_flag=True, help="Every node is a gateway too; there are no others.")
-@click.option("--tunnel", type=click.Choice(get_args(TunnelKind)), default="none", show_default=True, help="tunnel.kind")
-@click.option("--way", type=click.Choice(get_args(WayKind)), default="auto", show_default=True, help="gateway.way")
-@click.option("--attach", type=click.Choice(get_args(AttachKind)), default="auto", show_default=True, help="gateway.attach")
+@click.option(
+    "--no-roles",
+    is_flag=True,
+    help="Network, API server and kubelets only: no controller, gateway or node role.",
+)
+@click.option(
+    "--far-nodes",
+    default=0,
+    show_default=True,
+    help="More nodes, on a network behind the router; needs a tunnel.",
+)
+@click.option(
+    "--gateways-on-nodes", is_flag=True, help="Every node is a gateway too; there are no others."
+)
+@click.option(
+    "--tunnel",
+    type=click.Choice(get_args(TunnelKind)),
+    default="none",
+    show_default=True,
+    help="tunnel.kind",
+)
+@click.option(
+    "--way",
+    type=click.Choice(get_args(WayKind)),
+    default="auto",
+    show_default=True,
+    help="gateway.way",
+)
+@click.option(
+    "--attach",
+    type=click.Choice(get_args(AttachKind)),
+    default="auto",
+    show_default=True,
+    help="gateway.attach",
+)
 @click.option("--peers", is_flag=True, help="Gateways tell each other their new entries.")
 def up(
-    name: str, no_roles: bool, tunnel: TunnelKind, way: WayKind, attach: AttachKind, peers: bool, **size: Unpack[_Hosts]
+    name: str,
+    no_roles: bool,
+    tunnel: TunnelKind,
+    way: WayKind,
+    attach: AttachKind,
+    peers: bool,
+    **size: Unpack[_Hosts],
 ) -> None:
     """Bring a lab up. Ctrl-C on the way takes it down again."""
     from fairlead.lab.invocation import called
@@ -84,7 +128,8 @@ def up(
 
     if size["far_nodes"] > 0 and tunnel == "none":
         raise Refused(
-            f"gateways can reach the {size['far_nodes']} far nodes behind the router only through a tunnel",
+            f"gateways can reach the {size['far_nodes']} far nodes behind the router only "
+            "through a tunnel",
             fix="give --tunnel ipip or --tunnel vxlan",
         )
     transport = Transport(tunnel=tunnel, way=way, attach=attach, peers=peers)
@@ -100,7 +145,14 @@ def up(
 
 @lab.command()
 @_name_option
-@click.option("-f", "--filename", "paths", multiple=True, required=True, help="File, directory, or - for standard input.")
+@click.option(
+    "-f",
+    "--filename",
+    "paths",
+    multiple=True,
+    required=True,
+    help="File, directory, or - for standard input.",
+)
 def apply(name: str, paths: tuple[str, ...]) -> None:
     """Apply manifests, without kubectl."""
     from fairlead.kube.manifests import read_documents
@@ -123,7 +175,8 @@ def status(name: str, output: Format) -> None:
 
     def table() -> None:
         click.echo(
-            f"lab {seen.name}   API server {seen.server or '(none)'}   processes {', '.join(seen.processes) or '(none)'}"
+            f"lab {seen.name}   API server {seen.server or '(none)'}   processes "
+            f"{', '.join(seen.processes) or '(none)'}"
         )
         for header, rows in seen.tables():
             click.echo()
@@ -141,8 +194,8 @@ def status(name: str, output: Format) -> None:
 def exec(name: str, host: str, argv: tuple[str, ...]) -> None:  # noqa: A001
     """Run a command on HOST (client1, router, gw1, node1, control) or in a pod (NAMESPACE/NAME).
 
-    Put -- before the command if it has options. Only the network is the host's; files are this machine's.
-    """
+    Put -- before the command if it has options. Only the network is the host's; files are this
+    machine's."""
     from fairlead.lab import namespace, process
     from fairlead.lab.site import Site
 
@@ -151,7 +204,9 @@ def exec(name: str, host: str, argv: tuple[str, ...]) -> None:  # noqa: A001
     try:
         os.execvpe(argv[0], argv, process.environment(name, f"exec/{host}"))
     except OSError as error:
-        raise Refused(f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?") from error
+        raise Refused(
+            f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?"
+        ) from error
 
 
 @lab.command()
@@ -170,7 +225,8 @@ def kubeconfig(name: str, inside: bool) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
 @click.argument("which")
 def logs(name: str, which: str, follow: bool) -> None:
-    """Show what WHICH said: a host (node1), a role (node1/node, controller), apiserver, cluster or a pod (NAMESPACE/NAME)."""
+    """Show what WHICH said: a host (node1), a role (node1/node, controller), apiserver, cluster or
+    a pod (NAMESPACE/NAME)."""
     from fairlead.lab.overview import find_log
     from fairlead.lab.site import Site
 
@@ -186,8 +242,8 @@ def logs(name: str, which: str, follow: bool) -> None:
 def kill(name: str, host: str) -> None:
     """Make a machine fail: cut off its network and kill all its processes. Kubernetes is not told.
 
-    On `control` the API server keeps its objects, and the lab cannot reach it until the host is revived.
-    """
+    On `control` the API server keeps its objects, and the lab cannot reach it until the host is
+    revived."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).kill_node(host))
@@ -198,8 +254,8 @@ def kill(name: str, host: str) -> None:
 @_name_option
 @click.argument("host")
 def revive(name: str, host: str) -> None:
-    """Boot a dead machine: empty kernel, same addresses, new processes of its role and its pods. On a machine that runs, only
-    roles that have died are started."""
+    """Boot a dead machine: empty kernel, same addresses, new processes of its role and its pods. On
+    a machine that runs, only roles that have died are started."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).revive_node(host))
@@ -210,7 +266,8 @@ def revive(name: str, host: str) -> None:
 @_name_option
 @click.option("--all", "everything", is_flag=True, help="Every lab on this machine.")
 def down(name: str, everything: bool) -> None:
-    """Take a lab down, completely, whatever state it is in. One that is not there: nothing to do."""
+    """Take a lab down, completely, whatever state it is in. One that is not there: nothing to
+    do."""
     from fairlead.lab.rundir import all_labs
     from fairlead.lab.site import demolish
 
@@ -218,7 +275,9 @@ def down(name: str, everything: bool) -> None:
         there = each in all_labs()
         run(demolish(each))
         click.echo(
-            f"Lab {each} is down." if there else f"There was no lab {each}; those there are: {', '.join(all_labs()) or 'none'}."
+            f"Lab {each} is down."
+            if there
+            else f"There was no lab {each}; those there are: {', '.join(all_labs()) or 'none'}."
         )
 
 

@@ -1,4 +1,5 @@
-"""`fairlead migrate`: what to do before Services come over from MetalLB or OpenStack's cloud controller. Changes nothing."""
+"""`fairlead migrate`: what to do before Services come over from MetalLB or OpenStack's cloud
+controller. Changes nothing."""
 
 import asyncio
 import sys
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 @click.group()
 def migrate() -> None:
-    """Prepare to take Services over from MetalLB or OpenStack's cloud controller, with their addresses. Changes nothing.
+    """Prepare to take Services over from MetalLB or OpenStack's cloud controller, with their
+    addresses. Changes nothing.
 
     \b
     fairlead migrate services                     what awaits each Service, and what to do
@@ -31,12 +33,15 @@ def migrate() -> None:
 @source_options
 @output_option
 def services(source: Source, output: Format) -> None:
-    """Show for each LoadBalancer Service who serves it now, which addresses it keeps, and what its owner should know."""
+    """Show for each LoadBalancer Service who serves it now, which addresses it keeps, and what its
+    owner should know."""
     from fairlead.plan.migration import prospects
     from fairlead.plan.pools import read_pools
 
     config, found = _read(source)
-    awaited = prospects(found.services, read_pools(config.pools, found.address_pools), config.default_class)
+    awaited = prospects(
+        found.services, read_pools(config.pools, found.address_pools), config.default_class
+    )
 
     def table() -> None:
         if not awaited:
@@ -64,10 +69,11 @@ def services(source: Source, output: Format) -> None:
 @migrate.command()
 @source_options
 def pools(source: Source) -> None:
-    """Print AddressPools to apply: MetalLB's pools, and one for addresses that Services have from elsewhere.
+    """Print AddressPools to apply: MetalLB's pools, and one for addresses that Services have from
+    elsewhere.
 
-    A pool of MetalLB's that is not understood whole is left out and named, and the exit status is 1.
-    """
+    A pool of MetalLB's that is not understood whole is left out and named, and the exit status is
+    1."""
     import yaml
 
     from fairlead.kube.own import AddressPool
@@ -78,7 +84,9 @@ def pools(source: Source) -> None:
     there = read_pools(config.pools, found.address_pools).by_name
     translations, refused = _translated(found.metallb_pools)
     made = [pool for pool in translations if pool["metadata"]["name"] not in there]
-    everything = read_pools(config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)])
+    everything = read_pools(
+        config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)]
+    )
     for name, problem in everything.problems.items():
         click.echo(f"{name}: {problem.message}", err=True)
     rest = homeless(found.services, everything)
@@ -87,7 +95,9 @@ def pools(source: Source) -> None:
     for refusal in refused:
         click.echo(str(refusal), err=True)
     if rest is not None and refused:
-        click.echo(f"pool {TAKEN_OVER} is not printed: its addresses may be in what was left out", err=True)
+        click.echo(
+            f"pool {TAKEN_OVER} is not printed: its addresses may be in what was left out", err=True
+        )
     if made:
         yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
     elif not refused:
@@ -116,7 +126,11 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
 
         config, found = asyncio.run(read_inventory(access, config))
         if config is None:
-            click.echo(f"no --config, and no ConfigMap {CONFIGURATION}: pools of a configuration are not seen", err=True)
+            click.echo(
+                f"no --config, and no ConfigMap {CONFIGURATION}: pools of a configuration are "
+                "not seen",
+                err=True,
+            )
     else:
         found = _read_manifests(source.paths)
     return config or Config(), found
@@ -130,7 +144,13 @@ def _read_manifests(paths: Iterable[str]) -> "Inventory":
 
     documents = list(read_documents(paths))
     services, own = (
-        tuple(typed(each, resource) for each in documents if each.kind == (resource.group_version, resource.kind))
+        tuple(
+            typed(each, resource)
+            for each in documents
+            if each.kind == (resource.group_version, resource.kind)
+        )
         for resource in (SERVICES, ADDRESS_POOLS)
     )
-    return Inventory(services, own, tuple(each.object for each in documents if each.kind == IP_ADDRESS_POOL))
+    return Inventory(
+        services, own, tuple(each.object for each in documents if each.kind == IP_ADDRESS_POOL)
+    )

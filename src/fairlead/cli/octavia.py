@@ -35,8 +35,8 @@ def octavia() -> None:
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A leftover as it is shown. `load_balancer`, `address`: empty where it has none. `deleted`: None where nobody asked for
-    it. `problem`: why it could not be."""
+    """A leftover as it is shown. `load_balancer`, `address`: empty where it has none. `deleted`:
+    None where nobody asked for it. `problem`: why it could not be."""
 
     cluster: str
     service: str
@@ -55,20 +55,33 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 @octavia.command()
-@click.option("--delete", is_flag=True, help="Delete what is listed; without it nothing is changed.")
-@click.option("--kept", is_flag=True, help="List floating IPs that are kept (keep-floatingip), too; with --delete they go.")
+@click.option(
+    "--delete", is_flag=True, help="Delete what is listed; without it nothing is changed."
+)
+@click.option(
+    "--kept",
+    is_flag=True,
+    help="List floating IPs that are kept (keep-floatingip), too; with --delete they go.",
+)
 @click.option(
     "--cluster",
     "clusters",
     multiple=True,
     metavar="UID",
-    help="A cluster that is gone: everything of it is a leftover. No cluster is asked then. May be repeated.",
+    help="A cluster that is gone: everything of it is a leftover. No cluster is asked then. May "
+    "be repeated.",
 )
 @click.option(
-    "--cloud", help="Its name in clouds.yaml, where the openstack command looks too; without it, as the configuration says."
+    "--cloud",
+    help="Its name in clouds.yaml, where the openstack command looks too; without it, as the "
+    "configuration says.",
 )
 @click.option("--context", help="Context of the kubeconfig; without it, its current one.")
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster; without it as kubectl does.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    help="How to reach the cluster; without it as kubectl does.",
+)
 @click.option(
     "--config",
     "config_path",
@@ -86,20 +99,23 @@ def gc(
     config_path: Path | None,
     output: Format,
 ) -> None:
-    """List what is left at Octavia and Neutron of Services that are gone, and delete it if asked to.
+    """List what is left at Octavia and Neutron of Services that are gone, and delete it if asked
+    to.
 
-    Everything that Fairlead makes carries tags that name the cluster (the uid of its namespace kube-system) and the Service
-    with its uid; floating IPs and rules of security groups say it in their description. What carries the marks of this
-    cluster, and whose Service is not there any more, is a leftover. A controller that runs takes such things away by itself;
-    they stay where it was ended before the Services were deleted. A security group in which no Service has a rule is listed,
-    too.
+    Everything that Fairlead makes carries tags that name the cluster (the uid of its namespace
+    kube-system) and the Service with its uid; floating IPs and rules of security groups say it in
+    their description. What carries the marks of this cluster, and whose Service is not there any
+    more, is a leftover. A controller that runs takes such things away by itself; they stay where it
+    was ended before the Services were deleted. A security group in which no Service has a rule is
+    listed, too.
 
-    What other clusters have in the same project is counted, not judged: whether a cluster is gone only you know. If one is,
-    name it with --cluster.
+    What other clusters have in the same project is counted, not judged: whether a cluster is gone
+    only you know. If one is, name it with --cluster.
 
-    What does not carry a mark of Fairlead's is never listed nor touched. A load balancer on which others have listeners stays;
-    only the Service's own listeners and pools go. A floating IP that is to be kept (keep-floatingip) stays unless
-    --kept is given; one that leads to something else stays in any case.
+    What does not carry a mark of Fairlead's is never listed nor touched. A load balancer on which
+    others have listeners stays; only the Service's own listeners and pools go. A floating IP that
+    is to be kept (keep-floatingip) stays unless --kept is given; one that leads to something else
+    stays in any case.
 
     \b
     fairlead octavia gc                                   this cluster
@@ -142,7 +158,10 @@ async def _collect(
             found: list[Either] = []
             for uid in clusters:
                 owner = Owner(uid, "")
-                trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
+                trees, theirs = (
+                    await everything_of(cloud, owner),
+                    await everything_at_neutron(cloud, owner),
+                )
                 found += _judged(owner, trees, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
         finally:
@@ -154,9 +173,15 @@ async def _collect(
         cloud = Cloud(_cloud_of(config, cloud_name))
         try:
             owner = Owner(uid, "")
-            trees, theirs = await everything_of(cloud, owner), await everything_at_neutron(cloud, owner)
+            trees, theirs = (
+                await everything_of(cloud, owner),
+                await everything_at_neutron(cloud, owner),
+            )
             services = await client.list(SERVICES)
-            alive = {(ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid) for each in services}
+            alive = {
+                (ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid)
+                for each in services
+            }
             return await _answer(cloud, _judged(owner, trees, theirs, alive, kept), (uid,), delete)
         finally:
             cloud.close()
@@ -179,7 +204,9 @@ def _judged(
     return [*found, *judged_at_neutron(theirs, owner, keys, going, kept=kept)]
 
 
-async def _answer(cloud: "Cloud", found: "list[Either]", known: Container[str], delete: bool) -> Answer:
+async def _answer(
+    cloud: "Cloud", found: "list[Either]", known: Container[str], delete: bool
+) -> Answer:
     """`known`: clusters that were asked about."""
     from fairlead.drivers.octavia import leftovers, network_leftovers
 
@@ -201,7 +228,9 @@ def _line(one: "Either") -> Line:
 
     if isinstance(one, Leftover):
         goes = "load balancer" if one.whole else "listeners and pools"
-        return Line(one.cluster, one.service, one.uid, one.load_balancer, one.address, goes, one.why)
+        return Line(
+            one.cluster, one.service, one.uid, one.load_balancer, one.address, goes, one.why
+        )
     if one.floating is not None:
         goes = "floating IP, kept" if one.floating.kept else "floating IP"
         return Line(one.cluster, one.service, "", "", one.floating.address, goes, one.why)
@@ -214,7 +243,9 @@ def _cloud_of(config: Config | None, name: str | None) -> OctaviaConfig:
     if name is not None:
         return OctaviaConfig(cloud=name)
     if config is None or config.octavia is None:
-        raise Refused("it is not said which cloud", fix="give --cloud, or --config with a section octavia")
+        raise Refused(
+            "it is not said which cloud", fix="give --cloud, or --config with a section octavia"
+        )
     return config.octavia
 
 
@@ -222,7 +253,14 @@ def _table(answer: Answer, delete: bool) -> None:
     if not answer.leftovers:
         click.echo("nothing is left over")
     else:
-        header = ("SERVICE", "LOAD BALANCER", "ADDRESS", "WHAT GOES", "WHY", *(("DELETED",) if delete else ()))
+        header = (
+            "SERVICE",
+            "LOAD BALANCER",
+            "ADDRESS",
+            "WHAT GOES",
+            "WHY",
+            *(("DELETED",) if delete else ()),
+        )
         rows = [
             (
                 each.service or "-",
@@ -237,11 +275,15 @@ def _table(answer: Answer, delete: bool) -> None:
         draw(header, rows)
         for each in answer.leftovers:
             if each.problem:
-                click.echo(f"{each.load_balancer or each.address or each.goes}: {each.problem}", err=True)
+                click.echo(
+                    f"{each.load_balancer or each.address or each.goes}: {each.problem}", err=True
+                )
         if not delete:
             click.echo("nothing has been deleted: see --delete")
     for other in answer.other_clusters:
-        names = ", ".join(other.names) + (", ..." if other.load_balancers > len(other.names) else "")
+        names = ", ".join(other.names) + (
+            ", ..." if other.load_balancers > len(other.names) else ""
+        )
         has = f"{other.load_balancers} load balancers" + (f" ({names})" if names else "")
         has += f", {other.network} floating IPs and security groups" if other.network else ""
         click.echo(f"cluster {other.cluster} has {has}; is it gone? See --cluster")

@@ -39,7 +39,10 @@ def show(value: object, output: Format, table: Callable[[], None]) -> None:
 
 
 def draw(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as kubectl does: as wide as their content, never cut, so that a pipe gets what a terminal shows."""
+    """Print columns as kubectl does: as wide as their content, never cut, so that a pipe gets what
+    a terminal shows."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
-        click.echo("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        click.echo(
+            "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )

@@ -1,4 +1,5 @@
-"""`fairlead plan`: what Fairlead would do, for a cluster or for manifests. Nothing is written, no root is needed."""
+"""`fairlead plan`: what Fairlead would do, for a cluster or for manifests. Nothing is written, no
+root is needed."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = Config(
     default_class="fairlead.io/direct",
-    pools=(PoolConfig("example", ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")),),
+    pools=(
+        PoolConfig("example", ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")),
+    ),
 )
 
 
@@ -33,21 +36,28 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @click.command()
 @source_options
-@click.option("-n", "--namespace", help="Show the Services of this namespace only; all are planned.")
+@click.option(
+    "-n", "--namespace", help="Show the Services of this namespace only; all are planned."
+)
 @output_option
 def plan(source: Source, namespace: str | None, output: Format) -> None:
-    """Show what Fairlead would do for the Services, EndpointSlices and Nodes of a cluster or of manifests.
+    """Show what Fairlead would do for the Services, EndpointSlices and Nodes of a cluster or of
+    manifests.
 
-    For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members with which weight and
-    state, and what cannot be done and why. Changes nothing; of a cluster it only reads. With -f it needs no
-    cluster, and without --config shows addresses as examples.
+    For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members
+    with which weight and state, and what cannot be done and why. Changes nothing; of a cluster it
+    only reads. With -f it needs no cluster, and without --config shows addresses as examples.
 
     \b
     fairlead plan -f examples/plan
     kubectl fairlead plan -n shop --context production
     """
     config, manifests = _read(source)
-    planned = [each for each in _plan(config, manifests) if namespace in (None, ServiceKey.parse(each.service).namespace)]
+    planned = [
+        each
+        for each in _plan(config, manifests)
+        if namespace in (None, ServiceKey.parse(each.service).namespace)
+    ]
     show(planned, output, lambda: _table(planned))
 
 
@@ -63,7 +73,10 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
     if config is None:
         config = msgspec.structs.replace(EXAMPLE, pools=()) if manifests.address_pools else EXAMPLE
         whose = "addresses are examples, " if config.pools else ""
-        click.echo(f"no --config: {whose}Services without a class are planned as fairlead.io/direct", err=True)
+        click.echo(
+            f"no --config: {whose}Services without a class are planned as fairlead.io/direct",
+            err=True,
+        )
     return config, manifests
 
 
@@ -77,7 +90,9 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     state = State(())
     state.update_nodes({ObjectKey("", o.metadata.name): o for o in manifests.nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
-    state.update_slices({ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices})
+    state.update_slices(
+        {ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices}
+    )
     state.update_namespaces({ObjectKey("", o.metadata.name): o for o in manifests.namespaces})
     state.update_pools({ObjectKey("", o.metadata.name): o for o in manifests.address_pools})
     state.update_grants({ObjectKey("", o.metadata.name): o for o in manifests.address_grants})
@@ -91,7 +106,9 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
                 planned.append(Planned(str(key), balancer))
             case None if service.spec.type == "LoadBalancer":
                 name = class_of(service, config.default_class) or "none"
-                planned.append(Planned(str(key), refused=f"left alone, its class is {name}", ours=False))
+                planned.append(
+                    Planned(str(key), refused=f"left alone, its class is {name}", ours=False)
+                )
     return planned
 
 
@@ -99,13 +116,21 @@ def _table(planned: list[Planned]) -> None:
     rows: list[tuple[str, ...]] = []
     for item in planned:
         if item.load_balancer is None:
-            rows.append((item.service, "-", "-", "-", "-", "-", "refused" if item.ours else "not ours"))
+            rows.append(
+                (item.service, "-", "-", "-", "-", "-", "refused" if item.ours else "not ours")
+            )
             continue
         if not item.load_balancer.listeners:
             rows.append((item.service, "(no port)", "-", "-", "-", "-", "-"))
             continue
-        listeners = [(at, each) for each in item.load_balancer.listeners for at in item.load_balancer.listening(each)]
-        for number, cells in enumerate(cells for at, listener in listeners for cells in _rows(at, listener)):
+        listeners = [
+            (at, each)
+            for each in item.load_balancer.listeners
+            for at in item.load_balancer.listening(each)
+        ]
+        for number, cells in enumerate(
+            cells for at, listener in listeners for cells in _rows(at, listener)
+        ):
             rows.append(("" if number else item.service, *cells))
     if rows:
         draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
@@ -124,7 +149,9 @@ def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:
     active = sum(member.weight for member in listener.members if member.state == "active")
     rows: list[tuple[str, ...]] = []
     for member in listener.members:
-        share = f"{100 * member.weight / active:.1f} %" if member.state == "active" and active else "-"
+        share = (
+            f"{100 * member.weight / active:.1f} %" if member.state == "active" and active else "-"
+        )
         rows.append((first, listener.policy, member.node, str(member.weight), share, member.state))
         first = ""
     return rows or [(first, listener.policy, "(no pod on any node)", "-", "-", "-")]

@@ -1,4 +1,5 @@
-"""`fairlead controller`, `fairlead gateway`, `fairlead node`: options in, a role run until it is signalled."""
+"""`fairlead controller`, `fairlead gateway`, `fairlead node`: options in, a role run until it is
+signalled."""
 
 import gc
 import os
@@ -24,15 +25,25 @@ def _shared(command: CommandT) -> CommandT:
     for option in reversed(
         (
             click.option(
-                "--config", "config_path", type=click.Path(path_type=Path), help="fairlead.yaml; without it, defaults."
+                "--config",
+                "config_path",
+                type=click.Path(path_type=Path),
+                help="fairlead.yaml; without it, defaults.",
             ),
             click.option(
                 "--kubeconfig",
                 type=click.Path(path_type=Path),
-                help="How to reach the API server. Without it: $KUBECONFIG, the pod's service account, ~/.kube/config.",
+                help="How to reach the API server. Without it: $KUBECONFIG, the pod's service "
+                "account, ~/.kube/config.",
             ),
-            click.option("--context", help="Context of the kubeconfig; without it, its current one."),
-            click.option("--listen", help="address:port, or *:port, of /healthz, /readyz, /metrics and /state; empty: none."),
+            click.option(
+                "--context", help="Context of the kubeconfig; without it, its current one."
+            ),
+            click.option(
+                "--listen",
+                help="address:port, or *:port, of /healthz, /readyz, /metrics and /state; empty: "
+                "none.",
+            ),
             click.option("-v", "--verbose", is_flag=True, help="Log more."),
         )
     ):
@@ -46,7 +57,11 @@ def _start(**options: Any) -> tuple[Config, Access]:
 
 
 def _prepare(
-    config_path: Path | None, kubeconfig: Path | None, context: str | None, listen: str | None, verbose: bool
+    config_path: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    listen: str | None,
+    verbose: bool,
 ) -> tuple[Config, Callable[[], Access]]:
     """The configuration, and what finds the way to the API server."""
     from fairlead.kube.auth import find_access
@@ -55,14 +70,16 @@ def _prepare(
     configure_logging(verbose)
     config = load(config_path) if config_path else Config()
     if listen is not None:
-        config = msgspec.structs.replace(config, web=msgspec.structs.replace(config.web, listen=listen))
+        config = msgspec.structs.replace(
+            config, web=msgspec.structs.replace(config.web, listen=listen)
+        )
     return config, partial(find_access, kubeconfig, context)
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """While modules are loaded, which all stay, the collector of cycles would look through them again and again: a fifth of
-    the time that it takes."""
+    """While modules are loaded, which all stay, the collector of cycles would look through them
+    again and again: a fifth of the time that it takes."""
     gc.disable()
     try:
         yield
@@ -71,7 +88,9 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _selectors(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _selectors(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
     """Check the selectors as the configuration does. Raises BadParameter."""
     for each in given:
         try:
@@ -94,11 +113,10 @@ def _need_root(what: str, capabilities: str) -> None:
 def controller(**options: Any) -> None:
     """Run the controller: give Services their addresses, write their status and Events.
 
-    It serves Services of the classes fairlead.io/direct and fairlead.io/proxy, and those without a class if the configuration's
-    defaultClass says so.
-    Run two or three of them: one leads, by a Lease; when it dies another takes over within the lease's duration.
-    Needs no root. SIGTERM and Ctrl-C stop it; the data planes go on without it.
-    """
+    It serves Services of the classes fairlead.io/direct and fairlead.io/proxy, and those without a
+    class if the configuration's defaultClass says so. Run two or three of them: one leads, by a
+    Lease; when it dies another takes over within the lease's duration. Needs no root. SIGTERM and
+    Ctrl-C stop it; the data planes go on without it."""
     from fairlead.roles.controller import run
     from fairlead.roles.process import run_until_signalled
 
@@ -108,18 +126,33 @@ def controller(**options: Any) -> None:
 
 @click.command()
 @_shared
-@click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this gateway.")
-@click.option("--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration.")
-@click.option("--proxy-path", help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.")
+@click.option(
+    "--node-name",
+    default=socket.gethostname,
+    show_default="host name",
+    help="Name of this gateway.",
+)
+@click.option(
+    "--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration."
+)
+@click.option(
+    "--proxy-path",
+    help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.",
+)
 @click.option(
     "--interface",
     "interfaces",
     multiple=True,
     callback=_selectors,
-    help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may be repeated. Overrides the"
+    help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may "
+    "be repeated. Overrides the"
     " configuration.",
 )
-@click.option("--cleanup", is_flag=True, help="Remove this gateway's data plane from the kernel, delete its Lease, and exit.")
+@click.option(
+    "--cleanup",
+    is_flag=True,
+    help="Remove this gateway's data plane from the kernel, delete its Lease, and exit.",
+)
 def gateway(
     node_name: str,
     pin_path: str | None,
@@ -130,12 +163,12 @@ def gateway(
 ) -> None:
     """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
 
-    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the hop limit; replies go from
-    the node straight to the client. Connections of class fairlead.io/proxy end at a HAProxy of this host's. Another one
-    balances the API server itself if the configuration has gateway.apiServer; then the gateway may start before its kubeconfig
-    exists. When the process ends, by whatever cause, the kernel and HAProxy go on; the next start takes over. --cleanup takes
-    everything away.
-    """
+    Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the
+    hop limit; replies go from the node straight to the client. Connections of class
+    fairlead.io/proxy end at a HAProxy of this host's. Another one balances the API server itself if
+    the configuration has gateway.apiServer; then the gateway may start before its kubeconfig
+    exists. When the process ends, by whatever cause, the kernel and HAProxy go on; the next start
+    takes over. --cleanup takes everything away."""
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _uncollected():
         from fairlead.roles.gateway import clean_up, run
@@ -160,25 +193,33 @@ def gateway(
 
 @click.command()
 @_shared
-@click.option("--node-name", default=socket.gethostname, show_default="host name", help="Name of this Node in Kubernetes.")
+@click.option(
+    "--node-name",
+    default=socket.gethostname,
+    show_default="host name",
+    help="Name of this Node in Kubernetes.",
+)
 @click.option(
     "--cleanup",
     is_flag=True,
-    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's settings back, delete the node's"
+    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's "
+    "settings back, delete the node's"
     " Lease, and exit.",
 )
 @click.option(
-    "--remove-at-stop", is_flag=True, help="Do the same when a signal stops it. A crash, or kill -9, leaves everything."
+    "--remove-at-stop",
+    is_flag=True,
+    help="Do the same when a signal stops it. A crash, or kill -9, leaves everything.",
 )
 def node(node_name: str, cleanup: bool, remove_at_stop: bool, **options: Any) -> None:
     """Run what a node does for its Services: the service proxy, its end of the gateways' tunnel.
 
-    The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) is for clusters without kube-proxy,
-    whose rules it makes; beside kube-proxy set node.serviceProxy to false. The tunnel is there if tunnel.kind is ipip or vxlan,
-    for nodes behind a router. Settings of the host that do harm are named, and set if node.adjustSystem is true. When the
-    process ends everything stays in force, so that a restart or an upgrade is no gap; --cleanup takes it away, --remove-at-stop
-    lets it go with the process.
-    """
+    The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) is for
+    clusters without kube-proxy, whose rules it makes; beside kube-proxy set node.serviceProxy to
+    false. The tunnel is there if tunnel.kind is ipip or vxlan, for nodes behind a router. Settings
+    of the host that do harm are named, and set if node.adjustSystem is true. When the process ends
+    everything stays in force, so that a restart or an upgrade is no gap; --cleanup takes it away,
+    --remove-at-stop lets it go with the process."""
     from fairlead.roles.process import run_until_signalled
 
     _need_root("a node", "CAP_NET_ADMIN, for tunnel.kind ipip also CAP_BPF, CAP_PERFMON")

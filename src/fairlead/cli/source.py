@@ -1,7 +1,8 @@
-"""The options that say where a command reads from: a cluster, or manifests; and with which configuration.
+"""The options that say where a command reads from: a cluster, or manifests; and with which
+configuration.
 
-In: what the user gave. Out: a `Source`. A command that takes `source_options` gets it as its first argument.
-"""
+In: what the user gave. Out: a `Source`. A command that takes `source_options` gets it as its first
+argument."""
 
 import functools
 from collections.abc import Callable
@@ -31,13 +32,16 @@ class Source(msgspec.Struct, frozen=True):
         return load(self.config_path) if self.config_path else None
 
     def access(self) -> "Access | None":
-        """The way to the cluster; None: read manifests. Raises UsageError if both are named, Refused if there is no way."""
+        """The way to the cluster; None: read manifests. Raises UsageError if both are named,
+        Refused if there is no way."""
         if not self.paths:
             from fairlead.kube.auth import find_access
 
             return find_access(self.kubeconfig, self.context)
         if self.kubeconfig or self.context:
-            raise click.UsageError("-f names manifests, --kubeconfig and --context a cluster: give one or the other")
+            raise click.UsageError(
+                "-f names manifests, --kubeconfig and --context a cluster: give one or the other"
+            )
         return None
 
 
@@ -46,26 +50,35 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_source(
-        *, paths: tuple[str, ...], config_path: Path | None, kubeconfig: Path | None, context: str | None, **others: Any
+        *,
+        paths: tuple[str, ...],
+        config_path: Path | None,
+        kubeconfig: Path | None,
+        context: str | None,
+        **others: Any,
     ) -> None:
         command(Source(paths, config_path, kubeconfig, context), **others)
 
     file = click.Path(path_type=Path)
     for option in (
         click.option("--context", help="Context of the kubeconfig; without it, its current one."),
-        click.option("--kubeconfig", type=file, help="How to reach the cluster; without it as kubectl does."),
+        click.option(
+            "--kubeconfig", type=file, help="How to reach the cluster; without it as kubectl does."
+        ),
         click.option(
             "--config",
             "config_path",
             type=file,
-            help="fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead).",
+            help="fairlead.yaml; without it, the cluster's own (ConfigMap "
+            "fairlead-system/fairlead).",
         ),
         click.option(
             "-f",
             "--filename",
             "paths",
             multiple=True,
-            help="Manifest file, folder, or - for standard input; without it, the cluster of the kubeconfig.",
+            help="Manifest file, folder, or - for standard input; without it, the cluster of the "
+            "kubeconfig.",
         ),
     ):
         with_source = option(with_source)

@@ -1,4 +1,5 @@
-"""The messages between a gateway and its prober, in frames (`net/frames`). See `prober` and `roles/probing`."""
+"""The messages between a gateway and its prober, in frames (`net/frames`). See `prober` and
+`roles/probing`."""
 
 import msgspec
 
@@ -24,8 +25,8 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From the prober. `heard`: how many frames it has carried out so far. `settled`: something is known then of every
-    target."""
+    """From the prober. `heard`: how many frames it has carried out so far. `settled`: something is
+    known then of every target."""
 
     heard: int
     settled: bool

@@ -1,13 +1,14 @@
-"""The claim on a Service: the first thing that is written when a class of ours serves it, and the last that is taken off.
+"""The claim on a Service: the first thing that is written when a class of ours serves it, and the
+last that is taken off.
 
-In: the LoadBalancers of our classes. Out: the finalizer `service.kubernetes.io/load-balancer-cleanup`, so that a Service
-cannot vanish before what was made for it, together with an annotation that names our class. A Service without the
-annotation, or on which the claim's field manager owns nothing, is never released: its finalizer belongs to another
-controller, or its annotation was written by a user. Events tell when work on a Service begins, and when a claim is
-taken off, with the upstream service controller's reasons.
-Invariant: a field manager of its own, which owns nothing else; a claim for a class that another chain of drivers serves is let
-go by that chain, before this one makes its own.
-"""
+In: the LoadBalancers of our classes. Out: the finalizer
+`service.kubernetes.io/load-balancer-cleanup`, so that a Service cannot vanish before what was made
+for it, together with an annotation that names our class. A Service without the annotation, or on
+which the claim's field manager owns nothing, is never released: its finalizer belongs to another
+controller, or its annotation was written by a user. Events tell when work on a Service begins, and
+when a claim is taken off, with the upstream service controller's reasons. Invariant: a field
+manager of its own, which owns nothing else; a claim for a class that another chain of drivers
+serves is let go by that chain, before this one makes its own."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -22,10 +23,18 @@ from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import keeps
 from fairlead.plan.annotations import WITHOUT_EFFECT, quoted
-from fairlead.plan.balancer import CLAIM_MANAGER, CLASS_ANNOTATION, CLASS_PREFIX, DIRECT, claimed_class, class_of
+from fairlead.plan.balancer import (
+    CLAIM_MANAGER,
+    CLASS_ANNOTATION,
+    CLASS_PREFIX,
+    DIRECT,
+    claimed_class,
+    class_of,
+)
 
 Serves = Callable[[str], bool]
-"""Whether a chain of drivers serves a class, or would let it go if there is none of this name any more."""
+"""Whether a chain of drivers serves a class, or would let it go if there is none of this name any
+more."""
 
 
 def served_by_gateways(name: str) -> bool:
@@ -77,7 +86,8 @@ class ClaimDriver:
         serves: Serves = served_by_gateways,
         may_keep: bool = True,
     ) -> None:
-        """`serves`: the classes of this chain. `may_keep`: it can keep addresses for later Services."""
+        """`serves`: the classes of this chain. `may_keep`: it can keep addresses for later
+        Services."""
         self._serves = serves
         self._may_keep = may_keep
         self._writer = writer
@@ -86,16 +96,24 @@ class ClaimDriver:
         self.begun: dict[ServiceKey, Claim | Release] = {}
         """What was tried and is not done, by Service."""
         self._told: dict[ServiceKey, tuple[str, str]] = {}
-        """Services whose owner was told that only the controller writes the class annotation: their uid and the value."""
+        """Services whose owner was told that only the controller writes the class annotation: their
+        uid and the value."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
 
-    def diff(self, desired: Mapping[ServiceKey, Claimed], actual: Mapping[ServiceKey, Claimed]) -> Sequence[Claim | Release]:
+    def diff(
+        self, desired: Mapping[ServiceKey, Claimed], actual: Mapping[ServiceKey, Claimed]
+    ) -> Sequence[Claim | Release]:
         claims = [
-            Claim(key, each.uid, each.class_name, key in actual) for key, each in desired.items() if actual.get(key) != each
+            Claim(key, each.uid, each.class_name, key in actual)
+            for key, each in desired.items()
+            if actual.get(key) != each
         ]
-        return [*claims, *(Release(key, each.uid) for key, each in actual.items() if key not in desired)]
+        return [
+            *claims,
+            *(Release(key, each.uid) for key, each in actual.items() if key not in desired),
+        ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
         """What is known: the API server tells of every change, so nothing is asked again."""
@@ -121,22 +139,38 @@ class ClaimDriver:
         return {}
 
     def _forget_gone(self) -> None:
-        """What was never done for a Service that is gone, or was made anew, will not be done any more."""
-        present = {key: service.metadata.uid for key, service in self._newest.of(self.begun).items()}
-        self.begun = {key: change for key, change in self.begun.items() if present.get(key) == change.uid}
+        """What was never done for a Service that is gone, or was made anew, will not be done any
+        more."""
+        present = {
+            key: service.metadata.uid for key, service in self._newest.of(self.begun).items()
+        }
+        self.begun = {
+            key: change for key, change in self.begun.items() if present.get(key) == change.uid
+        }
 
     def _tell_of_strange_annotations(self) -> None:
-        """Write one Event for each Service whose class annotation was written by a user and that no class of ours is to serve.
-        On other Services the claim overwrites the annotation."""
+        """Write one Event for each Service whose class annotation was written by a user and that no
+        class of ours is to serve. On other Services the claim overwrites the annotation."""
         strange = {}
         for key, service in self._newest.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
-            if value and self._serves(value) and not claimed_class(service) and not _may_be_ours(service):
+            if (
+                value
+                and self._serves(value)
+                and not claimed_class(service)
+                and not _may_be_ours(service)
+            ):
                 strange[key] = (service.metadata.uid, value)
         for key, (uid, value) in strange.items():
             if self._told.get(key) != (uid, value):
-                what = f"{CLASS_ANNOTATION} is {quoted(value)}, which has no effect: only the controller writes this annotation"
-                fix = f"remove it: kubectl annotate service -n {key.namespace} {key.name} {CLASS_ANNOTATION}-"
+                what = (
+                    f"{CLASS_ANNOTATION} is {quoted(value)}, which has no effect: only the "
+                    "controller writes this annotation"
+                )
+                fix = (
+                    f"remove it: kubectl annotate service -n {key.namespace} {key.name} "
+                    f"{CLASS_ANNOTATION}-"
+                )
                 self._recorder.event(key, uid, "Warning", WITHOUT_EFFECT, f"{what}; {fix}")
         self._told = strange
 
@@ -147,17 +181,29 @@ class ClaimDriver:
             raise Conflict(f"Service {claim.service} is still being let go by class {held}")
         if not claim.renewed:
             self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
-        metadata = {"finalizers": [CLEANUP_FINALIZER], "annotations": {CLASS_ANNOTATION: claim.class_name}}
-        await self._writer.apply(claim.service, claim.uid, field_manager=CLAIM_MANAGER, metadata=metadata)
+        metadata = {
+            "finalizers": [CLEANUP_FINALIZER],
+            "annotations": {CLASS_ANNOTATION: claim.class_name},
+        }
+        await self._writer.apply(
+            claim.service, claim.uid, field_manager=CLAIM_MANAGER, metadata=metadata
+        )
 
     async def _release(self, release: Release) -> None:
-        # Said here and not where addresses are taken back: the API server does that itself when the type changes.
+        # Said here and not where addresses are taken back: the API server does that itself when the
+        # type changes.
         self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
         left = await self._writer.apply(release.service, release.uid, field_manager=CLAIM_MANAGER)
         if left is not None:
-            what = "kept for a Service of this name" if self._may_keep and keeps(left) else "given back"
+            what = (
+                "kept for a Service of this name"
+                if self._may_keep and keeps(left)
+                else "given back"
+            )
             message = f"Deleted load balancer: its addresses are {what}{_waits_for(left)}"
-            self._recorder.event(release.service, release.uid, "Normal", "DeletedLoadBalancer", message)
+            self._recorder.event(
+                release.service, release.uid, "Normal", "DeletedLoadBalancer", message
+            )
 
     def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:
         """Say it when the change is tried for the first time, and not at each retry."""
@@ -184,6 +230,7 @@ def _waits_for(left: Service) -> str:
         return ""
     names = ", ".join(left.metadata.finalizers)
     return (
-        f"; the Service stays until finalizer {names} is taken off, which another controller has put there: "
+        f"; the Service stays until finalizer {names} is taken off, which another controller has "
+        "put there: "
         "see that it runs, or, if it is gone for good, remove its finalizer (kubectl edit service)"
     )

@@ -1,9 +1,10 @@
-"""The conditions of a Service: what became of what it asks for, for those who look at the object and not at Events.
+"""The conditions of a Service: what became of what it asks for, for those who look at the object
+and not at Events.
 
-In: conditions by Service. Out: `status.conditions`, a list keyed by type, of which we own those of our own domain and leave
-others alone. A Service that shows conditions of ours and is none of ours any more loses them.
-Invariants: a field manager of its own, which owns nothing else; `lastTransitionTime` moves only when `status` does.
-"""
+In: conditions by Service. Out: `status.conditions`, a list keyed by type, of which we own those of
+our own domain and leave others alone. A Service that shows conditions of ours and is none of ours
+any more loses them. Invariants: a field manager of its own, which owns nothing else;
+`lastTransitionTime` moves only when `status` does."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -35,7 +36,10 @@ class ShowConditions(msgspec.Struct, frozen=True):
     conditions: tuple[ServiceCondition, ...]
 
     def __str__(self) -> str:
-        words = ", ".join(f"{each.type}={each.status} ({each.reason})" for each in self.conditions) or "none"
+        words = (
+            ", ".join(f"{each.type}={each.status} ({each.reason})" for each in self.conditions)
+            or "none"
+        )
         return f"show conditions of Service {self.service}: {words}"
 
 
@@ -45,9 +49,14 @@ class ConditionsDriver:
     name = "conditions"
 
     def __init__(
-        self, writer: ServiceWriter, newest: NewestServices, *, undecided: Callable[[Service], bool] = lambda _: False
+        self,
+        writer: ServiceWriter,
+        newest: NewestServices,
+        *,
+        undecided: Callable[[Service], bool] = lambda _: False,
     ) -> None:
-        """`undecided`: whether it is too early to say what a Service should show; then it keeps what it shows."""
+        """`undecided`: whether it is too early to say what a Service should show; then it keeps
+        what it shows."""
         self._undecided = undecided
         self._writer = writer
         self._newest = newest
@@ -58,8 +67,19 @@ class ConditionsDriver:
     def diff(
         self, desired: Mapping[ServiceKey, Conditions], actual: Mapping[ServiceKey, Conditions]
     ) -> Sequence[ShowConditions]:
-        shown = [ShowConditions(key, each.uid, each.conditions) for key, each in desired.items() if actual.get(key) != each]
-        return [*shown, *(ShowConditions(key, each.uid, ()) for key, each in actual.items() if key not in desired)]
+        shown = [
+            ShowConditions(key, each.uid, each.conditions)
+            for key, each in desired.items()
+            if actual.get(key) != each
+        ]
+        return [
+            *shown,
+            *(
+                ShowConditions(key, each.uid, ())
+                for key, each in actual.items()
+                if key not in desired
+            ),
+        ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Conditions]:
         """What is known of the conditions of ours."""
@@ -67,7 +87,13 @@ class ConditionsDriver:
         for key, service in self._newest.of(keys).items():
             if self._undecided(service):
                 continue
-            if found := tuple(sorted(_seen(each) for each in service.status.conditions if each.type in CONDITION_TYPES)):
+            if found := tuple(
+                sorted(
+                    _seen(each)
+                    for each in service.status.conditions
+                    if each.type in CONDITION_TYPES
+                )
+            ):
                 actual[key] = Conditions(service.metadata.uid, found)
         return actual
 
@@ -76,21 +102,39 @@ class ConditionsDriver:
             now = stamp(datetime.now(UTC))
             services = self._newest.of([change.service]).values()
             before = {each.type: each for service in services for each in service.status.conditions}
-            status = {"conditions": [_body(each, before.get(each.type), now) for each in change.conditions]}
+            status = {
+                "conditions": [
+                    _body(each, before.get(each.type), now) for each in change.conditions
+                ]
+            }
             await self._writer.apply(
-                change.service, change.uid, field_manager=FIELD_MANAGER, status=status if change.conditions else None
+                change.service,
+                change.uid,
+                field_manager=FIELD_MANAGER,
+                status=status if change.conditions else None,
             )
         return {}
 
 
 def _seen(condition: Condition) -> ServiceCondition:
-    # Whatever text somebody may have written there: it only has to differ from what should be there.
-    status: ConditionStatus = "True" if condition.status == "True" else "False" if condition.status == "False" else "Unknown"
+    # Whatever text somebody may have written there: it only has to differ from what should be
+    # there.
+    status: ConditionStatus = (
+        "True"
+        if condition.status == "True"
+        else "False"
+        if condition.status == "False"
+        else "Unknown"
+    )
     return ServiceCondition(condition.type, status, condition.reason, condition.message)
 
 
 def _body(condition: ServiceCondition, before: Condition | None, now: str) -> Mapping[str, str]:
-    kept = before.last_transition_time if before is not None and before.status == condition.status else None
+    kept = (
+        before.last_transition_time
+        if before is not None and before.status == condition.status
+        else None
+    )
     return {
         "type": condition.type,
         "status": condition.status,

@@ -1,9 +1,9 @@
 """What the health ports of a node answer, and the messages from the role to the answering process.
 
-In: Updates. Out: answers as kube-proxy gives them (pkg/proxy/healthcheck): 200 while there are ready local endpoints and the
-node proxy is in step, else 503, with the number in the header `X-Load-Balancing-Endpoint-Weight`.
-Invariant: a message of the role is valid for VALID_S; a role that has sent nothing for longer counts as not in step.
-"""
+In: Updates. Out: answers as kube-proxy gives them (pkg/proxy/healthcheck): 200 while there are
+ready local endpoints and the node proxy is in step, else 503, with the number in the header
+`X-Load-Balancing-Endpoint-Weight`. Invariant: a message of the role is valid for VALID_S; a role
+that has sent nothing for longer counts as not in step."""
 
 import time
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from fairlead.model import ServiceKey
 from fairlead.net.httprequest import Answer, Request
 
 VALID_S = 15.0
-"""Longer than the role needs for any piece of work, so that a busy node stays a member; short enough that the health port of a
-role that hangs does not report old rules as current for long."""
+"""Longer than the role needs for any piece of work, so that a busy node stays a member; short
+enough that the health port of a role that hangs does not report old rules as current for long."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -30,7 +30,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From the role: ports to close, then ports to open; then numbers of ready endpoints by port. Each Update is answered."""
+    """From the role: ports to close, then ports to open; then numbers of ready endpoints by port.
+    Each Update is answered."""
 
     healthy: bool
     eligible: bool
@@ -40,8 +41,8 @@ class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To the role: an Update is carried out. `heard`: the number of Updates so far. `problems`: the error numbers of the ports
-    that could not be opened, by their index in `opened`."""
+    """To the role: an Update is carried out. `heard`: the number of Updates so far. `problems`: the
+    error numbers of the ports that could not be opened, by their index in `opened`."""
 
     heard: int
     problems: dict[int, int] = {}
@@ -101,7 +102,11 @@ class Health:
             self._in_step = now
         state = {"lastUpdated": self._in_step, "healthy": healthy}
         # The rules of both families are in one table, and so have the same age.
-        body: dict[str, object] = {**state, "currentTime": now, "status": {"IPv4": state, "IPv6": state}}
+        body: dict[str, object] = {
+            **state,
+            "currentTime": now,
+            "status": {"IPv4": state, "IPv6": state},
+        }
         match request.path:
             case "/healthz":
                 good = healthy and eligible
@@ -110,4 +115,6 @@ class Health:
                 good = healthy
             case _:
                 return Answer(HTTPStatus.NOT_FOUND, b"{}")
-        return Answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, msgspec.json.encode(body))
+        return Answer(
+            HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, msgspec.json.encode(body)
+        )

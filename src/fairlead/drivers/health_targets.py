@@ -1,7 +1,8 @@
-"""Which health ports are to be asked for which Service, as values, and the steps between them. Pure.
+"""Which health ports are to be asked for which Service, as values, and the steps between them.
+Pure.
 
-In: LoadBalancers with a health monitor, and what is being asked. Out: targets of each Service; what to begin and to end.
-"""
+In: LoadBalancers with a health monitor, and what is being asked. Out: targets of each Service; what
+to begin and to end."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,8 @@ from fairlead.plan.balancer import PROXY
 
 
 class Probes(Value, frozen=True):
-    """What is to be asked for one Service. Targets are sorted. `local`: they are healthCheckNodePorts."""
+    """What is to be asked for one Service. Targets are sorted. `local`: they are
+    healthCheckNodePorts."""
 
     targets: tuple[Target, ...]
     local: bool
@@ -53,12 +55,15 @@ def probes_of(balancer: LoadBalancer) -> Probes:
         return Probes((), False)
     routed = balancer.class_name == PROXY
     addresses = {member.address for listener in balancer.listeners for member in listener.members}
-    targets = tuple([Target(address, monitor.port, monitor.path, routed) for address in sorted(addresses)])
+    targets = tuple(
+        [Target(address, monitor.port, monitor.path, routed) for address in sorted(addresses)]
+    )
     return Probes(targets, any(listener.policy == "Local" for listener in balancer.listeners))
 
 
 def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Probes]:
-    """The health ports of all members of each Service; a Service without a health monitor has none."""
+    """The health ports of all members of each Service; a Service without a health monitor has
+    none."""
     rendered = ((key, probes_of(balancer)) for key, balancer in intents.items())
     return {key: probes for key, probes in rendered if probes.targets}
 
@@ -67,12 +72,16 @@ def after(before: Probes | None, change: ProbeChange) -> Probes:
     """What is asked for a Service once the change has been made."""
     held = before.targets if before else ()
     if isinstance(change, StartProbes):
-        return Probes(tuple(sorted({*held, *change.targets})) if held else change.targets, change.local)
+        return Probes(
+            tuple(sorted({*held, *change.targets})) if held else change.targets, change.local
+        )
     left = tuple(sorted(set(held).difference(change.targets)))
     return Probes(left, before.local if before else False)
 
 
-def diff(desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> list[ProbeChange]:
+def diff(
+    desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]
+) -> list[ProbeChange]:
     """Starts before stops: a target that changes hands is asked without a break."""
     nothing = Probes((), False)
     starts: list[ProbeChange] = []

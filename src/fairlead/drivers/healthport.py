@@ -1,13 +1,14 @@
-"""Tell load balancers how many ready endpoints this node has: one HTTP port for each Service with policy Local.
+"""Tell load balancers how many ready endpoints this node has: one HTTP port for each Service with
+policy Local.
 
-In: NodeService values with a `health_check`. Out: listening ports that answer any path and method, see `health_answers`; and
-the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836).
-A separate process answers (`roles/answering`): no health check waits for a plan, and no flood of health checks delays a
-plan. The process receives every change, and every BEAT_S whether the node proxy is in step. If it ends it is started again.
-Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process has the change; so a 200
-means that the packet rules are in force. The process ends with the role, however the role ends; its successor opens
-the ports again.
-"""
+In: NodeService values with a `health_check`. Out: listening ports that answer any path and method,
+see `health_answers`; and the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836). A
+separate process answers (`roles/answering`): no health check waits for a plan, and no flood of
+health checks delays a plan. The process receives every change, and every BEAT_S whether the node
+proxy is in step. If it ends it is started again. Invariants: the loop applies this driver after the
+node proxy, and `apply` returns once the process has the change; so a 200 means that the packet
+rules are in force. The process ends with the role, however the role ends; its successor opens the
+ports again."""
 
 import asyncio
 import os
@@ -31,15 +32,18 @@ BEAT_S = 0.25
 RESTART_S = (0.02, 5.0)
 """The first and the longest wait before an answering process that has ended is started again."""
 REPLY_S = 5.0
-"""An answering process that does not carry out a change within this time is ended, and a new one is started."""
+"""An answering process that does not carry out a change within this time is ended, and a new one is
+started."""
 END_WITHIN_S = 2.0
 FREE_WITHIN_S = 1.0
-"""The answering process of a role that was killed ends a moment after the role; its port may still be taken for this time."""
+"""The answering process of a role that was killed ends a moment after the role; its port may still
+be taken for this time."""
 RETRY_S = 0.02
 AT_ONCE = 200
 """The maximum number of ports in one Update: opening them delays answers for some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
-"""kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its message, too."""
+"""kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its
+message, too."""
 
 
 class Change(Value, frozen=True):
@@ -65,7 +69,12 @@ class Change(Value, frozen=True):
 class _Process:
     """An answering process, and the connection to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -83,20 +92,27 @@ class _Process:
             except OSError as problem:
                 ours.close()
                 what = f"starting the process that answers health checks failed: {problem.strerror}"
-                raise Unavailable(what, fix="see the limits of processes and memory of this host, or pod") from problem
+                raise Unavailable(
+                    what, fix="see the limits of processes and memory of this host, or pod"
+                ) from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def tell(self, update: Update) -> Done:
-        """Let the process carry out an Update. Raises Unavailable if the process has ended, or does not reply."""
+        """Let the process carry out an Update. Raises Unavailable if the process has ended, or does
+        not reply."""
         write(self._writer, update)
         self._told += 1
         try:
             async with asyncio.timeout(REPLY_S):
                 # The reply to an Update whose sender was cancelled may come first.
-                while (done := await read(self._reader, self._decoder)) is not None and done.heard < self._told:
+                while (
+                    done := await read(self._reader, self._decoder)
+                ) is not None and done.heard < self._told:
                     pass
         except TimeoutError:
-            raise Unavailable(f"the process that answers health checks did not reply for {REPLY_S:g} s") from None
+            raise Unavailable(
+                f"the process that answers health checks did not reply for {REPLY_S:g} s"
+            ) from None
         if done is None:
             raise Unavailable("the process that answers health checks has ended")
         return done
@@ -130,10 +146,11 @@ class HealthPortDriver:
         addresses: Collection[str] = EVERYWHERE,
         touched: Callable[[Collection[ServiceKey]], None] = lambda keys: None,
     ) -> None:
-        """`healthy`: whether the node proxy is in step. `command`: starts the answering process, see `roles/answering`.
-        `node_eligible`: whether the node may get new traffic (it is not being deleted, and not tainted by the autoscaler).
-        `proxy_port`: 0 for none. `addresses`: where the ports of Services are open; the proxy's own is open everywhere.
-        `touched`: called with the Services whose ports were lost, which have to be planned again."""
+        """`healthy`: whether the node proxy is in step. `command`: starts the answering process,
+        see `roles/answering`. `node_eligible`: whether the node may get new traffic (it is not
+        being deleted, and not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
+        where the ports of Services are open; the proxy's own is open everywhere. `touched`: called
+        with the Services whose ports were lost, which have to be planned again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -146,8 +163,8 @@ class HealthPortDriver:
         self._served: dict[ServiceKey, HealthCheck] = {}
 
     async def open(self) -> None:
-        """Start the answering process, and open the proxy's own health port. Raises Refused if another process has the port,
-        Unavailable if the answering process does not start."""
+        """Start the answering process, and open the proxy's own health port. Raises Refused if
+        another process has the port, Unavailable if the answering process does not start."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + FREE_WITHIN_S
         while True:
@@ -178,7 +195,9 @@ class HealthPortDriver:
                 retry.reset()
             try:
                 async with self._turn:
-                    if ended and self._process is process:  # a change may have started a new process meanwhile
+                    if (
+                        ended and self._process is process
+                    ):  # a change may have started a new process meanwhile
                         await self._end()
                     await self._start()
                     await self._tell(self._update())
@@ -187,9 +206,15 @@ class HealthPortDriver:
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, HealthCheck]:
         """Port and number of each Service that has a health check. Pure."""
-        return {key: intent.health_check for key, intent in intents.items() if intent.health_check is not None}
+        return {
+            key: intent.health_check
+            for key, intent in intents.items()
+            if intent.health_check is not None
+        }
 
-    def diff(self, desired: Mapping[ServiceKey, HealthCheck], actual: Mapping[ServiceKey, HealthCheck]) -> Sequence[Change]:
+    def diff(
+        self, desired: Mapping[ServiceKey, HealthCheck], actual: Mapping[ServiceKey, HealthCheck]
+    ) -> Sequence[Change]:
         """One Change for each Service that differs. Pure."""
         return tuple(
             Change(key, actual.get(key), desired.get(key))
@@ -199,34 +224,50 @@ class HealthPortDriver:
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, HealthCheck]:
         """What the ports of this node answer now."""
-        return dict(self._served) if keys is None else {key: self._served[key] for key in keys if key in self._served}
+        return (
+            dict(self._served)
+            if keys is None
+            else {key: self._served[key] for key in keys if key in self._served}
+        )
 
     async def move(self, addresses: Collection[str]) -> None:
-        """Open the Services' ports at these addresses instead. A port that cannot be opened there is closed, and differs from
-        the plan."""
+        """Open the Services' ports at these addresses instead. A port that cannot be opened there
+        is closed, and differs from the plan."""
         async with self._turn:
             await self._start()
             self._addresses = addresses
             served = dict(self._served)
             for key, problem in (await self._change(close=served, serve=served)).items():
-                log.warning("a health port could not be opened at the host's new addresses", service=str(key), problem=problem)
+                log.warning(
+                    "a health port could not be opened at the host's new addresses",
+                    service=str(key),
+                    problem=problem,
+                )
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Close first, so that a port may pass from one Service to another. A Service whose port is in use is unavailable, in
-        kube-proxy's words: the other process may let it go. The other Services are served. Raises Unavailable if the
-        answering process does not carry it out."""
+        """Close first, so that a port may pass from one Service to another. A Service whose port is
+        in use is unavailable, in kube-proxy's words: the other process may let it go. The other
+        Services are served. Raises Unavailable if the answering process does not carry it out."""
         async with self._turn:
             await self._start()
             close = [
                 each.service
                 for each in changes
-                if (before := self._served.get(each.service)) and (each.after is None or each.after.port != before.port)
+                if (before := self._served.get(each.service))
+                and (each.after is None or each.after.port != before.port)
             ]
-            problems = await self._change(close, {each.service: each.after for each in changes if each.after is not None})
-        return {key: Outcome("unavailable", problem, reason=REASON) for key, problem in problems.items()}
+            problems = await self._change(
+                close, {each.service: each.after for each in changes if each.after is not None}
+            )
+        return {
+            key: Outcome("unavailable", problem, reason=REASON) for key, problem in problems.items()
+        }
 
-    async def _change(self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
-        """Close the ports of the Services `close`, then open those of `serve`. Returns the problems by Service."""
+    async def _change(
+        self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]
+    ) -> dict[ServiceKey, str]:
+        """Close the ports of the Services `close`, then open those of `serve`. Returns the problems
+        by Service."""
         if close:
             numbers = tuple(self._served[key].port for key in close)
             await self._tell(self._update(closed=numbers))
@@ -243,7 +284,10 @@ class HealthPortDriver:
         problems: dict[ServiceKey, str] = {}
         keys = tuple(wanted)
         for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
-            opened = (Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints) for key in batch)
+            opened = (
+                Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints)
+                for key in batch
+            )
             done = await self._tell(self._update(opened=tuple(opened)))
             for place, key in enumerate(batch):
                 if (number := done.problems.get(place)) is None:
@@ -251,19 +295,25 @@ class HealthPortDriver:
                 else:
                     self._served.pop(key, None)
                     problems[key] = (
-                        f'node {self._node_name} failed to start healthcheck "{key}" on port {wanted[key].port}: '
+                        f'node {self._node_name} failed to start healthcheck "{key}" on port '
+                        f"{wanted[key].port}: "
                         f"{os.strerror(number)}"
                     )
         return problems
 
     def _update(
-        self, *, closed: tuple[int, ...] = (), opened: tuple[Opened, ...] = (), endpoints: Mapping[int, int] | None = None
+        self,
+        *,
+        closed: tuple[int, ...] = (),
+        opened: tuple[Opened, ...] = (),
+        endpoints: Mapping[int, int] | None = None,
     ) -> Update:
         """An Update that includes the state of the node."""
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
     async def _tell(self, update: Update) -> Done:
-        """Let the answering process carry this out. If it does not, end the process and raise Unavailable."""
+        """Let the answering process carry this out. If it does not, end the process and raise
+        Unavailable."""
         if self._process is None:
             raise Unavailable("the process that answers health checks is not running")
         try:
@@ -273,8 +323,9 @@ class HealthPortDriver:
             raise
 
     async def _start(self) -> None:
-        """Unless it runs, start the answering process with the present ports. A port that cannot be opened is no longer served,
-        and its Service is planned again. Raises Unavailable, or Refused if another process has the proxy's own port."""
+        """Unless it runs, start the answering process with the present ports. A port that cannot be
+        opened is no longer served, and its Service is planned again. Raises Unavailable, or Refused
+        if another process has the proxy's own port."""
         if self._process is not None:
             return
         self._process = await _Process.start(self._command)
@@ -284,7 +335,8 @@ class HealthPortDriver:
             if number := done.problems.get(0):
                 await self._end()
                 raise Refused(
-                    f"listening on port {self.proxy_port} for the node proxy's health failed: {os.strerror(number)}",
+                    f"listening on port {self.proxy_port} for the node proxy's health failed: "
+                    f"{os.strerror(number)}",
                     fix="stop the other service proxy of this node",
                 )
         if problems := await self._open(dict(self._served)):

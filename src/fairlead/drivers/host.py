@@ -1,11 +1,12 @@
-"""Settings of the host's kernel that do harm to what Fairlead does, found and, with consent, put right.
+"""Settings of the host's kernel that do harm to what Fairlead does, found and, with consent, put
+right.
 
-In: `Need`s, which a role knows: a setting, which values do harm, and what harm. Out: `Finding`s, for log and status; with
-consent the settings changed, and what they were before noted in a file, so that `restore` can put them back.
-Invariants: nothing is written without consent; of a setting that was changed twice the first value is remembered, and one
-that somebody else has changed since is left as it is. Only needs whose harm a test shows with packets belong here, but for
-those whose harm would be every namespace's on the machine (`direct.needs`, `nodeproxy.needs`).
-"""
+In: `Need`s, which a role knows: a setting, which values do harm, and what harm. Out: `Finding`s,
+for log and status; with consent the settings changed, and what they were before noted in a file, so
+that `restore` can put them back. Invariants: nothing is written without consent; of a setting that
+was changed twice the first value is remembered, and one that somebody else has changed since is
+left as it is. Only needs whose harm a test shows with packets belong here, but for those whose harm
+would be every namespace's on the machine (`direct.needs`, `nodeproxy.needs`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -24,7 +25,8 @@ DIRECTORY = Path("/run/fairlead/settings")
 
 
 class Need(NamedTuple):
-    """A setting's name (see `net.sysctl`), whether a value of it does harm, the value that does not, and why."""
+    """A setting's name (see `net.sysctl`), whether a value of it does harm, the value that does
+    not, and why."""
 
     setting: str
     harmful: Callable[[str], bool]
@@ -52,7 +54,9 @@ class _Change(msgspec.Struct, frozen=True):
     after: str
 
 
-def findings(needs: Iterable[Need], read: Callable[[str], str | None] = sysctl.read) -> tuple[Finding, ...]:
+def findings(
+    needs: Iterable[Need], read: Callable[[str], str | None] = sysctl.read
+) -> tuple[Finding, ...]:
     """The needs that are not met. A setting that is not there harms nobody."""
     values = ((need, read(need.setting)) for need in needs)
     return tuple(
@@ -63,7 +67,8 @@ def findings(needs: Iterable[Need], read: Callable[[str], str | None] = sysctl.r
 
 
 class Host:
-    """What one role makes of its host. `role` names the file in which changes are remembered, one in each network namespace."""
+    """What one role makes of its host. `role` names the file in which changes are remembered, one
+    in each network namespace."""
 
     def __init__(self, role: str, *, adjust: bool, directory: Path = DIRECTORY) -> None:
         self._adjust = adjust
@@ -73,24 +78,44 @@ class Host:
         """As of the last `look`."""
 
     def look(self, needs: Collection[Need]) -> tuple[Finding, ...]:
-        """Find what does harm now; with consent put it right. Each finding is logged once, with the command that mends it."""
-        found = tuple(self._put_right(finding) if self._adjust else finding for finding in findings(needs))
+        """Find what does harm now; with consent put it right. Each finding is logged once, with the
+        command that mends it."""
+        found = tuple(
+            self._put_right(finding) if self._adjust else finding for finding in findings(needs)
+        )
         for finding in found:
             if finding in self._told:
                 continue
             if finding.adjusted:
-                log.info("set", setting=finding.setting, value=finding.should, was=finding.value, why=finding.why)
+                log.info(
+                    "set",
+                    setting=finding.setting,
+                    value=finding.should,
+                    was=finding.value,
+                    why=finding.why,
+                )
             else:
-                log.warning("does harm", setting=finding.setting, value=finding.value, why=finding.why, fix=finding.command)
+                log.warning(
+                    "does harm",
+                    setting=finding.setting,
+                    value=finding.value,
+                    why=finding.why,
+                    fix=finding.command,
+                )
         # What was put right is not found again: it stays shown, as long as somebody needs it.
-        kept = [each for each in self.findings if each.adjusted and each.setting in {need.setting for need in needs}]
+        kept = [
+            each
+            for each in self.findings
+            if each.adjusted and each.setting in {need.setting for need in needs}
+        ]
         renewed = {each.setting for each in found}
         self._told = frozenset(found)
         self.findings = (*(each for each in kept if each.setting not in renewed), *found)
         return self.findings
 
     def restore(self) -> tuple[str, ...]:
-        """Put back what was changed here, unless somebody else has set it since. The names of what was put back."""
+        """Put back what was changed here, unless somebody else has set it since. The names of what
+        was put back."""
         restored = []
         for setting, change in self._remembered().items():
             if sysctl.read(setting) != change.after:
@@ -112,11 +137,14 @@ class Host:
         return msgspec.structs.replace(finding, adjusted=True)
 
     def _remember(self, finding: Finding) -> None:
-        """Before it is changed: a process that is killed between the two has changed nothing that is not noted."""
+        """Before it is changed: a process that is killed between the two has changed nothing that
+        is not noted."""
         known = self._remembered()
         before = known[finding.setting].before if finding.setting in known else finding.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_bytes(msgspec.json.encode(known | {finding.setting: _Change(before, finding.should)}))
+        self._file.write_bytes(
+            msgspec.json.encode(known | {finding.setting: _Change(before, finding.should)})
+        )
 
     def _remembered(self) -> dict[str, _Change]:
         try:

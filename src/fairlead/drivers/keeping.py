@@ -1,9 +1,10 @@
-"""Which addresses are kept for deleted Services: the limits of `plan.keeping`, applied to the present state.
+"""Which addresses are kept for deleted Services: the limits of `plan.keeping`, applied to the
+present state.
 
-In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept, whether a kept address is to
-become free; and an Event for a Service whose address is not kept.
-Invariant: a namespace that is not known may exist, because its watch may be behind. Therefore the API server is asked.
-"""
+In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept,
+whether a kept address is to become free; and an Event for a Service whose address is not kept.
+Invariant: a namespace that is not known may exist, because its watch may be behind. Therefore the
+API server is asked."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +26,8 @@ NAME_LABEL = "kubernetes.io/metadata.name"
 
 
 class Keeping:
-    """`deciding` is a lock that is held from counting the kept addresses of a namespace until one more is written."""
+    """`deciding` is a lock that is held from counting the kept addresses of a namespace until one
+    more is written."""
 
     def __init__(
         self,
@@ -51,24 +53,32 @@ class Keeping:
         return stamp(self._now())
 
     def lapsed(self, holder: Holder) -> str:
-        """Why the address is no longer kept for this holder, as far as is known; empty: it still is."""
-        return keeping.lapsed(holder, self._state.namespace(holder.namespace), self._limits, self._now())
+        """Why the address is no longer kept for this holder, as far as is known; empty: it still
+        is."""
+        return keeping.lapsed(
+            holder, self._state.namespace(holder.namespace), self._limits, self._now()
+        )
 
     async def prove_lapsed(self, holder: Holder) -> None:
         """Raises Conflict if the address is still kept for this holder."""
         namespace = await self._ask(holder.namespace)
         if not keeping.lapsed(holder, namespace, self._limits, self._now()):
-            raise Conflict(f"namespace {holder.namespace} exists, but the watch has not shown it yet")
+            raise Conflict(
+                f"namespace {holder.namespace} exists, but the watch has not shown it yet"
+            )
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether to keep the address of this Service, which is being deleted or is gone. If not, an Event tells the owner."""
+        """Whether to keep the address of this Service, which is being deleted or is gone. If not,
+        an Event tells the owner."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
             known = await self._ask(key.namespace)
             if known is None or known.metadata.deletion_timestamp is not None:
                 return False
         if why := keeping.exceeded(key.namespace, self._kept_in(key.namespace), self._limits):
-            self._recorder.event(key, uid, "Warning", NOT_KEPT, f"{grant.spec.address} is not kept: {why}")
+            self._recorder.event(
+                key, uid, "Warning", NOT_KEPT, f"{grant.spec.address} is not kept: {why}"
+            )
         return not why
 
     def _kept_in(self, namespace: str) -> int:

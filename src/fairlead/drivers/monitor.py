@@ -1,15 +1,16 @@
-"""Probe the health ports of the members, so that a gateway knows of a dead node long before Kubernetes does.
+"""Probe the health ports of the members, so that a gateway knows of a dead node long before
+Kubernetes does.
 
-In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)` at each change of a
-verdict, and when another Service uses a port whose verdict is known; None when a port is no longer asked. All members are
-probed, whatever their state, so that they can come back.
-Invariants: one probe in flight per node address, not per Service; a node that falls silent is known to be down after two
-time-outs (0.3 s) and at most one interval. A failure of our own is not held against a node.
-It runs in a process of its own (`roles/probing`), of which a gateway's loop sees the driver in front of it (`prober`).
-One task looks after all nodes, a few hundred times a second, and connections are kept: a thousand nodes, each asked ten times a
-second, have to cost a small part of a core. New targets are asked at a limited rate, for the same reason.
-Reads kube-proxy's health ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local.
-"""
+In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)`
+at each change of a verdict, and when another Service uses a port whose verdict is known; None when
+a port is no longer asked. All members are probed, whatever their state, so that they can come back.
+Invariants: one probe in flight per node address, not per Service; a node that falls silent is known
+to be down after two time-outs (0.3 s) and at most one interval. A failure of our own is not held
+against a node. It runs in a process of its own (`roles/probing`), of which a gateway's loop sees
+the driver in front of it (`prober`). One task looks after all nodes, a few hundred times a second,
+and connections are kept: a thousand nodes, each asked ten times a second, have to cost a small part
+of a core. New targets are asked at a limited rate, for the same reason. Reads kube-proxy's health
+ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local."""
 
 import asyncio
 import heapq
@@ -31,7 +32,8 @@ from fairlead.net.httpprobe import SILENT, Answer, Line
 log = structlog.get_logger()
 
 Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey], bool], None]
-"""(address, port, verdict, the Services for which it is asked, whether probes follow the host's routes)."""
+"""(address, port, verdict, the Services for which it is asked, whether probes follow the host's
+routes)."""
 
 
 TICK_S = 0.005
@@ -41,21 +43,25 @@ AT_ONCE = 20
 CONNECTS_PER_TICK = 10
 """New connections: 2,000 a second. A start with 100,000 targets would otherwise do nothing else."""
 RENEW = 100
-"""After so many questions a connection is made anew: that the machine still takes new ones has to be proved too."""
+"""After so many questions a connection is made anew: that the machine still takes new ones has to
+be proved too."""
 
 
 TOGETHER_S = 0.3
-"""The first verdicts for a Service that is new are told together, once all its nodes have been asked, or after so long. Told
-one by one they would make each gateway go through other members, until all have the same."""
+"""The first verdicts for a Service that is new are told together, once all its nodes have been
+asked, or after so long. Told one by one they would make each gateway go through other members,
+until all have the same."""
 
 
 Place = tuple[str, bool]
-"""A node's address, and whether probes follow the host's routes: a node may answer on one path and not on the other."""
+"""A node's address, and whether probes follow the host's routes: a node may answer on one path and
+not on the other."""
 
 
 class NodeProbes:
-    """One node address under probe, on one path. `due_s`: when to ask it; None: not before it has answered, or something has
-    changed. `asked`: the target that is being asked. `asked_s`: when the last target was asked."""
+    """One node address under probe, on one path. `due_s`: when to ask it; None: not before it has
+    answered, or something has changed. `asked`: the target that is being asked. `asked_s`: when the
+    last target was asked."""
 
     def __init__(self, place: Place, interval_s: float) -> None:
         self.place = place
@@ -71,7 +77,9 @@ class NodeProbes:
 class Monitor:
     """Asks, once `run` runs."""
 
-    def __init__(self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0) -> None:
+    def __init__(
+        self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0
+    ) -> None:
         """`mark`: SO_MARK of the sockets of probes that take the path of forwarded packets."""
         self._observe = observe
         self._mark = mark
@@ -80,7 +88,8 @@ class Monitor:
         self._nodes: dict[Place, NodeProbes] = {}
         self._wanted: dict[ServiceKey, Probes] = {}
         self._askers: dict[Target, ServiceKey | set[ServiceKey]] = {}
-        """For whom each is asked; mostly it is one Service alone, and there are a hundred thousand."""
+        """For whom each is asked; mostly it is one Service alone, and there are a hundred
+        thousand."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
         self._asked: deque[tuple[float, NodeProbes]] = deque()
@@ -107,7 +116,12 @@ class Monitor:
     @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
         """All targets and what is known of them now; None: nothing yet."""
-        return MappingProxyType({target: self._nodes[_place(target)].liveness.verdict(target) for target in self._askers})
+        return MappingProxyType(
+            {
+                target: self._nodes[_place(target)].liveness.verdict(target)
+                for target in self._askers
+            }
+        )
 
     @property
     def targets(self) -> int:
@@ -129,7 +143,8 @@ class Monitor:
 
     @property
     def all_proved(self) -> bool:
-        """Whether something is known of every target. When that comes to be so, something is observed."""
+        """Whether something is known of every target. When that comes to be so, something is
+        observed."""
         return self._all_proved.is_set()
 
     async def settled(self) -> None:
@@ -181,7 +196,8 @@ class Monitor:
         return True
 
     def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
-        """One that has not answered in time, and what it was asked. All have as long: who was asked first is the first."""
+        """One that has not answered in time, and what it was asked. All have as long: who was asked
+        first is the first."""
         while self._asked and self._asked[0][0] <= now_s - self._timeout_s:
             asked_s, node = self._asked.popleft()
             if node.asked is not None and node.asked_s == asked_s:
@@ -202,7 +218,8 @@ class Monitor:
         due_s, target = turn
         if due_s <= now_s and target.port not in node.lines:
             if not self._connects:
-                # Others come first; that the machine lives is asked where a connection is there already.
+                # Others come first; that the machine lives is asked where a connection is there
+                # already.
                 due_s, target = node.liveness.again(node.asked_s) or turn
                 due_s = due_s if target.port in node.lines else now_s + self._interval_s
             else:
@@ -237,7 +254,8 @@ class Monitor:
             if verdict is None or target in held:
                 continue
             if target not in self._held:
-                # It may have changed since the Service was planned, when it was told to others only.
+                # It may have changed since the Service was planned, when it was told to others
+                # only.
                 self._show(target, verdict, (service,))
             elif service not in self._awaited:
                 # Those for whom it is held may not want it any more when their time comes.
@@ -247,7 +265,9 @@ class Monitor:
         if service in self._awaited:
             self._awaited[service] += unknown
 
-    def _show(self, target: Target, verdict: Verdict | None, services: Collection[ServiceKey]) -> None:
+    def _show(
+        self, target: Target, verdict: Verdict | None, services: Collection[ServiceKey]
+    ) -> None:
         self._observe(target.address, target.port, verdict, services, target.routed)
 
     def _services(self, target: Target) -> Set[ServiceKey]:
@@ -321,7 +341,13 @@ class Monitor:
             if line is not None:
                 line.close()
             mark = 0 if target.routed else self._mark
-            line = Line(asyncio.get_running_loop(), target.address, target.port, partial(self._answered, node), mark)
+            line = Line(
+                asyncio.get_running_loop(),
+                target.address,
+                target.port,
+                partial(self._answered, node),
+                mark,
+            )
         node.lines[target.port] = line
         if len(node.lines) > IN_TURN:
             node.lines.pop(next(iter(node.lines))).close()
@@ -346,7 +372,8 @@ class Monitor:
         self._look_at(node, turn[0] if turn else now_s)
 
     def _give_up(self, node: NodeProbes, target: Target, now_s: float) -> None:
-        """Nothing has come in time. The next question goes over a new connection, as this one's may be stuck."""
+        """Nothing has come in time. The next question goes over a new connection, as this one's may
+        be stuck."""
         node.asked = None
         node.lines.pop(target.port).close()
         late_s = now_s - node.asked_s - self._timeout_s
@@ -358,7 +385,9 @@ class Monitor:
 
     def _tell(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
-            if verdict != "up" or target in self._warned:  # that all is well at first is no news, said a hundred thousand times
+            if (
+                verdict != "up" or target in self._warned
+            ):  # that all is well at first is no news, said a hundred thousand times
                 log.info("probed", target=str(target), verdict=verdict)
             (self._warned.discard if verdict == "up" else self._warned.add)(target)
             askers = self._services(target)
@@ -374,6 +403,7 @@ def _place(target: Target) -> Place:
 
 
 def _allow_descriptors() -> None:
-    """Each node under probe takes up to `IN_TURN` of them; the usual limit is of times when select(2) could not take more."""
+    """Each node under probe takes up to `IN_TURN` of them; the usual limit is of times when
+    select(2) could not take more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

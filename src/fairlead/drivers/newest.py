@@ -1,10 +1,11 @@
-"""The newest version of an object that we know: from the watch, or from the answer to our own last write.
+"""The newest version of an object that we know: from the watch, or from the answer to our own last
+write.
 
 The watch is a moment behind. Who looked only there would write again what he has just written.
-Invariant: an answer counts only until the watch shows that version or a later one, and at most until the next audit, so
-that an API server whose versions went back (etcd was restored) is believed again.
-Versions of one kind may be compared as numbers (KEP-5504), also those of an object and of its successor by the same name.
-"""
+Invariant: an answer counts only until the watch shows that version or a later one, and at most
+until the next audit, so that an API server whose versions went back (etcd was restored) is believed
+again. Versions of one kind may be compared as numbers (KEP-5504), also those of an object and of
+its successor by the same name."""
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
@@ -28,9 +29,14 @@ class Newest(Generic[KeyT, ObjectT]):
         return self._answers.keys()
 
     def note(self, key: KeyT, answer: ObjectT) -> None:
-        """What the API server answered to a write. Answers to writes that were made side by side may come in any order."""
+        """What the API server answered to a write. Answers to writes that were made side by side
+        may come in any order."""
         known = self._answers.get(key)
-        if known is None or known.metadata.uid != answer.metadata.uid or known.metadata.version < answer.metadata.version:
+        if (
+            known is None
+            or known.metadata.uid != answer.metadata.uid
+            or known.metadata.version < answer.metadata.version
+        ):
             self._answers[key] = answer
 
     def answer(self, key: KeyT) -> ObjectT | None:
@@ -57,7 +63,8 @@ class Newest(Generic[KeyT, ObjectT]):
 
 
 class NewestServices:
-    """Shared by all drivers that write on Services. What the watch shows no more is gone, whatever was answered."""
+    """Shared by all drivers that write on Services. What the watch shows no more is gone, whatever
+    was answered."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -1,9 +1,10 @@
-"""The newest version of each AddressGrant that we know: from the watch, or from the answer to our own last write.
+"""The newest version of each AddressGrant that we know: from the watch, or from the answer to our
+own last write.
 
-As `newest` does for Services. A grant that the watch has never shown counts from the answer to its creation on; one that we
-have deleted is gone, until the watch shows another of its name.
-Invariant: an answer counts only until the watch shows that version or a later one, and at most until the next audit.
-"""
+As `newest` does for Services. A grant that the watch has never shown counts from the answer to its
+creation on; one that we have deleted is gone, until the watch shows another of its name. Invariant:
+an answer counts only until the watch shows that version or a later one, and at most until the next
+audit."""
 
 from fairlead.drivers.newest import Newest
 from fairlead.kube.own import AddressGrant
@@ -19,7 +20,9 @@ class NewestGrants:
     def __init__(self, state: State) -> None:
         self._state = state
         self._newest = Newest[str, AddressGrant]()
-        self._answered: dict[ServiceKey, set[str]] = {}  # the names of the answers that name a Service
+        self._answered: dict[
+            ServiceKey, set[str]
+        ] = {}  # the names of the answers that name a Service
         self._deleted: dict[str, str] = {}  # the uid of what we deleted, by name
 
     @property
@@ -65,7 +68,9 @@ class NewestGrants:
         names = {grant.metadata.name for grant in self._state.grants_of(key)}
         names |= self._answered.get(key, set())
         found = (self.named(name) for name in sorted(names))
-        return tuple(grant for grant in found if grant is not None and grant.holder(key) is not None)
+        return tuple(
+            grant for grant in found if grant is not None and grant.holder(key) is not None
+        )
 
     def holders(self) -> set[ServiceKey]:
         """All Services that a grant names."""

@@ -1,11 +1,12 @@
-"""Probes as a gateway's loop sees them: a driver, behind which a process of its own does the asking.
+"""Probes as a gateway's loop sees them: a driver, behind which a process of its own does the
+asking.
 
-In: LoadBalancers with a health monitor. Out: what `monitor` says, `observe` at each change of a verdict, some steps of two
-event loops later. Asking a thousand nodes ten times a second takes a good part of a core, and beside it nothing else of the
-gateway could be done at once; there, it takes another core.
-Invariant: what is to be asked is known here, and so the other process is told no more than the steps. Should it end by itself
-the gateway ends too, and starts again: the kernel forwards meanwhile, and there is one way to begin.
-"""
+In: LoadBalancers with a health monitor. Out: what `monitor` says, `observe` at each change of a
+verdict, some steps of two event loops later. Asking a thousand nodes ten times a second takes a
+good part of a core, and beside it nothing else of the gateway could be done at once; there, it
+takes another core. Invariant: what is to be asked is known here, and so the other process is told
+no more than the steps. Should it end by itself the gateway ends too, and starts again: the kernel
+forwards meanwhile, and there is one way to begin."""
 
 import asyncio
 import socket
@@ -14,7 +15,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers.asking import Asked, Told
-from fairlead.drivers.health_targets import ProbeChange, Probes, StartProbes, StopProbes, after, diff, render
+from fairlead.drivers.health_targets import (
+    ProbeChange,
+    Probes,
+    StartProbes,
+    StopProbes,
+    after,
+    diff,
+    render,
+)
 from fairlead.drivers.monitor import Observe
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -29,17 +38,22 @@ class Prober:
     name = "monitor"
 
     def __init__(
-        self, observe: Observe, command: Sequence[str], prepare: Callable[[Collection[str]], Awaitable[None]] | None = None
+        self,
+        observe: Observe,
+        command: Sequence[str],
+        prepare: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
-        """`command`: starts the process; see `roles/probing`. `prepare`: called with the addresses of nodes before they are
-        asked, so that all probes, from the first one on, take the path of forwarded packets."""
+        """`command`: starts the process; see `roles/probing`. `prepare`: called with the addresses
+        of nodes before they are asked, so that all probes, from the first one on, take the path of
+        forwarded packets."""
         self._observe = observe
         self._prepare = prepare
         self._command = command
         self._wanted: dict[ServiceKey, Probes] = {}
         self._stream: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
-        """Set once the process has said something: a start counts how long nodes had for their answers from when it asks."""
+        """Set once the process has said something: a start counts how long nodes had for their
+        answers from when it asks."""
         self._asked = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -53,13 +67,19 @@ class Prober:
         """See `health_targets.render`."""
         return render(intents)
 
-    def diff(self, desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]) -> Sequence[ProbeChange]:
+    def diff(
+        self, desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]
+    ) -> Sequence[ProbeChange]:
         """See `health_targets.diff`."""
         return diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Probes]:
         """What is being asked. Nobody else can change it."""
-        return dict(self._wanted) if keys is None else {key: self._wanted[key] for key in keys if key in self._wanted}
+        return (
+            dict(self._wanted)
+            if keys is None
+            else {key: self._wanted[key] for key in keys if key in self._wanted}
+        )
 
     async def apply(self, changes: Sequence[ProbeChange]) -> Mapping[ServiceKey, Outcome]:
         """Start and stop. Raises Unavailable if there is nobody to tell."""
@@ -69,7 +89,9 @@ class Prober:
         starts = tuple(each for each in changes if isinstance(each, StartProbes))
         stops = tuple(each for each in changes if isinstance(each, StopProbes))
         if self._prepare is not None:
-            await self._prepare({target.address for each in starts for target in each.targets if not target.routed})
+            await self._prepare(
+                {target.address for each in starts for target in each.targets if not target.routed}
+            )
         self._asked += 1
         self._settled.clear()
         write(self._stream, Asked(starts, stops))

@@ -1,1 +1,2 @@
-"""Ingress controllers behind a load balancer: the settings that belong together, and a check with real connections."""
+"""Ingress controllers behind a load balancer: the settings that belong together, and a check with
+real connections."""

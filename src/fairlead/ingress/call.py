@@ -1,10 +1,10 @@
 """Call an ingress as a client would, or as a balancer would, and say what became of it.
 
-In: a door (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header of either version that
-claims a forged address, or with a forged X-Forwarded-For. Out: an `Answer`.
-The forged addresses are of the ranges for tests of network devices (RFC 2544, RFC 5180): no client has them, so wherever one
-turns up, in an answer or in a log, it came from here; each way of knocking has its own.
-Certificates are not checked: the question is who answers, not who that is.
+In: a door (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header
+of either version that claims a forged address, or with a forged X-Forwarded-For. Out: an `Answer`.
+The forged addresses are of the ranges for tests of network devices (RFC 2544, RFC 5180): no client
+has them, so wherever one turns up, in an answer or in a log, it came from here; each way of
+knocking has its own. Certificates are not checked: the question is who answers, not who that is.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ _CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
 
 
 class Door(msgspec.Struct, frozen=True):
-    """Where to knock. `host`: the name that is asked for, in SNI and in the request; empty: the address."""
+    """Where to knock. `host`: the name that is asked for, in SNI and in the request; empty: the
+    address."""
 
     address: str
     port: int
@@ -48,9 +49,10 @@ class Door(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`: all that the answer shows,
-    in their shortest form. `own`: our end of the connection, as this machine knows it. `claimed`: the address that was forged,
-    of the family that the connection had: a door may be a name, which says nothing of it."""
+    """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`:
+    all that the answer shows, in their shortest form. `own`: our end of the connection, as this
+    machine knows it. `claimed`: the address that was forged, of the family that the connection had:
+    a door may be a name, which says nothing of it."""
 
     outcome: Outcome
     how: str
@@ -112,15 +114,24 @@ def read_answer(received: bytes, own: str = "", claimed: str = "") -> Answer:
     status = int(found[1])
     if status == 400:
         return Answer("rejected", "answered 400 Bad Request", 400, own=own, claimed=claimed)
-    return Answer("answered", f"answered {status}", status, shown_addresses(received.decode("latin-1")), own, claimed)
+    return Answer(
+        "answered",
+        f"answered {status}",
+        status,
+        shown_addresses(received.decode("latin-1")),
+        own,
+        claimed,
+    )
 
 
 def shown_addresses(text: str) -> tuple[str, ...]:
-    """Every IP address in a text, once each, in order. IPv4 addresses as such, also where a server of both families wrote
-    them as IPv6 (::ffff:192.0.2.1)."""
+    """Every IP address in a text, once each, in order. IPv4 addresses as such, also where a server
+    of both families wrote them as IPv6 (::ffff:192.0.2.1)."""
     found: dict[str, None] = {}
     for candidate in _CANDIDATE.findall(text):
-        if address := _read_address(candidate.rstrip(".:")) or _read_address(candidate.rpartition(":")[0]):
+        if address := _read_address(candidate.rstrip(".:")) or _read_address(
+            candidate.rpartition(":")[0]
+        ):
             found[address] = None
     return tuple(found)
 
@@ -145,7 +156,12 @@ def _header(way: Way, peer: str, port: int) -> bytes:
 
 def _request(door: Door, forwarded_for: str) -> bytes:
     address = f"[{door.address}]" if ":" in door.address else door.address
-    lines = [f"GET {door.path} HTTP/1.1", f"Host: {door.host or address}", "User-Agent: fairlead", "Connection: close"]
+    lines = [
+        f"GET {door.path} HTTP/1.1",
+        f"Host: {door.host or address}",
+        "User-Agent: fairlead",
+        "Connection: close",
+    ]
     if forwarded_for:
         lines.append(f"X-Forwarded-For: {forwarded_for}")
     return "\r\n".join((*lines, "", "")).encode()

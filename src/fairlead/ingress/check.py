@@ -1,8 +1,7 @@
 """`fairlead ingress check`: knock at every door in every way, and gather what it means.
 
-In: doors, and what is known of the balancer before them. Out: a `Report`. All calls go out at once: they are few, and one that
-nobody answers must not keep the others waiting.
-"""
+In: doors, and what is known of the balancer before them. Out: a `Report`. All calls go out at once:
+they are few, and one that nobody answers must not keep the others waiting."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ WRONG = ("security", "error")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to do. `sends`, `echo`, `client`: see `Case`. `known`: findings that came without a call."""
+    """What to do. `sends`, `echo`, `client`: see `Case`. `known`: findings that came without a
+    call."""
 
     entrances: tuple[Entrance, ...]
     sends: Header | None
@@ -66,7 +66,9 @@ async def check(plan: Plan) -> Report:
 
 async def _case(plan: Plan, entrance: Entrance) -> Case:
     doors = [("load balancer", entrance.front), *entrance.behind]
-    front, *behind = await asyncio.gather(*(_knock(name, door, plan.timeout_s) for name, door in doors))
+    front, *behind = await asyncio.gather(
+        *(_knock(name, door, plan.timeout_s) for name, door in doors)
+    )
     return Case(plan.sends, front, tuple(behind), plan.echo, plan.client, entrance.ready)
 
 

@@ -1,15 +1,20 @@
 """What the answers of an ingress mean: which set-up is wrong, how that is known, and what to do.
 
-In: a `Case`: one port with the answers at its front (the load balancer's address) and behind it (a pod, a node port: past
-the balancer), what the balancer is set to send, and the controller's ConfigMap where it could be read. Out: `Finding`s. Pure.
+In: a `Case`: one port with the answers at its front (the load balancer's address) and behind it (a
+pod, a node port: past the balancer), what the balancer is set to send, and the controller's
+ConfigMap where it could be read. Out: `Finding`s. Pure.
 
 What can be known from outside, and what not:
-* Whether a header is expected shows in who is answered and who is turned away, with no help of the application.
-* Whether a header is *believed* only shows where the application tells which client it saw: the request's path must lead to a
-  page that says so (`echo`). Without one, a header that is taken is only a suspicion; the forged addresses may be looked for in
-  the application's log.
-* A header that is forged at the front of a balancer which writes its own is harmless: the receiver reads the balancer's, and
-  takes the forged one for a broken request. It is those who reach the receiver past the balancer that must not be believed.
+* Whether a header is expected shows in who is answered and who is turned away, with no help of the
+  application.
+* Whether a header is *believed* only shows where the application tells which client it saw: the
+  request's path must lead to a
+  page that says so (`echo`). Without one, a header that is taken is only a suspicion; the forged
+  addresses may be looked for in the application's log.
+* A header that is forged at the front of a balancer which writes its own is harmless: the receiver
+  reads the balancer's, and
+  takes the forged one for a broken request. It is those who reach the receiver past the balancer
+  that must not be believed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,8 +27,14 @@ from fairlead.ingress.settings import Controller, Header, are_everybody
 
 Level = Literal["security", "error", "warning", "note", "ok"]
 
-EXPECTS = "use-proxy-protocol (ingress-nginx), proxy-protocol (HAProxy), proxyProtocol.trustedIPs (Traefik)"
-TRUSTS = "proxy-real-ip-cidr (ingress-nginx), proxy-protocol (HAProxy), proxyProtocol.trustedIPs (Traefik)"
+EXPECTS = (
+    "use-proxy-protocol (ingress-nginx), proxy-protocol (HAProxy), "
+    "proxyProtocol.trustedIPs (Traefik)"
+)
+TRUSTS = (
+    "proxy-real-ip-cidr (ingress-nginx), proxy-protocol (HAProxy), proxyProtocol.trustedIPs "
+    "(Traefik)"
+)
 HEADERS: tuple[Way, Way] = ("v1", "v2")
 
 
@@ -65,9 +76,9 @@ class Knocked(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One port. `sends`: what the balancer is set to write before a connection; None: not known. `echo`: the path is promised
-    to show the client's address. `client`: the address that we have outside; empty: what this machine says. `ready` False:
-    there is no pod that could answer."""
+    """One port. `sends`: what the balancer is set to write before a connection; None: not known.
+    `echo`: the path is promised to show the client's address. `client`: the address that we have
+    outside; empty: what this machine says. `ready` False: there is no pod that could answer."""
 
     sends: Header | None
     front: Knocked
@@ -83,47 +94,74 @@ def findings(case: Case) -> list[Finding]:
     return list(dict.fromkeys(made))
 
 
-def of_config(controller: Controller, config: Mapping[str, str], sends: Header) -> Iterator[Finding]:
+def of_config(
+    controller: Controller, config: Mapping[str, str], sends: Header
+) -> Iterator[Finding]:
     """Of the controller's ConfigMap beside what the balancer sends. (Traefik has none.)"""
     match controller:
         case "nginx":
             expects = config.get("use-proxy-protocol", "false") == "true"
             trusted = config.get("proxy-real-ip-cidr", "0.0.0.0/0").split(",")
-            trust, on, off = "proxy-real-ip-cidr", 'set use-proxy-protocol: "true"', 'set use-proxy-protocol: "false"'
+            trust, on, off = (
+                "proxy-real-ip-cidr",
+                'set use-proxy-protocol: "true"',
+                'set use-proxy-protocol: "false"',
+            )
             if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
                 yield Finding(
                     "security",
                     "forwarded-for-from-everybody",
                     "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
                     "every client may claim any address by X-Forwarded-For",
-                    "take use-forwarded-headers out, or name the proxies before it in proxy-real-ip-cidr",
+                    "take use-forwarded-headers out, or name the proxies before it in "
+                    "proxy-real-ip-cidr",
                 )
         case "haproxy":
             expects = bool(config.get("proxy-protocol"))
             trusted = config.get("proxy-protocol", "").split(",")
-            trust, on, off = "proxy-protocol", "set proxy-protocol to the balancer's addresses", "take proxy-protocol out"
+            trust, on, off = (
+                "proxy-protocol",
+                "set proxy-protocol to the balancer's addresses",
+                "take proxy-protocol out",
+            )
         case "traefik":
             return
     if expects and are_everybody(trusted):
         yield Finding(
             "security",
             "trusts-everybody",
-            f"{trust} holds every address ({', '.join(trusted)}{'' if trust in config else ', its default'}): "
+            f"{trust} holds every address "
+            f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
             "whoever reaches a pod or a node port may claim any client's address",
             f"set {trust} to the addresses that the balancer's connections come from",
         )
     if expects != (sends != "none"):
-        what = "expects a PROXY header, and the balancer sends none" if expects else "expects no PROXY header, and one is sent"
+        what = (
+            "expects a PROXY header, and the balancer sends none"
+            if expects
+            else "expects no PROXY header, and one is sent"
+        )
         code = "header-missing" if expects else "header-not-expected"
-        yield Finding("error", code, f"by its ConfigMap the controller {what}", off if expects else on)
+        yield Finding(
+            "error", code, f"by its ConfigMap the controller {what}", off if expects else on
+        )
 
 
 def _front(case: Case) -> Iterator[Finding]:
     front = case.front
     if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
-        # Nobody is there who could expect a header or not: how callers are turned away tells nothing of it.
-        message = f"{front.place}: {front.answers['plain'].how}, and by the EndpointSlices no pod behind it is ready"
-        yield Finding("error", "no-pod", message, "see why by `kubectl get pods`, and check again when one is ready")
+        # Nobody is there who could expect a header or not: how callers are turned away tells
+        # nothing of it.
+        message = (
+            f"{front.place}: {front.answers['plain'].how}, and by the EndpointSlices no "
+            "pod behind it is ready"
+        )
+        yield Finding(
+            "error",
+            "no-pod",
+            message,
+            "see why by `kubectl get pods`, and check again when one is ready",
+        )
         return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
@@ -144,8 +182,10 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
         yield Finding(
             "error",
             "header-missing",
-            f"{front.place}: a PROXY header is expected and none is there: without one {how}, with one that we wrote answered",
-            f"let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take out {EXPECTS}",
+            f"{front.place}: a PROXY header is expected and none is there: without one {how}, "
+            "with one that we wrote answered",
+            "let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take "
+            f"out {EXPECTS}",
         )
         return
     beyond = [door for door in case.behind if door.answers_at_all]
@@ -154,21 +194,34 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
         yield Finding(
             "error",
             "header-not-expected",
-            f"{front.place}: {how}; {unannounced[0].place}, past the balancer, answers who comes without a PROXY header: "
+            f"{front.place}: {how}; {unannounced[0].place}, past the balancer, answers who comes "
+            "without a PROXY header: "
             "the balancer sends one that is not expected",
             f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
         )
-    elif case.sends in HEADERS and (read := [door for door in beyond if door.headers and case.sends not in door.headers]):
+    elif case.sends in HEADERS and (
+        read := [door for door in beyond if door.headers and case.sends not in door.headers]
+    ):
         yield Finding(
             "error",
             "other-version",
-            f"{front.place}: {how}; the balancer sends PROXY {case.sends}, and {read[0].place} reads {read[0].headers[0]} only",
+            f"{front.place}: {how}; the balancer sends PROXY {case.sends}, and {read[0].place} "
+            f"reads {read[0].headers[0]} only",
             f"set fairlead.io/proxy-protocol: {read[0].headers[0]}",
         )
     elif beyond or case.sends == "none":
-        yield Finding("error", "turned-away", f"{front.place}: {how}, and so is who comes with a PROXY header", _OTHERWISE)
+        yield Finding(
+            "error",
+            "turned-away",
+            f"{front.place}: {how}, and so is who comes with a PROXY header",
+            _OTHERWISE,
+        )
     else:
-        sure = "it is set to send one" if case.sends else "if it sends one: that cannot be seen from here"
+        sure = (
+            "it is set to send one"
+            if case.sends
+            else "if it sends one: that cannot be seen from here"
+        )
         yield Finding(
             "error",
             "header-not-expected",
@@ -186,17 +239,32 @@ def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
         return
     own = case.client or answer.own
     if own in answer.addresses:
-        yield Finding("ok", "address-seen", f"{front.place}: {answer.how}, and the application saw our address, {own}")
+        yield Finding(
+            "ok",
+            "address-seen",
+            f"{front.place}: {answer.how}, and the application saw our address, {own}",
+        )
     elif answer.addresses:
         seen = ", ".join(answer.addresses)
         cause = (
             f"if that is the balancer, its address is not in {TRUSTS}"
             if case.sends in HEADERS
-            else "set externalTrafficPolicy: Local; or if a NAT on our way gives us that address, say so (--client)"
+            else (
+                "set externalTrafficPolicy: Local; or if a NAT on our way gives us that "
+                "address, say so (--client)"
+            )
         )
-        yield Finding("error", "address-lost", f"{front.place}: the application saw {seen} and not us, {own}", cause)
+        yield Finding(
+            "error",
+            "address-lost",
+            f"{front.place}: the application saw {seen} and not us, {own}",
+            cause,
+        )
     else:
-        message = f"{front.place}: {answer.how} without any address in it ({front.door.path}): not known which client it saw"
+        message = (
+            f"{front.place}: {answer.how} without any address in it ({front.door.path}): "
+            "not known which client it saw"
+        )
         yield Finding("warning", "no-echo", message, "name a path that shows the client's address")
 
 
@@ -218,15 +286,19 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "header-taken",
-            f"{door.place}: a PROXY header from {own} is taken; whether it is believed, the answer does not tell",
-            f"name a path that shows the client's address (--echo), or look for {claimed} in the application's log",
+            f"{door.place}: a PROXY header from {own} is taken; whether it is believed, the "
+            "answer does not tell",
+            f"name a path that shows the client's address (--echo), or look for {claimed} in the "
+            "application's log",
         )
     if door.believes("forwarded-for") and own not in door.answers["forwarded-for"].addresses:
         yield Finding(
             "security",
             "forwarded-for-believed",
-            f"{door.place}: X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed",
-            "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), forwardedHeaders (Traefik) out or narrow it",
+            f"{door.place}: X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} "
+            "is believed",
+            "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
+            "forwardedHeaders (Traefik) out or narrow it",
         )
 
 
@@ -235,7 +307,8 @@ def _behind(case: Case, door: Knocked) -> Iterator[Finding]:
         yield Finding(
             "note",
             "out-of-reach",
-            f"{door.place}: {door.answers['plain'].how}: who is where we are cannot forge an address there; "
+            f"{door.place}: {door.answers['plain'].how}: who is where we are cannot forge an "
+            "address there; "
             "run this in a pod as well, for pods may reach what clients cannot",
         )
         return
@@ -244,7 +317,12 @@ def _behind(case: Case, door: Knocked) -> Iterator[Finding]:
         way = "is read and not believed" if door.headers else "is turned away"
         yield Finding("ok", "forgery-without-effect", f"{door.place}: a forged PROXY header {way}")
     elif not door.headers:
-        yield Finding("ok", "forgery-turned-away", f"{door.place}: a forged PROXY header is turned away")
+        yield Finding(
+            "ok", "forgery-turned-away", f"{door.place}: a forged PROXY header is turned away"
+        )
 
 
-_OTHERWISE = "look at the application itself: does it want another host name (--host), TLS, a client's certificate?"
+_OTHERWISE = (
+    "look at the application itself: does it want another host name (--host), TLS, a "
+    "client's certificate?"
+)

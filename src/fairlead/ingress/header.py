@@ -1,4 +1,5 @@
-"""The PROXY header that a balancer writes before a connection's own bytes: versions 1 (text) and 2 (binary).
+"""The PROXY header that a balancer writes before a connection's own bytes: versions 1 (text) and 2
+(binary).
 
 In: the client's and the destination's address and port, of one family. Out: bytes. Pure.
 Follows HAProxy's doc/proxy-protocol.txt, sections 2.1 and 2.2.

@@ -1,8 +1,8 @@
 """Settings of an ingress controller as Kubernetes objects, or as values of its Helm chart.
 
-In: `Settings`. Out: plain dictionaries, ready for YAML. Pure. Keys are those of the charts in `settings.CHARTS`, at the
-versions named there (each chart's values.yaml, and its Service's template).
-"""
+In: `Settings`. Out: plain dictionaries, ready for YAML. Pure. Keys are those of the charts in
+`settings.CHARTS`, at the versions named there (each chart's values.yaml, and its Service's
+template)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,8 @@ from fairlead.ingress.settings import CHARTS, Controller, Settings, Wish
 
 
 def objects(wish: Wish, made: Settings) -> list[dict[str, Any]]:
-    """The Service, and the ConfigMap if the controller has settings in one (Traefik has arguments instead)."""
+    """The Service, and the ConfigMap if the controller has settings in one (Traefik has arguments
+    instead)."""
     ports = [
         {"name": name, "port": port, "protocol": "TCP", "targetPort": target}
         for port, name, target in CHARTS[wish.controller].ports
@@ -24,17 +25,33 @@ def objects(wish: Wish, made: Settings) -> list[dict[str, Any]]:
     }
     if not made.config or wish.controller == "traefik":
         return [service]
-    return [service, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(made, {}), "data": dict(made.config)}]
+    return [
+        service,
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": _metadata(made, {}),
+            "data": dict(made.config),
+        },
+    ]
 
 
 def arguments(wish: Wish, made: Settings) -> list[str]:
     """What the controller's command line must have; of all but Traefik, nothing."""
-    return [f"--{name}={value}" for name, value in made.config.items()] if wish.controller == "traefik" else []
+    return (
+        [f"--{name}={value}" for name, value in made.config.items()]
+        if wish.controller == "traefik"
+        else []
+    )
 
 
 def values(wish: Wish, made: Settings) -> dict[str, Any]:
     """For `helm upgrade --install RELEASE CHART --values -`."""
-    return _traefik(wish, made) if wish.controller == "traefik" else {"controller": _controller(wish, made)}
+    return (
+        _traefik(wish, made)
+        if wish.controller == "traefik"
+        else {"controller": _controller(wish, made)}
+    )
 
 
 def _controller(wish: Wish, made: Settings) -> dict[str, Any]:
@@ -43,8 +60,9 @@ def _controller(wish: Wish, made: Settings) -> dict[str, Any]:
     if made.annotations:
         service["annotations"] = dict(made.annotations)
     if wish.controller == "haproxy":
-        # This chart publishes HTTP/3, its statistics and its own interfaces beside HTTP and HTTPS, unless told not to. A
-        # balancer that speaks PROXY protocol has no UDP, and the rest is nobody's business out there.
+        # This chart publishes HTTP/3, its statistics and its own interfaces beside HTTP and HTTPS,
+        # unless told not to. A balancer that speaks PROXY protocol has no UDP, and the rest is
+        # nobody's business out there.
         service["enablePorts"] = {
             "http": True,
             "https": True,
@@ -52,7 +70,11 @@ def _controller(wish: Wish, made: Settings) -> dict[str, Any]:
             "stat": False,
             "admin": False,
         }
-    return _workload(wish, made, "replicaCount") | ({"config": dict(made.config)} if made.config else {}) | {"service": service}
+    return (
+        _workload(wish, made, "replicaCount")
+        | ({"config": dict(made.config)} if made.config else {})
+        | {"service": service}
+    )
 
 
 def _traefik(wish: Wish, made: Settings) -> dict[str, Any]:
@@ -66,7 +88,8 @@ def _traefik(wish: Wish, made: Settings) -> dict[str, Any]:
         found["affinity"] = affinity
     if made.trusted:
         found["ports"] = {
-            name: {"proxyProtocol": {"trustedIPs": list(made.trusted)}} for _, name, _ in CHARTS[wish.controller].ports
+            name: {"proxyProtocol": {"trustedIPs": list(made.trusted)}}
+            for _, name, _ in CHARTS[wish.controller].ports
         }
     return found | {"service": service}
 

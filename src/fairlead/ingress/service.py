@@ -1,9 +1,8 @@
 """Where to knock for a Service, and what its objects say by themselves.
 
-In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors (the addresses and hostnames
-in the status) and, of each family that they lead to, one pod and one node port behind; findings that need no call. Only `read`
-does anything.
-"""
+In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors
+(the addresses and hostnames in the status) and, of each family that they lead to, one pod and one
+node port behind; findings that need no call. Only `read` does anything."""
 
 import asyncio
 import socket
@@ -40,12 +39,14 @@ Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)
 TLS_PORTS = (443, 8443)
 VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false": "none"}
-"""Values of the annotation, as OpenStack's cloud controller reads them; `true` has always been version 1."""
+"""Values of the annotation, as OpenStack's cloud controller reads them; `true` has always been
+version 1."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it. `families`: of the addresses
-    to which a hostname in the status leads, where it does not show its address."""
+    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it.
+    `families`: of the addresses to which a hostname in the status leads, where it does not show its
+    address."""
 
     service: Service
     slices: tuple[EndpointSlice, ...]
@@ -55,8 +56,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices there is no pod behind it that
-    gets connections."""
+    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices
+    there is no pod behind it that gets connections."""
 
     front: Door
     behind: tuple[tuple[str, Door], ...]
@@ -64,33 +65,43 @@ class Entrance(msgspec.Struct, frozen=True):
 
 
 async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
-    """The charts of ingress-nginx and of HAProxy call the ConfigMap as they call the Service. Raises Refused if there is no
-    such Service, Unavailable."""
+    """The charts of ingress-nginx and of HAProxy call the ConfigMap as they call the Service.
+    Raises Refused if there is no such Service, Unavailable."""
     service = await client.get(SERVICES, key)
     slices = [each for each in await client.list(ENDPOINT_SLICES) if each.service == service.key]
     nodes = {node.metadata.name: node for node in await client.list(NODES)}
     config = None
     with suppress(RefusedByServer):
-        config = (await client.get(CONFIG_MAPS, ObjectKey(key.namespace, config_map or key.name))).data
+        config = (
+            await client.get(CONFIG_MAPS, ObjectKey(key.namespace, config_map or key.name))
+        ).data
     shown = service.status.load_balancer.ingress
-    families = {entry.hostname: await families_of(entry.hostname) for entry in shown if shown_address(entry) is None}
+    families = {
+        entry.hostname: await families_of(entry.hostname)
+        for entry in shown
+        if shown_address(entry) is None
+    }
     return Found(service, tuple(slices), nodes, config, families)
 
 
 async def families_of(hostname: str) -> Sequence[Family]:
     """Of its addresses; if this machine finds none, of both, as nothing is known."""
     try:
-        known = await asyncio.get_running_loop().getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        known = await asyncio.get_running_loop().getaddrinfo(
+            hostname, None, type=socket.SOCK_STREAM
+        )
     except (OSError, UnicodeError):  # UnicodeError: labels that are empty or too long for DNS
         return FAMILIES
     return sorted({family_of(str(address[0])) for *_, address in known})
 
 
 def sends(service: Service) -> Header | None:
-    """What its balancer writes before a connection; None: another system's class, which does as it likes. A Service that names
-    no class and is ours has the controller's mark (`defaultClass`)."""
+    """What its balancer writes before a connection; None: another system's class, which does as it
+    likes. A Service that names no class and is ours has the controller's mark (`defaultClass`)."""
     annotations = service.metadata.annotations
-    text = annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
+    text = (
+        annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
+    )
     match service.spec.load_balancer_class or annotations.get(CLASS_ANNOTATION):
         case "fairlead.io/direct":
             return "none"
@@ -107,7 +118,10 @@ def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Ent
     service = found.service
     shown = service.status.load_balancer.ingress
     if not shown:
-        raise Refused(f"Service {service.key} has no address", fix=f"see `kubectl describe service {service.metadata.name}`")
+        raise Refused(
+            f"Service {service.key} has no address",
+            fix=f"see `kubectl describe service {service.metadata.name}`",
+        )
     ports = [port for port in service.spec.ports if port.protocol == "TCP"]
     if not ports:
         raise Refused(f"Service {service.key} has no TCP port", fix="PROXY headers are for TCP")
@@ -145,15 +159,23 @@ def findings(found: Found) -> Iterator[Finding]:
     """What can be said without a call."""
     service, header = found.service, sends(found.service)
     if service.spec.external_traffic_policy != "Local":
-        what = "pods see the address of a node" + (", and it is no balancer's" if header != "none" else "")
-        yield Finding(
-            "error", "policy-cluster", f"externalTrafficPolicy is not Local: {what}", "set externalTrafficPolicy: Local"
+        what = "pods see the address of a node" + (
+            ", and it is no balancer's" if header != "none" else ""
         )
-    if header in ("v1", "v2") and any(entry.ip and entry.ip_mode != "Proxy" for entry in service.status.load_balancer.ingress):
+        yield Finding(
+            "error",
+            "policy-cluster",
+            f"externalTrafficPolicy is not Local: {what}",
+            "set externalTrafficPolicy: Local",
+        )
+    if header in ("v1", "v2") and any(
+        entry.ip and entry.ip_mode != "Proxy" for entry in service.status.load_balancer.ingress
+    ):
         yield Finding(
             "error",
             "hairpin-without-header",
-            "the status does not say ipMode: Proxy, so callers inside the cluster come past the balancer, without a header",
+            "the status does not say ipMode: Proxy, so callers inside the cluster come past the "
+            "balancer, without a header",
             "Kubernetes 1.30 and class proxy say it; before, publish a hostname only",
         )
     controller = controller_of(service, found.config)
@@ -177,5 +199,7 @@ def _behind(found: Found, port: ServicePort, family: Family) -> Iterator[tuple[s
 
 
 def _internal(node: Node | None, family: Family) -> str:
-    entries: Sequence[str] = [e.address for e in node.status.addresses if e.type == "InternalIP"] if node else ()
+    entries: Sequence[str] = (
+        [e.address for e in node.status.addresses if e.type == "InternalIP"] if node else ()
+    )
     return next((address for address in entries if family_of(address) == family), "")

@@ -1,15 +1,20 @@
-"""What an ingress controller and its Service must be told, so that applications see the client's address.
+"""What an ingress controller and its Service must be told, so that applications see the client's
+address.
 
-In: a Wish: which controller, behind which class, with a PROXY header or without. Out: `Settings`: the Service, the controller's
-own settings, what its pods' placement should be, and remarks for the reader. `manifests` writes them as objects or Helm values.
-Pure. Names and meanings of the settings are the controllers' own:
+In: a Wish: which controller, behind which class, with a PROXY header or without. Out: `Settings`:
+the Service, the controller's own settings, what its pods' placement should be, and remarks for the
+reader. `manifests` writes them as objects or Helm values. Pure. Names and meanings of the settings
+are the controllers' own:
 
-* ingress-nginx 1.15: docs/user-guide/nginx-configuration/configmap.md, `use-proxy-protocol` (then *every* connection must
-  begin with a header, rootfs/etc/nginx/template/nginx.tmpl) and `proxy-real-ip-cidr` (whose headers are believed; without it
-  everybody's).
-* HAProxy Technologies' kubernetes-ingress 3.2: documentation/annotations.md, `proxy-protocol`: the sources that must send a
+* ingress-nginx 1.15: docs/user-guide/nginx-configuration/configmap.md, `use-proxy-protocol` (then
+  *every* connection must
+  begin with a header, rootfs/etc/nginx/template/nginx.tmpl) and `proxy-real-ip-cidr` (whose headers
+  are believed; without it everybody's).
+* HAProxy Technologies' kubernetes-ingress 3.2: documentation/annotations.md, `proxy-protocol`: the
+  sources that must send a
   header; from others none is expected.
-* Traefik 3: entryPoints.<name>.proxyProtocol.trustedIPs, whose headers are believed; connections without one are taken too.
+* Traefik 3: entryPoints.<name>.proxyProtocol.trustedIPs, whose headers are believed; connections
+  without one are taken too.
 
 All three read versions 1 and 2 of the header, whichever comes.
 """
@@ -36,8 +41,9 @@ OPENSTACK = "loadbalancer.openstack.org/"
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A controller's Helm chart: its name and release as its own documents install it, and what its Service looks like.
-    `ports`: (port of the Service, its name, the container's port), of HTTP and HTTPS."""
+    """A controller's Helm chart: its name and release as its own documents install it, and what its
+    Service looks like. `ports`: (port of the Service, its name, the container's port), of HTTP and
+    HTTPS."""
 
     name: str
     version: str
@@ -48,7 +54,11 @@ class Chart(msgspec.Struct, frozen=True):
 
 CHARTS: Mapping[Controller, Chart] = {
     "nginx": Chart(
-        "ingress-nginx", "4.15.1", "ingress-nginx", "ingress-nginx", ((80, "http", "http"), (443, "https", "https"))
+        "ingress-nginx",
+        "4.15.1",
+        "ingress-nginx",
+        "ingress-nginx",
+        ((80, "http", "http"), (443, "https", "https")),
     ),
     "haproxy": Chart(
         "kubernetes-ingress",
@@ -57,14 +67,21 @@ CHARTS: Mapping[Controller, Chart] = {
         "haproxy-controller",
         ((80, "http", "http"), (443, "https", "https")),
     ),
-    "traefik": Chart("traefik", "41.3.0", "traefik", "traefik", ((80, "web", "web"), (443, "websecure", "websecure"))),
+    "traefik": Chart(
+        "traefik",
+        "41.3.0",
+        "traefik",
+        "traefik",
+        ((80, "web", "web"), (443, "websecure", "websecure")),
+    ),
 }
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What the user asks for. `load_balancer_class`: ours, or "occm", OpenStack's cloud controller (cloud-provider-openstack).
-    Empty `namespace` and `release`: as the chart's documents have it. `header` None: as the class has it. `trusted`: where the
-    balancer's connections come from; only with a header. `replicas` of a Deployment."""
+    """What the user asks for. `load_balancer_class`: ours, or "occm", OpenStack's cloud controller
+    (cloud-provider-openstack). Empty `namespace` and `release`: as the chart's documents have it.
+    `header` None: as the class has it. `trusted`: where the balancer's connections come from; only
+    with a header. `replicas` of a Deployment."""
 
     controller: Controller
     load_balancer_class: Class
@@ -78,7 +95,8 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The answer. `config`: the controller's ConfigMap, or for Traefik its arguments without dashes; empty: its defaults do."""
+    """The answer. `config`: the controller's ConfigMap, or for Traefik its arguments without
+    dashes; empty: its defaults do."""
 
     name: str
     namespace: str
@@ -113,7 +131,8 @@ def settings(wish: Wish) -> Settings:
 
 
 def config(controller: Controller, trusted: Sequence[str]) -> dict[str, str]:
-    """The controller's settings by which it takes PROXY headers from these ranges and believes no others; none: no header."""
+    """The controller's settings by which it takes PROXY headers from these ranges and believes no
+    others; none: no header."""
     if not trusted:
         return {}
     match controller:
@@ -122,7 +141,10 @@ def config(controller: Controller, trusted: Sequence[str]) -> dict[str, str]:
         case "haproxy":
             return {"proxy-protocol": ", ".join(trusted)}
         case "traefik":
-            return {f"entryPoints.{name}.proxyProtocol.trustedIPs": ",".join(trusted) for name in ("web", "websecure")}
+            return {
+                f"entryPoints.{name}.proxyProtocol.trustedIPs": ",".join(trusted)
+                for name in ("web", "websecure")
+            }
 
 
 def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str, str]:
@@ -146,14 +168,20 @@ def are_everybody(ranges: Iterable[str]) -> bool:
         with suppress(ValueError):
             network = ip_network(text.strip(), strict=False)
             four.append(network) if isinstance(network, IPv4Network) else six.append(network)
-    return IPv4Network("0.0.0.0/0") in collapse_addresses(four) or IPv6Network("::/0") in collapse_addresses(six)
+    return IPv4Network("0.0.0.0/0") in collapse_addresses(four) or IPv6Network(
+        "::/0"
+    ) in collapse_addresses(six)
 
 
 def _header(wish: Wish) -> Header:
     match wish.load_balancer_class, wish.header:
         case "direct", "v1" | "v2":
             fix = "leave --proxy-protocol out, or take --class proxy"
-            raise Refused("class direct hands packets on as they are: there is nobody to write a PROXY header", fix=fix)
+            raise Refused(
+                "class direct hands packets on as they are: there is nobody to write a PROXY "
+                "header",
+                fix=fix,
+            )
         case "direct", _:
             return "none"
         case "proxy", "none":
@@ -166,17 +194,29 @@ def _header(wish: Wish) -> Header:
 def _trusted(ranges: Sequence[str], header: Header) -> tuple[str, ...]:
     if header == "none":
         if ranges:
-            raise Refused("--trusted says whose PROXY headers are believed, and there are none", fix="leave it out")
+            raise Refused(
+                "--trusted says whose PROXY headers are believed, and there are none",
+                fix="leave it out",
+            )
         return ()
     if not ranges:
-        fix = "give --trusted with the addresses that the balancer's connections come from: the gateways', or Octavia's subnet"
-        raise Refused("it must be said whose PROXY headers are to be believed: else anybody could forge an address", fix=fix)
+        fix = (
+            "give --trusted with the addresses that the balancer's connections come from: the "
+            "gateways', or Octavia's subnet"
+        )
+        raise Refused(
+            "it must be said whose PROXY headers are to be believed: else anybody could forge an "
+            "address",
+            fix=fix,
+        )
     networks: list[IPv4Network | IPv6Network] = []
     for text in ranges:
         try:
             networks.append(ip_network(text.strip()))
         except ValueError as problem:
-            raise Refused(f"--trusted {text}: {problem}", fix="write a range as 192.0.2.0/24, or one address") from None
+            raise Refused(
+                f"--trusted {text}: {problem}", fix="write a range as 192.0.2.0/24, or one address"
+            ) from None
     return tuple(map(str, networks))
 
 
@@ -186,7 +226,10 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
     except ValueError as problem:
         raise Refused(f"--ip: {problem}", fix="write one address of a family") from None
     if len({address.version for address in addresses}) < len(addresses):
-        raise Refused("--ip names two addresses of one family", fix="give at most one IPv4 and one IPv6 address")
+        raise Refused(
+            "--ip names two addresses of one family",
+            fix="give at most one IPv4 and one IPv6 address",
+        )
     return tuple(map(str, addresses))
 
 
@@ -197,12 +240,15 @@ def _service_name(controller: Controller, release: str) -> str:
     return f"{whole}-controller" if controller == "nginx" else whole
 
 
-def _annotations(load_balancer_class: Class, header: Header, addresses: Sequence[str]) -> dict[str, str]:
+def _annotations(
+    load_balancer_class: Class, header: Header, addresses: Sequence[str]
+) -> dict[str, str]:
     made: dict[str, str] = {}
     if load_balancer_class == "occm":
         if header != "none":
             made[f"{OPENSTACK}proxy-protocol"] = header
-        # Without a monitor Octavia sends to nodes that have no pod: under Local they drop what comes.
+        # Without a monitor Octavia sends to nodes that have no pod: under Local they drop what
+        # comes.
         made[f"{OPENSTACK}enable-health-monitor"] = "true"
         return made
     if header != "none":
@@ -238,14 +284,17 @@ def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[
 
 
 def _by_nodes(wish: Wish, header: Header) -> bool:
-    """Whether each node gets as much as any other that has a pod: no one tells OCCM's load balancers where pods are, and
-    provider ovn knows no weights."""
-    return wish.load_balancer_class == "occm" or (wish.load_balancer_class == "octavia" and header == "none")
+    """Whether each node gets as much as any other that has a pod: no one tells OCCM's load
+    balancers where pods are, and provider ovn knows no weights."""
+    return wish.load_balancer_class == "occm" or (
+        wish.load_balancer_class == "octavia" and header == "none"
+    )
 
 
 def _affinity(wish: Wish, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Where shares go by nodes, each must have as many pods as the others: one. Where nodes are weighed by their pods, these
-    are only kept apart so that the loss of a node is not the loss of all."""
+    """Where shares go by nodes, each must have as many pods as the others: one. Where nodes are
+    weighed by their pods, these are only kept apart so that the loss of a node is not the loss of
+    all."""
     if wish.workload == "daemonset":
         return {}
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
@@ -259,29 +308,46 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
     made = []
     if header == "none":
         made.append(
-            "Clients' addresses arrive in the packets themselves. The controller needs no setting; take out what it may have "
+            "Clients' addresses arrive in the packets themselves. The controller needs no "
+            "setting; take out what it may have "
             f"from before: {_LEFT_OVER[wish.controller]}."
         )
     else:
-        made.append(f"PROXY protocol {header} from the balancer, believed from {', '.join(trusted)} only.")
+        made.append(
+            f"PROXY protocol {header} from the balancer, believed from {', '.join(trusted)} only."
+        )
         made.append(_WITH_HEADER[wish.controller])
     if are_everybody(trusted):
-        made.append("SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim any address.")
+        made.append(
+            "SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim "
+            "any address."
+        )
     if _by_nodes(wish, header):
         shares = "Shares go by nodes, not by pods: give every node as many pods as the others"
         how = (
-            "a DaemonSet does" if wish.workload == "daemonset" else "the anti-affinity puts one on a node; or take a DaemonSet"
+            "a DaemonSet does"
+            if wish.workload == "daemonset"
+            else "the anti-affinity puts one on a node; or take a DaemonSet"
         )
         made.append(f"{shares} ({how}).")
     else:
-        made.append("Nodes are weighted by their ready pods, wherever these are: spreading them is for availability only.")
+        made.append(
+            "Nodes are weighted by their ready pods, wherever these are: spreading them is for "
+            "availability only."
+        )
     if wish.load_balancer_class == "occm":
         made.append("Served by OpenStack's cloud controller.")
         if header != "none":
-            made.append("Provider ovn cannot write PROXY headers, and needs none: for it, --proxy-protocol none.")
+            made.append(
+                "Provider ovn cannot write PROXY headers, and needs none: for it, "
+                "--proxy-protocol none."
+            )
     elif wish.load_balancer_class == "octavia":
         provider = _octavia_provider(header)
-        made.append(f"By Octavia's provider {provider}{', which alone writes headers' if provider == 'amphora' else ''}.")
+        made.append(
+            "By Octavia's provider "
+            f"{provider}{', which alone writes headers' if provider == 'amphora' else ''}."
+        )
     return made
 
 
@@ -291,7 +357,16 @@ _LEFT_OVER: Mapping[Controller, str] = {
     "traefik": "proxyProtocol, forwardedHeaders",
 }
 _WITH_HEADER: Mapping[Controller, str] = {
-    "nginx": "ingress-nginx then wants a header on every connection: switch both sides together, else it answers nobody.",
-    "haproxy": "HAProxy wants a header from these ranges and takes none from others: callers that come without still work.",
-    "traefik": "Traefik takes connections from these ranges with and without header: set it before the Service is switched.",
+    "nginx": (
+        "ingress-nginx then wants a header on every connection: switch both sides together, "
+        "else it answers nobody."
+    ),
+    "haproxy": (
+        "HAProxy wants a header from these ranges and takes none from others: callers "
+        "that come without still work."
+    ),
+    "traefik": (
+        "Traefik takes connections from these ranges with and without header: set it "
+        "before the Service is switched."
+    ),
 }

@@ -1,7 +1,7 @@
 """How long to wait after a failure: twice as long after each, up to a ceiling, with jitter.
 
-Jitter takes between half and all of the wait, so that many clients that lost one server do not come back as one.
-"""
+Jitter takes between half and all of the wait, so that many clients that lost one server do not come
+back as one."""
 
 import random
 

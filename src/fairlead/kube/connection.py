@@ -1,11 +1,12 @@
-"""Carry requests to one API server over HTTP: credentials, TLS, deadlines, and whole lines of a stream.
+"""Carry requests to one API server over HTTP: credentials, TLS, deadlines, and whole lines of a
+stream.
 
-In: an `Access`; method, path, parameters, body. Out: the body of a success, or a failure of `fairlead.errors` that says
-what was tried on what.
-Invariants: every wait has a deadline; nothing is retried (whoever calls knows how long it may wait) but a request that was
-refused (401) with credentials for which there are newer ones; credentials that were refused are told of once and not shown
-again too soon (`standing`); redirections are not followed, for they would carry the token elsewhere.
-"""
+In: an `Access`; method, path, parameters, body. Out: the body of a success, or a failure of
+`fairlead.errors` that says what was tried on what. Invariants: every wait has a deadline; nothing
+is retried (whoever calls knows how long it may wait) but a request that was refused (401) with
+credentials for which there are newer ones; credentials that were refused are told of once and not
+shown again too soon (`standing`); redirections are not followed, for they would carry the token
+elsewhere."""
 
 import asyncio
 import ssl
@@ -31,11 +32,12 @@ Body = Mapping[str, object] | list[object] | msgspec.Struct
 
 
 class Connection:
-    """The HTTP session with one API server. Use as an async context manager. `timeout_s` is the deadline of each call;
-    a stream must begin within it.
-    """
+    """The HTTP session with one API server. Use as an async context manager. `timeout_s` is the
+    deadline of each call; a stream must begin within it."""
 
-    def __init__(self, access: Access, *, timeout_s: float = 15.0, user_agent: str = "fairlead") -> None:
+    def __init__(
+        self, access: Access, *, timeout_s: float = 15.0, user_agent: str = "fairlead"
+    ) -> None:
         self.access = access
         self._timeout_s = timeout_s
         self._user_agent = user_agent
@@ -46,15 +48,23 @@ class Connection:
         self._renewing = asyncio.Lock()
         self._standing = Standing(access.source)
         self.answered_s = time.monotonic()
-        """When the server last answered a request, not with status 401, 429 or >= 500; at first: when this was made."""
+        """When the server last answered a request, not with status 401, 429 or >= 500; at first:
+        when this was made."""
 
     async def __aenter__(self) -> Self:
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": self._user_agent}
+        headers = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": self._user_agent,
+        }
         self._session = aiohttp.ClientSession(headers=headers, read_bufsize=READ_BUFFER_BYTES)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._session is not None:
             await self._session.close()
@@ -75,38 +85,51 @@ class Connection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    response, shown = await self._send(method, path, parameters or {}, headers, data, None)
+                    response, shown = await self._send(
+                        method, path, parameters or {}, headers, data, None
+                    )
                     async with response:
                         answer = await response.read()
                     if response.status == 401 and attempt == 1 and await self._renewed(shown):
                         continue
                     break
         except TimeoutError:
-            raise ServerUnavailable(f"{method} {self.access.server}{path} was not answered in {self._timeout_s:g} s") from None
+            raise ServerUnavailable(
+                f"{method} {self.access.server}{path} was not answered in {self._timeout_s:g} s"
+            ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection(method, self.access.server + path, problem) from None
         if not 200 <= response.status < 300:
             raise self._failure(method, path, response, answer, shown)
         return answer
 
-    async def stream(self, path: str, *, parameters: Mapping[str, str], idle_s: float) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a watch as they come, a batch at a time; ends when the server ends it. The first batch is empty: it
-        tells that the server has agreed, for it may have nothing to say for minutes.
+    async def stream(
+        self, path: str, *, parameters: Mapping[str, str], idle_s: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The lines of a watch as they come, a batch at a time; ends when the server ends it. The
+        first batch is empty: it tells that the server has agreed, for it may have nothing to say
+        for minutes.
 
-        Raises Unavailable if nothing comes for `idle_s`, and if the connection ends within a line: what is there of that
-        line is not given out. Close it (`aclosing`) to end it early.
-        """
+        Raises Unavailable if nothing comes for `idle_s`, and if the connection ends within a line:
+        what is there of that line is not given out. Close it (`aclosing`) to end it early."""
         try:
-            async with await self._open(path, parameters, idle_s) as response, aclosing(lines(response.content)) as batches:
+            async with (
+                await self._open(path, parameters, idle_s) as response,
+                aclosing(lines(response.content)) as batches,
+            ):
                 yield []
                 async for batch in batches:
                     yield batch
         except TimeoutError:
-            raise ServerUnavailable(f"watch of {self.access.server}{path} was silent for {idle_s:g} s") from None
+            raise ServerUnavailable(
+                f"watch of {self.access.server}{path} was silent for {idle_s:g} s"
+            ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection("watch of", self.access.server + path, problem) from None
 
-    async def _open(self, path: str, parameters: Mapping[str, str], idle_s: float) -> aiohttp.ClientResponse:
+    async def _open(
+        self, path: str, parameters: Mapping[str, str], idle_s: float
+    ) -> aiohttp.ClientResponse:
         """Begin a stream: the head of the answer, which says whether there will be one."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -157,23 +180,31 @@ class Connection:
         return response, credentials
 
     async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:
-        """The credentials to use now and the TLS settings they make; asks for new ones when the old no longer hold."""
+        """The credentials to use now and the TLS settings they make; asks for new ones when the old
+        no longer hold."""
         now_s = asyncio.get_running_loop().time()
         async with self._renewing:
-            # A token file costs nothing to look at, so a new token is found at the next try, not a minute later.
+            # A token file costs nothing to look at, so a new token is found at the next try, not a
+            # minute later.
             replaced = bool(self.access.token_file) and self._standing.is_refused(self._credentials)
             if self._credentials is None or now_s >= self._hold_until_s or replaced:
                 fresh = await self._fresh_credentials()
                 secure = self.access.server.startswith("https:")
-                # A new context is a new TLS session and a new connection; a token alone needs neither.
-                if secure and (self._tls is None or certificate_of(fresh) != certificate_of(self._credentials)):
+                # A new context is a new TLS session and a new connection; a token alone needs
+                # neither.
+                if secure and (
+                    self._tls is None or certificate_of(fresh) != certificate_of(self._credentials)
+                ):
                     self._tls = await asyncio.to_thread(tls_context, self.access, fresh)
                 self._credentials = fresh
-                self._hold_until_s = float("inf") if fresh.holds_s is None else now_s + fresh.holds_s
+                self._hold_until_s = (
+                    float("inf") if fresh.holds_s is None else now_s + fresh.holds_s
+                )
             return self._credentials, self._tls
 
     async def _fresh_credentials(self) -> Credentials:
-        """Raises Unauthenticated if they cannot be had: they are as good as refused then, until they can."""
+        """Raises Unauthenticated if they cannot be had: they are as good as refused then, until
+        they can."""
         if self.access.exec_plugin is not None:
             self._standing.check(None)
         try:
@@ -184,13 +215,19 @@ class Connection:
             raise refusal from problem
 
     async def _renewed(self, refused: Credentials) -> bool:
-        """After a 401 for these: True if there are others now. Somebody else may have seen to that meanwhile."""
+        """After a 401 for these: True if there are others now. Somebody else may have seen to that
+        meanwhile."""
         if self._credentials == refused:
             self._hold_until_s = 0.0
         return (await self._prove())[0] != refused
 
     def _failure(
-        self, method: str, path: str, response: aiohttp.ClientResponse, answer: bytes, shown: Credentials
+        self,
+        method: str,
+        path: str,
+        response: aiohttp.ClientResponse,
+        answer: bytes,
+        shown: Credentials,
     ) -> FairleadError:
         attempt = f"{method} {self.access.server}{path}"
         problem = failure(attempt, response.status, answer, response.headers.get("Retry-After"))
@@ -215,8 +252,9 @@ def identity_headers(access: Access, credentials: Credentials) -> list[tuple[str
 
 
 def no_connection(method: str, url: str, problem: BaseException) -> NoConnection:
-    """What a failed or broken connection means. A certificate that is not trusted will not become so by waiting, but
-    certificates are renewed on the other side, so this too is tried again; the message says what to do."""
+    """What a failed or broken connection means. A certificate that is not trusted will not become
+    so by waiting, but certificates are renewed on the other side, so this too is tried again; the
+    message says what to do."""
     fix = ""
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         fix = "give the server's certificate authority in the kubeconfig"
@@ -224,7 +262,8 @@ def no_connection(method: str, url: str, problem: BaseException) -> NoConnection
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
-    """Cut a stream into whole lines, of any length: aiohttp's own readline has a limit that a large Service may pass."""
+    """Cut a stream into whole lines, of any length: aiohttp's own readline has a limit that a large
+    Service may pass."""
     begun: list[bytes] = []
     async for chunk in content.iter_any():
         if b"\n" not in chunk:
@@ -234,4 +273,6 @@ async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], No
         begun = [rest] if rest else []
         yield [line for line in whole if line.strip()]
     if begun:
-        raise aiohttp.ClientPayloadError(f"the connection ended within a line, after {sum(map(len, begun))} bytes of it")
+        raise aiohttp.ClientPayloadError(
+            f"the connection ended within a line, after {sum(map(len, begun))} bytes of it"
+        )

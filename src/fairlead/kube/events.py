@@ -1,12 +1,13 @@
 """Write Events on Services, so that `kubectl describe` tells what Fairlead has to say.
 
-In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs `run`.
-Invariants: a repeated message is one Event whose count rises, written at most once per interval, however often a
-retry repeats it; messages that differ only in their numbers (`matter_of`) share one Event, which shows the last of them; the
-name of an Event follows from its content, so that a successor of this process, or another replica, finds the Event and renews
-it instead of writing a second one; memory and queue are bounded; an Event that cannot be written is logged and dropped.
-Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in the same way).
-"""
+In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs
+`run`. Invariants: a repeated message is one Event whose count rises, written at most once per
+interval, however often a retry repeats it; messages that differ only in their numbers (`matter_of`)
+share one Event, which shows the last of them; the name of an Event follows from its content, so
+that a successor of this process, or another replica, finds the Event and renews it instead of
+writing a second one; memory and queue are bounded; an Event that cannot be written is logged and
+dropped. Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in
+the same way)."""
 
 import asyncio
 import hashlib
@@ -29,20 +30,25 @@ from fairlead.model import ServiceKey
 log = structlog.get_logger()
 
 REMEMBERED = 32_768
-"""So many different Events are known to count repetitions; beyond it, the one not said for longest is forgotten."""
+"""So many different Events are known to count repetitions; beyond it, the one not said for longest
+is forgotten."""
 WAITING = 32_768
-"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000 Services at once, and maybe
-soon after that one is back."""
+"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000
+Services at once, and maybe soon after that one is back."""
 TRIES = 3
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
-"""The Event that a new process finds of a Warning shows a new time if it is older than that. The process before may have said,
-at the earliest so long after the Warning (`roles.report`), that it no longer holds; `kubectl describe` sorts by time, and must
-not end with that. Also the server forgets an Event an hour after its last change."""
+"""The Event that a new process finds of a Warning shows a new time if it is older than that. The
+process before may have said, at the earliest so long after the Warning (`roles.report`), that it no
+longer holds; `kubectl describe` sorts by time, and must not end with that. Also the server forgets
+an Event an hour after its last change."""
 
-_QUANTITY = re.compile(r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))")
-"""Matches a count, a size, a version or a duration, but no port, no address and no part of a name."""
+_QUANTITY = re.compile(
+    r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))"
+)
+"""Matches a count, a size, a version or a duration, but no port, no address and no part of a
+name."""
 
 
 class Event(Fields, frozen=True):
@@ -76,7 +82,8 @@ class Said(NamedTuple):
 
 
 class Series:
-    """How often a message was repeated, and its last text. `name`: of its Event, empty until the Event is written."""
+    """How often a message was repeated, and its last text. `name`: of its Event, empty until the
+    Event is written."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -114,13 +121,22 @@ class EventRecorder:
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
-        self._say(Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], matter_of(message)), message)
+        self._say(
+            Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], matter_of(message)),
+            message,
+        )
 
-    def event_about(self, resource: Resource[Any], object_: Object, kind: str, reason: str, message: str) -> None:
-        """Say something about an object of any kind. Of one without a namespace it is said in namespace `default`."""
+    def event_about(
+        self, resource: Resource[Any], object_: Object, kind: str, reason: str, message: str
+    ) -> None:
+        """Say something about an object of any kind. Of one without a namespace it is said in
+        namespace `default`."""
         metadata, about = object_.metadata, (resource.group_version, resource.kind)
         key = ObjectKey(metadata.namespace, metadata.name)
-        self._say(Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], matter_of(message)), message)
+        self._say(
+            Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], matter_of(message)),
+            message,
+        )
 
     def _say(self, said: Said, message: str) -> None:
         series = self._known.setdefault(said, Series())
@@ -172,7 +188,8 @@ class EventRecorder:
             await self._write_patiently(said, series)
 
     async def _write_patiently(self, said: Said, series: Series) -> None:
-        """Write one Event; try again a little if the server is away. Meanwhile the others wait: it is away for them too."""
+        """Write one Event; try again a little if the server is away. Meanwhile the others wait: it
+        is away for them too."""
         backoff = Backoff(floor_s=0.5)
         for attempt in range(1, TRIES + 1):
             try:
@@ -185,7 +202,12 @@ class EventRecorder:
             except FairleadError as problem:
                 if attempt == TRIES or not isinstance(problem, Unavailable):
                     self.dropped += 1
-                    log.warning("Event not written", object=str(said.key), reason=said.reason, problem=str(problem))
+                    log.warning(
+                        "Event not written",
+                        object=str(said.key),
+                        reason=said.reason,
+                        problem=str(problem),
+                    )
                     return
             await asyncio.sleep(backoff.next_s())
 
@@ -207,13 +229,22 @@ class EventRecorder:
         series.name = name
 
     async def _adopt(self, said: Said, series: Series, name: str) -> None:
-        """It is there from before this process, or another replica has said it. What is wrong (Warning) has been so all the
-        while, and saying so once more is no news: it only must not be forgotten. What is done (Normal) has been done again."""
+        """It is there from before this process, or another replica has said it. What is wrong
+        (Warning) has been so all the while, and saying so once more is no news: it only must not be
+        forgotten. What is done (Normal) has been done again."""
         told = await self._client.get(EVENTS, (said.namespace, name))
         series.count += told.count if said.kind == "Normal" else told.count - 1
         # Once in the life of a process, whatever clocks say: a wrong one costs a write, not a loop.
-        if series.count > told.count or series.message != told.message or is_stale(told, series.last):
-            patch = {"count": series.count, "message": series.message, "lastTimestamp": stamp(series.last)}
+        if (
+            series.count > told.count
+            or series.message != told.message
+            or is_stale(told, series.last)
+        ):
+            patch = {
+                "count": series.count,
+                "message": series.message,
+                "lastTimestamp": stamp(series.last),
+            }
             await self._client.patch(EVENTS, (said.namespace, name), patch)
 
     def _name(self, said: Said) -> str:
@@ -225,7 +256,8 @@ class EventRecorder:
         involved = {"apiVersion": api_version, "kind": kind, "name": said.key.name, "uid": said.uid}
         return {
             "metadata": {"name": name, "namespace": said.namespace},
-            "involvedObject": involved | ({"namespace": said.key.namespace} if said.key.namespace else {}),
+            "involvedObject": involved
+            | ({"namespace": said.key.namespace} if said.key.namespace else {}),
             "type": said.kind,
             "reason": said.reason,
             "message": series.message,
@@ -249,7 +281,8 @@ def stamp(moment: datetime) -> str:
 
 
 def is_stale(told: Event, now: datetime) -> bool:
-    """Whether the server may forget it before it is told again. A time that cannot be, such as one to come, says nothing."""
+    """Whether the server may forget it before it is told again. A time that cannot be, such as one
+    to come, says nothing."""
     try:
         last = datetime.strptime(told.last_timestamp or "", STAMP).replace(tzinfo=UTC)
     except ValueError:

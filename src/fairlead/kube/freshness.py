@@ -1,14 +1,15 @@
-"""How current the knowledge of this process is: an age for each watch, and a log line when a watch becomes too old.
+"""How current the knowledge of this process is: an age for each watch, and a log line when a watch
+becomes too old.
 
-In: the watches of the process, and when the API server last answered any of its requests. Out: ages in seconds; which watches
-are stale; one log line when watches become stale and one when all are current again.
-A watch is proved to be current by an event, a bookmark, a list or its own start. kube-apiserver sends bookmarks about once a
-minute. Between two bookmarks an open watch counts as current when the API server answers any other request: the renewal of this
-process's Lease (`roles.presence`) is such a request every few seconds. It may reach another API server than the watch does;
-therefore the reflector ends a watch that has brought nothing for the time of two bookmarks (`IDLE_S`).
-Invariant: only the monotonic clock of this process is used.
-Follows KEP-956 (watch bookmarks).
-"""
+In: the watches of the process, and when the API server last answered any of its requests. Out: ages
+in seconds; which watches are stale; one log line when watches become stale and one when all are
+current again. A watch is proved to be current by an event, a bookmark, a list or its own start.
+kube-apiserver sends bookmarks about once a minute. Between two bookmarks an open watch counts as
+current when the API server answers any other request: the renewal of this process's Lease
+(`roles.presence`) is such a request every few seconds. It may reach another API server than the
+watch does; therefore the reflector ends a watch that has brought nothing for the time of two
+bookmarks (`IDLE_S`). Invariant: only the monotonic clock of this process is used. Follows KEP-956
+(watch bookmarks)."""
 
 import asyncio
 import math
@@ -21,8 +22,8 @@ import structlog
 log = structlog.get_logger()
 
 STALE_S = 20.0
-"""A watch whose last proof is older than this is stale: the time of two renewals of the Lease (every 10 s). Where renewals are
-configured to be rarer, see `stale_after_s`."""
+"""A watch whose last proof is older than this is stale: the time of two renewals of the Lease
+(every 10 s). Where renewals are configured to be rarer, see `stale_after_s`."""
 LOOK_S = 1.0
 CALM_S = 60.0
 """The minimum time between two log lines about stale watches."""
@@ -39,18 +40,20 @@ class Watch(Protocol):
 
 
 def proved_s(watch: Watch, answered_s: float) -> float:
-    """When this watch was last proved to be current. `answered_s`: when the API server last answered a request."""
+    """When this watch was last proved to be current. `answered_s`: when the API server last
+    answered a request."""
     return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
 
 
 def stale_after_s(lease_duration_s: float) -> float:
-    """The age at which a watch is stale in a process that renews its presence each third of this duration: in a quiet cluster
-    these renewals may be all that proves a watch."""
+    """The age at which a watch is stale in a process that renews its presence each third of this
+    duration: in a quiet cluster these renewals may be all that proves a watch."""
     return max(STALE_S, lease_duration_s * 2 / 3)
 
 
 class Freshness:
-    """The ages of a process's watches. `answered_s`: when the API server last answered a request of this process."""
+    """The ages of a process's watches. `answered_s`: when the API server last answered a request of
+    this process."""
 
     def __init__(
         self,
@@ -85,20 +88,25 @@ class Freshness:
     def ages(self) -> Mapping[str, float]:
         """For each watch the time in seconds since it was last proved to be current."""
         now_s, answered_s = self._clock(), self._answered_s()
-        return {name: max(0.0, now_s - proved_s(watch, answered_s)) for name, watch in self._watches.items()}
+        return {
+            name: max(0.0, now_s - proved_s(watch, answered_s))
+            for name, watch in self._watches.items()
+        }
 
     def stale(self) -> Mapping[str, float]:
         """The watches that are stale, with their ages in seconds."""
         return {name: age_s for name, age_s in self.ages().items() if age_s > self._stale_s}
 
     async def run(self) -> None:
-        """Write to the log when watches become stale, and when all are current again, until cancelled."""
+        """Write to the log when watches become stale, and when all are current again, until
+        cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Log a change since the last call. Watches that become stale repeatedly are logged once in `calm_s`."""
+        """Log a change since the last call. Watches that become stale repeatedly are logged once in
+        `calm_s`."""
         stale, now_s = self.stale(), self._clock()
         if stale and self._stale_since_s is None and now_s - self._told_s >= self._calm_s:
             self._told_s, self._stale_since_s = now_s, now_s - max(stale.values())
@@ -108,5 +116,8 @@ class Freshness:
                 api_server_answered=f"{self.answer_age_s:.0f} s ago",
             )
         if not stale and self._stale_since_s is not None:
-            log.info("what is known of the cluster is current again", stale_for=f"{now_s - self._stale_since_s:.0f} s")
+            log.info(
+                "what is known of the cluster is current again",
+                stale_for=f"{now_s - self._stale_since_s:.0f} s",
+            )
             self._stale_since_s = None

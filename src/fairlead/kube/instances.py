@@ -1,10 +1,12 @@
-"""Find out for a command which instances of Fairlead's roles are alive, from the Leases by which they announce themselves.
+"""Find out for a command which instances of Fairlead's roles are alive, from the Leases by which
+they announce themselves.
 
-In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if the Leases may not be read.
-Invariant: no time in a Lease is compared with a clock. An instance is alive if it is observed to renew its Lease, and gone if
-it does not renew its Lease for the Lease's duration. So the answer takes until all have renewed once, or one duration if an
-instance is gone. A watch that brings no renewal proves nothing, because it may be denied or broken: a second list decides.
-"""
+In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if the
+Leases may not be read. Invariant: no time in a Lease is compared with a clock. An instance is alive
+if it is observed to renew its Lease, and gone if it does not renew its Lease for the Lease's
+duration. So the answer takes until all have renewed once, or one duration if an instance is gone. A
+watch that brings no renewal proves nothing, because it may be denied or broken: a second list
+decides."""
 
 import asyncio
 import time
@@ -28,8 +30,9 @@ InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One process. `seen_s_ago`: time since it was observed to renew its Lease; None: it did not renew in `watched_s`.
-    `renewed`: the time of its last renewal by its own clock, for people to read."""
+    """One process. `seen_s_ago`: time since it was observed to renew its Lease; None: it did not
+    renew in `watched_s`. `renewed`: the time of its last renewal by its own clock, for people to
+    read."""
 
     role: str
     name: str
@@ -56,22 +59,33 @@ async def observe(client: Client, namespace: str) -> list[Instance]:
     begun_s = time.monotonic()
     found = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in leases}
     seen_s: dict[ObjectKey, float] = {}
-    reflector: Reflector[Lease] = Reflector(client, LEASES, namespace=namespace, label_selector=SELECTOR)
-    wait_s = max((float(each.spec.lease_duration_seconds or 1) for each in leases), default=0.0) + SLACK_S
+    reflector: Reflector[Lease] = Reflector(
+        client, LEASES, namespace=namespace, label_selector=SELECTOR
+    )
+    wait_s = (
+        max((float(each.spec.lease_duration_seconds or 1) for each in leases), default=0.0)
+        + SLACK_S
+    )
     try:
         async with asyncio.timeout(wait_s if leases else 0):
             async for changed in reflector.changes():
                 for key, lease in changed.items():
                     if lease is None:
                         found.pop(key, None)
-                    elif key not in found or lease.metadata.resource_version != found[key].metadata.resource_version:
+                    elif (
+                        key not in found
+                        or lease.metadata.resource_version != found[key].metadata.resource_version
+                    ):
                         found[key], seen_s[key] = lease, time.monotonic()
                 if found.keys() <= seen_s.keys():
                     break
     except TimeoutError:
         for lease in await _list(client, namespace):
             key = ObjectKey(lease.metadata.namespace, lease.metadata.name)
-            if key in found and lease.metadata.resource_version != found[key].metadata.resource_version:
+            if (
+                key in found
+                and lease.metadata.resource_version != found[key].metadata.resource_version
+            ):
                 found[key], seen_s[key] = lease, time.monotonic()
     now_s = time.monotonic()
     instances = [_instance(lease, seen_s.get(key), begun_s, now_s) for key, lease in found.items()]
@@ -82,7 +96,10 @@ async def _list(client: Client, namespace: str) -> Sequence[Lease]:
     try:
         return await client.list(LEASES, namespace=namespace, label_selector=SELECTOR)
     except RefusedByServer as problem:
-        fix = f"use an account that may `list` and `watch` leases.coordination.k8s.io in namespace {namespace}"
+        fix = (
+            "use an account that may `list` and `watch` leases.coordination.k8s.io in "
+            f"namespace {namespace}"
+        )
         raise Refused(f"may not read which roles run: {problem.message}", fix=fix) from problem
 
 

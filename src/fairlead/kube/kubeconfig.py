@@ -1,10 +1,10 @@
 """Read kubeconfig files into an `Access`.
 
-In: the files, merged as kubectl does (of two entries of one name the first counts). Out: the Access of one context.
-Invariants: what is written in a file is honoured or refused, never passed over in silence, where it concerns who we are
-or whom we trust; relative paths are relative to the file that has them.
-Follows "Organizing Cluster Access Using kubeconfig Files" and the kubeconfig (v1) reference.
-"""
+In: the files, merged as kubectl does (of two entries of one name the first counts). Out: the Access
+of one context. Invariants: what is written in a file is honoured or refused, never passed over in
+silence, where it concerns who we are or whom we trust; relative paths are relative to the file that
+has them. Follows "Organizing Cluster Access Using kubeconfig Files" and the kubeconfig (v1)
+reference."""
 
 import base64
 import binascii
@@ -109,11 +109,15 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
         for entry in config.contexts or ():
             contexts.setdefault(entry.name, entry.context)
     if not context:
-        raise Refused(f"{where} has no current context", fix=f"choose one with --context: {named(contexts)}")
+        raise Refused(
+            f"{where} has no current context", fix=f"choose one with --context: {named(contexts)}"
+        )
     chosen = pick(contexts, context, "context", where)
     source = f"context {context} of {where}"
     user_entry = pick(users, chosen.user, "user", where) if chosen.user else (paths[0], User())
-    return access_of(pick(clusters, chosen.cluster, "cluster", where), user_entry, chosen.namespace, source)
+    return access_of(
+        pick(clusters, chosen.cluster, "cluster", where), user_entry, chosen.namespace, source
+    )
 
 
 def load(path: Path) -> Kubeconfig:
@@ -121,7 +125,10 @@ def load(path: Path) -> Kubeconfig:
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Kubeconfig)
     except OSError as problem:
-        raise Refused(f"kubeconfig {path} cannot be read: {problem.strerror}", fix="name another by --kubeconfig") from None
+        raise Refused(
+            f"kubeconfig {path} cannot be read: {problem.strerror}",
+            fix="name another by --kubeconfig",
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise Refused(f"kubeconfig {path} is no YAML: {problem}") from None
     except msgspec.ValidationError as problem:
@@ -138,25 +145,42 @@ def named(entries: Mapping[str, object]) -> str:
     return ", ".join(sorted(entries)) or "none"
 
 
-def access_of(cluster_entry: tuple[Path, Cluster], user_entry: tuple[Path, User], namespace: str, source: str) -> Access:
+def access_of(
+    cluster_entry: tuple[Path, Cluster], user_entry: tuple[Path, User], namespace: str, source: str
+) -> Access:
     """The Access that a cluster and a user make. Raises Refused for what is not supported."""
     (cluster_path, cluster), (user_path, user) = cluster_entry, user_entry
     if user.username or user.auth_provider:
         kind = "an auth-provider" if user.auth_provider else "a password"
         raise Refused(
-            f"{source} uses {kind}, which Kubernetes no longer has", fix="use a token, a certificate or an exec plugin"
+            f"{source} uses {kind}, which Kubernetes no longer has",
+            fix="use a token, a certificate or an exec plugin",
         )
     if user.as_user_extra:
-        raise Refused(f"{source} impersonates with as-user-extra, which is not supported", fix="leave it out")
-    certificate = content(user_path, user.client_certificate_data, user.client_certificate, "client-certificate", source)
+        raise Refused(
+            f"{source} impersonates with as-user-extra, which is not supported", fix="leave it out"
+        )
+    certificate = content(
+        user_path,
+        user.client_certificate_data,
+        user.client_certificate,
+        "client-certificate",
+        source,
+    )
     key = content(user_path, user.client_key_data, user.client_key, "client-key", source)
     if bool(certificate) != bool(key):
-        raise Refused(f"{source} has only one of client-certificate and client-key", fix="give both")
+        raise Refused(
+            f"{source} has only one of client-certificate and client-key", fix="give both"
+        )
     impersonation = Impersonation(user.as_, user.as_uid, user.as_groups) if user.as_ else None
     return Access(
         cluster.server.rstrip("/"),
         authority_pem=content(
-            cluster_path, cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority", source
+            cluster_path,
+            cluster.certificate_authority_data,
+            cluster.certificate_authority,
+            "certificate-authority",
+            source,
         ),
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
@@ -182,22 +206,35 @@ def content(beside: Path, data: str, file: str, what: str, source: str) -> str:
     except (binascii.Error, UnicodeDecodeError):
         raise Refused(f"{what} of {source} is no PEM in base64") from None
     except OSError as problem:
-        raise Refused(f"{what} of {source}: {beside.parent / file} cannot be read: {problem.strerror}") from None
+        raise Refused(
+            f"{what} of {source}: {beside.parent / file} cannot be read: {problem.strerror}"
+        ) from None
 
 
 def proxy(url: str, source: str) -> str:
     if url and not url.startswith(("http://", "https://")):
-        raise Refused(f"{source} goes through the proxy {url}", fix="only http and https proxies are supported")
+        raise Refused(
+            f"{source} goes through the proxy {url}",
+            fix="only http and https proxies are supported",
+        )
     return url
 
 
 def plugin(beside: Path, section: Exec, source: str) -> ExecPlugin:
     """The exec plugin of a user. Raises Refused if it needs what we cannot give it."""
     if section.interactive_mode == "Always":
-        raise Refused(f"the exec plugin {section.command} of {source} needs a terminal", fix="use another kind of credentials")
-    if section.api_version not in ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"):
+        raise Refused(
+            f"the exec plugin {section.command} of {source} needs a terminal",
+            fix="use another kind of credentials",
+        )
+    if section.api_version not in (
+        "client.authentication.k8s.io/v1",
+        "client.authentication.k8s.io/v1beta1",
+    ):
         fix = "use client.authentication.k8s.io/v1"
-        raise Refused(f"the exec plugin {section.command} of {source} speaks {section.api_version}", fix=fix)
+        raise Refused(
+            f"the exec plugin {section.command} of {source} speaks {section.api_version}", fix=fix
+        )
     # A name without a slash is looked up in PATH, any other is relative to the file.
     command = str(beside.parent / section.command) if "/" in section.command else section.command
     return ExecPlugin(

@@ -1,10 +1,10 @@
 """Read manifests: the API's objects without its server.
 
-In: files, folders (all *.yaml, *.yml and *.json below them, in the order of their names) or `-` for standard input; YAML or
-JSON, several documents to a file, Lists. Out: typed objects of the kinds that plans are made of, or the plain ones.
-Invariant: every mistake is named by file, document and field; what is of another kind is counted, not read.
-A namespaced object without a namespace is in `default`, as kubectl would put it.
-"""
+In: files, folders (all *.yaml, *.yml and *.json below them, in the order of their names) or `-` for
+standard input; YAML or JSON, several documents to a file, Lists. Out: typed objects of the kinds
+that plans are made of, or the plain ones. Invariant: every mistake is named by file, document and
+field; what is of another kind is counted, not read. A namespaced object without a namespace is in
+`default`, as kubectl would put it."""
 
 import sys
 from collections import Counter
@@ -59,7 +59,8 @@ class Manifests(msgspec.Struct, frozen=True):
 
 
 class TextLoader(yaml.CSafeLoader):
-    """YAML as Kubernetes reads it: a date is text. PyYAML would make `creationTimestamp: 2026-01-31T00:00:00Z` a datetime."""
+    """YAML as Kubernetes reads it: a date is text. PyYAML would make `creationTimestamp:
+    2026-01-31T00:00:00Z` a datetime."""
 
 
 TextLoader.yaml_implicit_resolvers = {
@@ -69,8 +70,8 @@ TextLoader.yaml_implicit_resolvers = {
 
 
 def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
-    """All objects of these files that plans are made of. Raises Refused for the first mistake, also for an object that
-    is there twice."""
+    """All objects of these files that plans are made of. Raises Refused for the first mistake, also
+    for an object that is there twice."""
     kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
     found: dict[str, list[Any]] = {resource.kind: [] for resource in kinds}
     resources = {(r.group_version, r.kind): r for r in kinds}
@@ -85,7 +86,10 @@ def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
         identity = (resource.kind, object_.metadata.namespace, object_.metadata.name)
         if identity in seen:
             name = f"{resource.kind} {object_.metadata.namespace}/{object_.metadata.name}"
-            raise Refused(f"{document.place}: {name} is in {seen[identity]} already", fix="remove one of the two")
+            raise Refused(
+                f"{document.place}: {name} is in {seen[identity]} already",
+                fix="remove one of the two",
+            )
         seen[identity] = document.place
         found[resource.kind].append(object_)
     return Manifests(
@@ -119,7 +123,9 @@ def files(path: Path) -> Sequence[Path]:
         return [path]
     inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     if not inside:
-        raise Refused(f"{path} has no manifests", fix="name a folder with *.yaml, *.yml or *.json files")
+        raise Refused(
+            f"{path} has no manifests", fix="name a folder with *.yaml, *.yml or *.json files"
+        )
     return inside
 
 
@@ -135,12 +141,15 @@ def parse(text: str, source: str) -> Iterator[Document]:
 
 
 def flatten(content: object, place: str) -> Iterator[Document]:
-    """An object, or the items of a List. The items of a typed list (`ServiceList`) need not say their kind again."""
+    """An object, or the items of a List. The items of a typed list (`ServiceList`) need not say
+    their kind again."""
     if not isinstance(content, dict):
         raise Refused(f"{place}: this is no object but {type(content).__name__}")
     for field in ("apiVersion", "kind"):
         if not isinstance(content.get(field), str):
-            raise Refused(f"{place}: $.{field} is missing", fix="every object needs apiVersion and kind")
+            raise Refused(
+                f"{place}: $.{field} is missing", fix="every object needs apiVersion and kind"
+            )
     kind = content["kind"]
     if not (kind.endswith("List") and isinstance(content.get("items"), list)):
         yield Document(place, content)
@@ -163,4 +172,6 @@ def typed(document: Document, resource: Resource[Any]) -> Any:
     namespace = (metadata.namespace or "default") if resource.namespaced else ""
     if namespace == metadata.namespace:
         return object_
-    return msgspec.structs.replace(object_, metadata=msgspec.structs.replace(metadata, namespace=namespace))
+    return msgspec.structs.replace(
+        object_, metadata=msgspec.structs.replace(metadata, namespace=namespace)
+    )

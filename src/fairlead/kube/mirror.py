@@ -1,9 +1,9 @@
 """A copy of one collection, and what has changed in it since somebody last asked. Pure.
 
-In: items as a list or a watch brings them. Out: the objects, and change sets.
-Invariants: a list takes effect whole, when it is complete, and as the difference to what was there; an object that cannot
-be read stays as it was; what was changed but not yet taken is never lost; only what was told of is told to be gone.
-"""
+In: items as a list or a watch brings them. Out: the objects, and change sets. Invariants: a list
+takes effect whole, when it is complete, and as the difference to what was there; an object that
+cannot be read stays as it was; what was changed but not yet taken is never lost; only what was told
+of is told to be gone."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -33,7 +33,8 @@ class Mirror(Generic[ObjectT]):
         return self._listed is not None
 
     def begin_list(self) -> None:
-        """From here on items are those of a new list; one that was begun before and not completed is forgotten."""
+        """From here on items are those of a new list; one that was begun before and not completed
+        is forgotten."""
         self._listed = {}
 
     def complete_list(self) -> None:
@@ -52,7 +53,8 @@ class Mirror(Generic[ObjectT]):
         """Take in one item of the list, or one event."""
         object_ = item.object
         if object_ is None:
-            # It exists, that much is known. Of two wrongs, acting on an old state is smaller than tearing it down.
+            # It exists, that much is known. Of two wrongs, acting on an old state is smaller than
+            # tearing it down.
             object_ = self._objects.get(item.key)
         elif self._keep is not None:
             object_ = self._keep(object_)

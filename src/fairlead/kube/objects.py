@@ -1,10 +1,10 @@
 """The Kubernetes objects Fairlead reads, with only the fields that it reads.
 
-In: JSON from the API server or manifests. Out: frozen Structs. Unknown fields are skipped while decoding and never built,
-which is most of what makes a large cluster cheap (managedFields alone are half of an object).
-Field meanings and defaults follow the API reference of core/v1 and discovery.k8s.io/v1; a field that the API server
-defaults has that default here, so that a manifest that never saw a server reads the same.
-"""
+In: JSON from the API server or manifests. Out: frozen Structs. Unknown fields are skipped while
+decoding and never built, which is most of what makes a large cluster cheap (managedFields alone are
+half of an object). Field meanings and defaults follow the API reference of core/v1 and
+discovery.k8s.io/v1; a field that the API server defaults has that default here, so that a manifest
+that never saw a server reads the same."""
 
 from collections.abc import Mapping
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -111,7 +111,8 @@ class ServiceSpec(Fields, frozen=True):
 
 
 class PortStatus(Fields, frozen=True):
-    """Any text, as the API server checks none of it: what another controller writes on its Services must not stop us."""
+    """Any text, as the API server checks none of it: what another controller writes on its Services
+    must not stop us."""
 
     port: int = 0
     protocol: str = "TCP"
@@ -154,8 +155,8 @@ class Service(Fields, frozen=True):
 
 
 class EndpointConditions(Fields, frozen=True):
-    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`. What is not said is true, true
-    and false (EndpointSlice API reference)."""
+    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`.
+    What is not said is true, true and false (EndpointSlice API reference)."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -195,9 +196,14 @@ class Endpoint(Fields, frozen=True):
 
     @property
     def state(self) -> tuple[bool, bool, bool]:
-        """Whether it is ready, serving, terminating: what is asked for of every endpoint there is, in one."""
+        """Whether it is ready, serving, terminating: what is asked for of every endpoint there is,
+        in one."""
         conditions = self.conditions
-        return conditions.ready is not False, conditions.serving is not False, bool(conditions.terminating)
+        return (
+            conditions.ready is not False,
+            conditions.serving is not False,
+            bool(conditions.terminating),
+        )
 
 
 class EndpointPort(Fields, frozen=True):
@@ -214,8 +220,9 @@ class EndpointSlice(Fields, frozen=True):
 
     @property
     def service(self) -> ServiceKey | None:
-        """The Service whose traffic the endpoints of this slice get, by the label. None for a slice that names no Service, and
-        for a slice with the label of headless Services: service proxies do not watch it, so no node would answer."""
+        """The Service whose traffic the endpoints of this slice get, by the label. None for a slice
+        that names no Service, and for a slice with the label of headless Services: service proxies
+        do not watch it, so no node would answer."""
         labels = self.metadata.labels
         name = labels.get(SERVICE_NAME_LABEL) if HEADLESS_LABEL not in labels else None
         return ServiceKey(self.metadata.namespace, name) if name else None
@@ -243,7 +250,8 @@ class NodeStatus(Fields, frozen=True):
 
 
 class Node(Fields, frozen=True):
-    """A node. Heartbeats change only conditions, which are not read here: they leave the value equal."""
+    """A node. Heartbeats change only conditions, which are not read here: they leave the value
+    equal."""
 
     metadata: ObjectMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
@@ -316,17 +324,24 @@ class Resource(NamedTuple, Generic[ObjectT]):
 
     def path(self, namespace: str = "", name: str = "") -> str:
         """The URL path of the collection (of one namespace or all) or of one object."""
-        prefix = f"/api/{self.group_version}" if "/" not in self.group_version else f"/apis/{self.group_version}"
+        prefix = (
+            f"/api/{self.group_version}"
+            if "/" not in self.group_version
+            else f"/apis/{self.group_version}"
+        )
         scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{prefix}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
 SERVICES = Resource("v1", "Service", "services", True, Service)
-ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, EndpointSlice)
+ENDPOINT_SLICES = Resource(
+    "discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, EndpointSlice
+)
 NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
 CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
 CONFIGURATION_FILE = "fairlead.yaml"
-"""The ConfigMap, and the key in it, where the Helm chart and the manifests put the configuration of all roles."""
+"""The ConfigMap, and the key in it, where the Helm chart and the manifests put the configuration of
+all roles."""

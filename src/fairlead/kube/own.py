@@ -1,10 +1,9 @@
 """Fairlead's own kinds, of group `fairlead.io`: AddressPool and AddressGrant.
 
-In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both kinds are cluster-scoped; what they
-demand of their fields is in `deploy/crds`.
-An AddressPool has addresses to hand out. An AddressGrant is the lock on one address, and bears its name: who has not made it,
-or is not written in it, may not publish the address.
-"""
+In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both kinds are
+cluster-scoped; what they demand of their fields is in `deploy/crds`. An AddressPool has addresses
+to hand out. An AddressGrant is the lock on one address, and bears its name: who has not made it, or
+is not written in it, may not publish the address."""
 
 import ipaddress
 
@@ -21,8 +20,8 @@ POOL_FINALIZER = "fairlead.io/addresses-in-use"
 
 
 class AddressPoolSpec(Fields, frozen=True):
-    """The fields of `config.PoolConfig`. What a selector says and is not known here makes the pool unreadable: a
-    restriction must not be overlooked."""
+    """The fields of `config.PoolConfig`. What a selector says and is not known here makes the pool
+    unreadable: a restriction must not be overlooked."""
 
     addresses: tuple[str, ...] = ()
     auto_assign: bool = True
@@ -31,8 +30,8 @@ class AddressPoolSpec(Fields, frozen=True):
 
 
 class KeptAddresses(Fields, frozen=True):
-    """The addresses of a pool that a namespace keeps for deleted Services. `since`: of the oldest; `until`: when the first one
-    becomes free."""
+    """The addresses of a pool that a namespace keeps for deleted Services. `since`: of the oldest;
+    `until`: when the first one becomes free."""
 
     namespace: str
     addresses: int
@@ -63,12 +62,13 @@ class AddressPool(Fields, frozen=True):
 
 
 class Holder(Fields, frozen=True):
-    """A Service that has these ports (`TCP/80`, sorted) of an address. Without `uid` it is a Service that is gone: the address
-    is kept for the next one of its name.
+    """A Service that has these ports (`TCP/80`, sorted) of an address. Without `uid` it is a
+    Service that is gone: the address is kept for the next one of its name.
 
-    `kept_since` is the time since which the address is kept (RFC 3339); empty if it was kept before this field existed.
-    `service_version` is the resourceVersion that the Service had when more was granted to it than it showed: only over that
-    version may more be published (see `drivers.grants`)."""
+    `kept_since` is the time since which the address is kept (RFC 3339); empty if it was kept before
+    this field existed. `service_version` is the resourceVersion that the Service had when more was
+    granted to it than it showed: only over that version may more be published (see
+    `drivers.grants`)."""
 
     namespace: str
     name: str
@@ -96,7 +96,8 @@ class AddressGrant(Fields, frozen=True):
 
     @property
     def is_lock(self) -> bool:
-        """Whether it is the lock on its address: it bears that name, and says the address as all of Fairlead does."""
+        """Whether it is the lock on its address: it bears that name, and says the address as all of
+        Fairlead does."""
         address = read_address(self.spec.address)
         return address == self.spec.address and self.metadata.name == grant_name(address)
 
@@ -110,5 +111,6 @@ ADDRESS_GRANTS = Resource(GROUP_VERSION, "AddressGrant", "addressgrants", False,
 
 
 def grant_name(address: str) -> str:
-    """The name of the AddressGrant of an address: a DNS name, one for each address however it is written."""
+    """The name of the AddressGrant of an address: a DNS name, one for each address however it is
+    written."""
     return ipaddress.ip_address(address).exploded.replace(":", "-")

@@ -1,13 +1,13 @@
-"""What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record in an annotation. Pure.
+"""What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record
+in an annotation. Pure.
 
-In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence of a Lease.
-A Lease (coordination.k8s.io/v1) is the API's heartbeat: it is built in, kubelets announce nodes in the same way and at the
-same rate, and `kubectl get leases` shows it. The record is bounded (`MOST_LISTED`), because it is written
-every few seconds. These Leases have a separate namespace, as those of kubelets have: a gateway or node that may write
-there cannot write the Lease by which the controller leads.
-Invariant: the times in a Lease are only for people to read. An observer measures with its own clock how long a Lease has not
-changed.
-Follows KEP-589 (node heartbeats by Leases).
+In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence of a
+Lease. A Lease (coordination.k8s.io/v1) is the API's heartbeat: it is built in, kubelets announce
+nodes in the same way and at the same rate, and `kubectl get leases` shows it. The record is bounded
+(`MOST_LISTED`), because it is written every few seconds. These Leases have a separate namespace, as
+those of kubelets have: a gateway or node that may write there cannot write the Lease by which the
+controller leads. Invariant: the times in a Lease are only for people to read. An observer measures
+with its own clock how long a Lease has not changed. Follows KEP-589 (node heartbeats by Leases).
 """
 
 import re
@@ -26,12 +26,14 @@ FIELD_MANAGER = "fairlead-presence"
 MOST_LISTED = 50
 """For so many Services a record says why they are not served, and so many Warnings it has."""
 MOST_NAMED = 1000
-"""So many Services it names as not served. All this is shorter than what an object may have of annotations (256 KiB)."""
+"""So many Services it names as not served. All this is shorter than what an object may have of
+annotations (256 KiB)."""
 LONGEST_REASON = 200
 
 
 class NotServed(Fields, frozen=True):
-    """A Service that the instance cannot serve, or not whole, and why; of many Services only the first ones have a message."""
+    """A Service that the instance cannot serve, or not whole, and why; of many Services only the
+    first ones have a message."""
 
     service: str
     message: str = ""
@@ -42,8 +44,8 @@ class NotServed(Fields, frozen=True):
 
 
 class Warned(Fields, frozen=True):
-    """A Warning that the instance has written and that still holds: the reason of the Event, since when, and the uid of the
-    Service."""
+    """A Warning that the instance has written and that still holds: the reason of the Event, since
+    when, and the uid of the Service."""
 
     service: str
     reason: str
@@ -78,18 +80,24 @@ RECORD = msgspec.json.Decoder(Presence)
 
 
 def lease_name(role: str, name: str) -> str:
-    """The name of the Lease of one instance. A host may have a name, such as `gw_1`, that no object can have (RFC 1123)."""
+    """The name of the Lease of one instance. A host may have a name, such as `gw_1`, that no object
+    can have (RFC 1123)."""
     return re.sub(r"[^a-z0-9.-]", "-", f"fairlead-{role}-{name}".lower())
 
 
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
-    """The Lease that announces the instance. `identity`: of the process; `now`: RFC 3339 with microseconds."""
+    """The Lease that announces the instance. `identity`: of the process; `now`: RFC 3339 with
+    microseconds."""
     return {
         "metadata": {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},
             "annotations": {RECORD_ANNOTATION: msgspec.json.encode(presence).decode()},
         },
-        "spec": {"holderIdentity": identity, "renewTime": now, "leaseDurationSeconds": max(1, round(lease_s))},
+        "spec": {
+            "holderIdentity": identity,
+            "renewTime": now,
+            "leaseDurationSeconds": max(1, round(lease_s)),
+        },
     }
 
 

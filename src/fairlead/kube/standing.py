@@ -1,10 +1,10 @@
 """What the API server thinks of our credentials, as far as it has said.
 
-In: what came of showing them. Out: whether to show them now. Several parts of a process share one connection, and each goes on
-trying: a wrong token must not make each of them ask, and each of them complain.
-Invariants: refused credentials are told of once, until the server takes some again; they are not shown again before a wait that
-grows, and then by one caller; others than those that were refused are shown at once.
-"""
+In: what came of showing them. Out: whether to show them now. Several parts of a process share one
+connection, and each goes on trying: a wrong token must not make each of them ask, and each of them
+complain. Invariants: refused credentials are told of once, until the server takes some again; they
+are not shown again before a wait that grows, and then by one caller; others than those that were
+refused are shown at once."""
 
 import asyncio
 
@@ -22,7 +22,9 @@ FLOOR_S, CEILING_S = 1.0, 30.0
 class Standing:
     """With one server, as one identity. `source` says where the identity comes from."""
 
-    def __init__(self, source: str, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S) -> None:
+    def __init__(
+        self, source: str, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
+    ) -> None:
         self._source = source
         self._retry = Backoff(floor_s, ceiling_s)
         self._refusal: Unauthenticated | None = None
@@ -35,13 +37,16 @@ class Standing:
         return self._refusal is not None and credentials == self._refused
 
     def check(self, credentials: Credentials | None) -> None:
-        """Raise what the server said of them, unless they are others, or it is time to ask again."""
+        """Raise what the server said of them, unless they are others, or it is time to ask
+        again."""
         if self._refusal is None or credentials != self._refused:
             return
         self._tell()
         now_s = asyncio.get_running_loop().time()
         if now_s < self._again_at_s:
-            raise Unauthenticated(self._refusal.message, status=self._refusal.status, fix=self._refusal.fix)
+            raise Unauthenticated(
+                self._refusal.message, status=self._refusal.status, fix=self._refusal.fix
+            )
         # Whoever comes next waits for what this one learns.
         self._again_at_s = now_s + self._retry.next_s()
 
@@ -62,7 +67,12 @@ class Standing:
         self._told = False
 
     def _tell(self) -> None:
-        """Once, and only when somebody tries again: who gives up, as a command does, says why by himself."""
+        """Once, and only when somebody tries again: who gives up, as a command does, says why by
+        himself."""
         if not self._told:
             self._told = True
-            log.error("not let in by the API server, trying again", identity=self._source, problem=str(self._refusal))
+            log.error(
+                "not let in by the API server, trying again",
+                identity=self._source,
+                problem=str(self._refusal),
+            )

@@ -1,9 +1,9 @@
 """Read what a list or a watch brings: one item or line at a time into a key and an object. Pure.
 
-In: bytes from the API server. Out: tagged values. The envelope is read apart from the object, for the objects of BOOKMARK
-and ERROR lack the fields that the type demands, and one object that cannot be read must not cost the others.
-Follows the API concepts, sections "Efficient detection of changes", "Watch bookmarks" and "Streaming lists" (KEP-3157).
-"""
+In: bytes from the API server. Out: tagged values. The envelope is read apart from the object, for
+the objects of BOOKMARK and ERROR lack the fields that the type demands, and one object that cannot
+be read must not cost the others. Follows the API concepts, sections "Efficient detection of
+changes", "Watch bookmarks" and "Streaming lists" (KEP-3157)."""
 
 from typing import Any, Generic, Literal
 
@@ -17,7 +17,8 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class Item(msgspec.Struct, Generic[ObjectT], frozen=True):
-    """An object as the server has it, or (`gone`) as it last was. `object` is None if it cannot be read: `problem` says why."""
+    """An object as the server has it, or (`gone`) as it last was. `object` is None if it cannot be
+    read: `problem` says why."""
 
     key: ObjectKey
     version: str
@@ -27,7 +28,8 @@ class Item(msgspec.Struct, Generic[ObjectT], frozen=True):
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """Everything up to `version` has been told; `complete`: this ends the initial state of a streamed list."""
+    """Everything up to `version` has been told; `complete`: this ends the initial state of a
+    streamed list."""
 
     version: str
     complete: bool
@@ -59,7 +61,9 @@ BARE = msgspec.json.Decoder(Bare)
 BARE_STATUS = msgspec.json.Decoder(BareStatus)
 
 
-def read_item(decoder: msgspec.json.Decoder[ObjectT], data: msgspec.Raw, *, gone: bool = False) -> Item[ObjectT] | Unreadable:
+def read_item(
+    decoder: msgspec.json.Decoder[ObjectT], data: msgspec.Raw, *, gone: bool = False
+) -> Item[ObjectT] | Unreadable:
     """One object of a list or of an event."""
     try:
         object_ = decoder.decode(data)
@@ -72,8 +76,11 @@ def read_item(decoder: msgspec.json.Decoder[ObjectT], data: msgspec.Raw, *, gone
     return Item(key_of(object_.metadata), object_.metadata.resource_version, object_, gone)
 
 
-def read_line(decoder: msgspec.json.Decoder[ObjectT], line: bytes) -> Item[ObjectT] | Bookmark | Unreadable:
-    """One line of a watch. Raises what an ERROR event means (`Expired` for 410), and Unavailable for what is no event."""
+def read_line(
+    decoder: msgspec.json.Decoder[ObjectT], line: bytes
+) -> Item[ObjectT] | Bookmark | Unreadable:
+    """One line of a watch. Raises what an ERROR event means (`Expired` for 410), and Unavailable
+    for what is no event."""
     try:
         event = ENVELOPE.decode(line)
     except msgspec.DecodeError as problem:
@@ -92,7 +99,9 @@ def read_bookmark(data: msgspec.Raw) -> Bookmark | Unreadable:
         metadata = BARE.decode(data).metadata
     except msgspec.DecodeError as problem:
         return Unreadable(str(problem))
-    return Bookmark(metadata.resource_version, metadata.annotations.get(INITIAL_EVENTS_END) == "true")
+    return Bookmark(
+        metadata.resource_version, metadata.annotations.get(INITIAL_EVENTS_END) == "true"
+    )
 
 
 def error_of(status: msgspec.Raw) -> FairleadError:
@@ -109,7 +118,8 @@ def key_of(metadata: ObjectMeta) -> ObjectKey:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a version is from before another one of the same kind. One that is no number is neither before nor after."""
+    """Whether a version is from before another one of the same kind. One that is no number is
+    neither before nor after."""
     return 0 < version_number(version) < version_number(other)
 
 

@@ -1,1 +1,2 @@
-"""Clusters out of network namespaces on one machine: real packets, the shipped roles, an API server in memory."""
+"""Clusters out of network namespaces on one machine: real packets, the shipped roles, an API server
+in memory."""

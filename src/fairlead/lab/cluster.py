@@ -1,9 +1,9 @@
 """The lab's control plane and kubelets, one process per lab: `python -m fairlead.lab.cluster LAB`.
 
-In: the run directory of a lab whose network and API server are there. Out: Nodes registered, Pods scheduled and run,
-EndpointSlices and Endpoints kept, until SIGTERM. Pods outlive this process; its successor removes them and starts them anew.
-Follows what kube-scheduler, the node lifecycle and EndpointSlice controllers and kubelet do, as far as Services can tell.
-"""
+In: the run directory of a lab whose network and API server are there. Out: Nodes registered, Pods
+scheduled and run, EndpointSlices and Endpoints kept, until SIGTERM. Pods outlive this process; its
+successor removes them and starts them anew. Follows what kube-scheduler, the node lifecycle and
+EndpointSlice controllers and kubelet do, as far as Services can tell."""
 
 import asyncio
 import signal
@@ -31,7 +31,8 @@ from fairlead.lab.topology import Host, Topology
 log = structlog.get_logger()
 
 NODE_GRACE_S = 40.0
-"""So long after a node's last sign of life Kubernetes calls it unreachable (--node-monitor-grace-period)."""
+"""So long after a node's last sign of life Kubernetes calls it unreachable
+(--node-monitor-grace-period)."""
 LOOK_S = 0.5
 RETRY_S = 1.0
 
@@ -45,7 +46,9 @@ class Cluster:
         self._directory = directory
         self._nodes: dict[ObjectKey, Node] = {}
         self._pods: dict[ObjectKey, Pod] = {}
-        self._bound: dict[ObjectKey, tuple[str, str]] = {}  # (UID, node) of Pods whose binding the watch may not have shown yet
+        self._bound: dict[
+            ObjectKey, tuple[str, str]
+        ] = {}  # (UID, node) of Pods whose binding the watch may not have shown yet
         self._waiting = asyncio.Event()
 
     async def run(self) -> None:
@@ -57,7 +60,13 @@ class Cluster:
             kubelet = Kubelet(self._client, self._topology, self._directory, group)
             known = [
                 self._follow(group, Reflector(self._client, NODES), self._see_nodes),
-                self._follow(group, Reflector(self._client, PODS), self._see_pods, endpoints.update_pods, kubelet.update),
+                self._follow(
+                    group,
+                    Reflector(self._client, PODS),
+                    self._see_pods,
+                    endpoints.update_pods,
+                    kubelet.update,
+                ),
                 self._follow(group, Reflector(self._client, SERVICES), endpoints.update_services),
                 self._follow(group, Reflector(self._client, ENDPOINTS), endpoints.update_endpoints),
                 self._follow(
@@ -71,13 +80,19 @@ class Cluster:
             group.create_task(endpoints.run(), name="endpoints")
             group.create_task(self._schedule(), name="scheduler")
             group.create_task(self._watch_nodes(), name="node lifecycle")
-            self._directory.cluster_ready.write_bytes(msgspec.json.encode({"nodes": len(self._nodes)}))
+            self._directory.cluster_ready.write_bytes(
+                msgspec.json.encode({"nodes": len(self._nodes)})
+            )
             log.info("cluster is up", nodes=len(self._nodes))
 
     def _follow(
-        self, group: asyncio.TaskGroup, reflector: Reflector[Any], *told: Callable[[Mapping[ObjectKey, Any]], None]
+        self,
+        group: asyncio.TaskGroup,
+        reflector: Reflector[Any],
+        *told: Callable[[Mapping[ObjectKey, Any]], None],
     ) -> asyncio.Event:
-        """Tell each change of a collection to those who want it. The event is set when the first list has been told."""
+        """Tell each change of a collection to those who want it. The event is set when the first
+        list has been told."""
         complete = asyncio.Event()
 
         async def follow() -> None:
@@ -121,13 +136,20 @@ class Cluster:
                 self._waiting.set()
 
     async def _bind_all(self) -> None:
-        alive = frozenset(host.name for host in self._topology.of("node") if not self._directory.is_off(host.name))
+        alive = frozenset(
+            host.name for host in self._topology.of("node") if not self._directory.is_off(host.name)
+        )
         for key, (uid, _) in list(self._bound.items()):
             found = self._pods.get(key)
             if found is None or found.metadata.uid != uid or found.spec.node_name:
                 del self._bound[key]
         for key, waiting in list(self._pods.items()):
-            if waiting.spec.node_name or waiting.metadata.deletion_timestamp or waiting.finished or key in self._bound:
+            if (
+                waiting.spec.node_name
+                or waiting.metadata.deletion_timestamp
+                or waiting.finished
+                or key in self._bound
+            ):
                 continue
             node = status.choose_node(waiting, self._nodes.values(), self._load(), alive)
             if node is not None:
@@ -136,7 +158,11 @@ class Cluster:
 
     def _load(self) -> list[str]:
         """For each Pod that has a node, the name of that node."""
-        there = [known.spec.node_name for known in self._pods.values() if known.spec.node_name and not known.finished]
+        there = [
+            known.spec.node_name
+            for known in self._pods.values()
+            if known.spec.node_name and not known.finished
+        ]
         return there + [node for _, node in self._bound.values()]
 
     async def _bind(self, key: ObjectKey, waiting: Pod, node: str) -> None:
@@ -152,7 +178,8 @@ class Cluster:
             log.debug("pod cannot be bound", pod=str(key), node=node)
 
     async def _watch_nodes(self) -> None:
-        """The node lifecycle: a node without a sign of life for long is Unknown, and its Pods are not ready."""
+        """The node lifecycle: a node without a sign of life for long is Unknown, and its Pods are
+        not ready."""
         loop = asyncio.get_running_loop()
         seen_s = {host.name: loop.time() for host in self._topology.of("node")}
         lost: set[str] = set()

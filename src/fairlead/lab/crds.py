@@ -27,7 +27,8 @@ def folder() -> Path:
 
 
 async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Apply the definitions and wait until their kinds are served: a real API server takes a moment."""
+    """Apply the definitions and wait until their kinds are served: a real API server takes a
+    moment."""
     await manifests.apply(client, [document.object for document in read_documents([folder()])])
     try:
         async with asyncio.timeout(timeout_s):
@@ -35,7 +36,8 @@ async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise Unavailable(
-            f"AddressPool and AddressGrant are not served {timeout_s} s after their definitions were applied"
+            f"AddressPool and AddressGrant are not served {timeout_s} s after their definitions "
+            "were applied"
         ) from None
 
 

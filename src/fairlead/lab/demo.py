@@ -1,15 +1,17 @@
-"""The main job, shown with packets: one lab, four ways to reach the same application, the same events for all of them.
+"""The main job, shown with packets: one lab, four ways to reach the same application, the same
+events for all of them.
 
-In: how many connections, how long to watch. Out: a `Report` of what was counted. Nothing is scripted: every number is a
-count of answers that came back, and may come out badly.
+In: how many connections, how long to watch. Out: a `Report` of what was counted. Nothing is
+scripted: every number is a count of answers that came back, and may come out badly.
 
-The four ways are four Services with the same five pods each, placed 3/1/1/0 on four nodes, and differ only so:
+The four ways are four Services with the same five pods each, placed 3/1/1/0 on four nodes, and
+differ only so:
   cluster          policy Cluster; the balancer takes every node as a member and asks nobody
   local-blind      policy Local; the same balancer (what OCCM does when nothing is annotated)
   local-monitored  policy Local; the same, with an HTTP monitor on the healthCheckNodePort at OCCM's default times
   fairlead         policy Local; Fairlead as it is
-All go through one gateway and one data plane, so that what differs is what the balancer knows (see `lab.plain`).
-"""
+All go through one gateway and one data plane, so that what differs is what the balancer knows (see
+`lab.plain`)."""
 
 import asyncio
 import sys
@@ -36,7 +38,11 @@ KILLED_NODE = "node3"
 GRACE_S = 5
 """How long a pod that is told to end goes on serving at most, while connections still come."""
 PLAIN_CLASS = "example.com/plain"
-PLAIN = {"cluster": "203.0.113.251", "local-blind": "203.0.113.252", "local-monitored": "203.0.113.253,monitored"}
+PLAIN = {
+    "cluster": "203.0.113.251",
+    "local-blind": "203.0.113.252",
+    "local-monitored": "203.0.113.253,monitored",
+}
 WAYS = ("cluster", "local-blind", "local-monitored", "fairlead")
 FAIRLEAD = "fairlead"
 
@@ -45,7 +51,8 @@ MONITOR_SETTLES_S = 9.0
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What callers went through while something happened. `broken`: open connections that need not have broken."""
+    """What callers went through while something happened. `broken`: open connections that need not
+    have broken."""
 
     failed: int
     broken: int
@@ -53,7 +60,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """What was counted for one way. `busiest_pod_over_fair`: the busiest pod's share over an equal share."""
+    """What was counted for one way. `busiest_pod_over_fair`: the busiest pod's share over an equal
+    share."""
 
     way: str
     requests: int
@@ -71,7 +79,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def service(way: str) -> dict[str, Any]:
-    """The least manifest of a load balancer, for one way. Fairlead's has no class: the configuration's default serves it."""
+    """The least manifest of a load balancer, for one way. Fairlead's has no class: the
+    configuration's default serves it."""
     spec: dict[str, Any] = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Cluster" if way == "cluster" else "Local",
@@ -80,7 +89,12 @@ def service(way: str) -> dict[str, Any]:
     }
     if way != FAIRLEAD:
         spec["loadBalancerClass"] = PLAIN_CLASS
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": way, "namespace": "default"}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": way, "namespace": "default"},
+        "spec": spec,
+    }
 
 
 def pod(way: str, number: int, node: str) -> dict[str, Any]:
@@ -89,7 +103,11 @@ def pod(way: str, number: int, node: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"{way}-{number}", "namespace": "default", "labels": {"app": way}},
-        "spec": {"nodeName": node, "terminationGracePeriodSeconds": GRACE_S, "containers": [container]},
+        "spec": {
+            "nodeName": node,
+            "terminationGracePeriodSeconds": GRACE_S,
+            "containers": [container],
+        },
     }
 
 
@@ -105,10 +123,14 @@ class Demo:
     async def run(self) -> Report:
         addresses = await self._deploy()
         tallies = await self._bursts(addresses)
-        loads = {way: Piped(self._site, CLIENT, self._load("steady", addresses[way])) for way in WAYS}
+        loads = {
+            way: Piped(self._site, CLIENT, self._load("steady", addresses[way])) for way in WAYS
+        }
         try:
             await asyncio.sleep(1)
-            moved = await self._through(loads, "a pod moves to another node, gracefully", self._move_pods)
+            moved = await self._through(
+                loads, "a pod moves to another node, gracefully", self._move_pods
+            )
             killed = await self._through(loads, f"{KILLED_NODE} is killed", self._kill_node)
         finally:
             for load in loads.values():
@@ -118,24 +140,33 @@ class Demo:
     async def _deploy(self) -> Mapping[str, str]:
         self._progress("applying four Services with five pods each, placed 3/1/1/0")
         manifests = [service(way) for way in WAYS]
-        manifests += [pod(way, number, node) for way in WAYS for number, node in enumerate(PLACEMENT, start=1)]
+        manifests += [
+            pod(way, number, node) for way in WAYS for number, node in enumerate(PLACEMENT, start=1)
+        ]
         await self._site.apply(manifests)
         await self._site.await_pods()
         arguments = ["--kubeconfig", str(self._site.directory.kubeconfig_inside)]
         arguments += ["--pin-path", str(self._site.directory.pins(f"{GATEWAY}-plain"))]
         arguments += [f"default/{way}={address}" for way, address in PLAIN.items()]
-        self._site.spawn(GATEWAY, process.python("fairlead.lab.plain", *arguments), label=f"{GATEWAY}/plain")
+        self._site.spawn(
+            GATEWAY, process.python("fairlead.lab.plain", *arguments), label=f"{GATEWAY}/plain"
+        )
         return {way: await self._address_of(way) for way in WAYS}
 
     async def _address_of(self, way: str) -> str:
         async with self._site.client() as client, asyncio.timeout(15):
-            while not (ingress := (await client.get(SERVICES, ObjectKey("default", way))).status.load_balancer.ingress):
+            while not (
+                ingress := (
+                    await client.get(SERVICES, ObjectKey("default", way))
+                ).status.load_balancer.ingress
+            ):
                 await asyncio.sleep(0.05)
         await self._await_answer(ingress[0].ip)
         return ingress[0].ip
 
     async def _await_answer(self, address: str) -> None:
-        """Wait until anything answers there: the nodes hear of the address at the same time as we do."""
+        """Wait until anything answers there: the nodes hear of the address at the same time as we
+        do."""
         for _ in range(50):
             try:
                 _, writer = await self._site.connect(CLIENT, address, 80, timeout_s=0.3)
@@ -144,7 +175,9 @@ class Demo:
             else:
                 writer.close()
                 return
-        raise Unavailable(f"nothing answered at {address} from {CLIENT}", fix="see `fairlead lab logs`")
+        raise Unavailable(
+            f"nothing answered at {address} from {CLIENT}", fix="see `fairlead lab logs`"
+        )
 
     async def _bursts(self, addresses: Mapping[str, str]) -> Mapping[str, Tally]:
         loop = asyncio.get_running_loop()
@@ -155,7 +188,9 @@ class Demo:
                 await asyncio.sleep(settled_at - loop.time())
             self._progress(f"{way}: {self._connections} connections")
             options = ("--connections", str(self._connections), "--concurrency", "512")
-            code, output, errors = await self._site.exec(CLIENT, self._load("burst", addresses[way], *options), timeout_s=120)
+            code, output, errors = await self._site.exec(
+                CLIENT, self._load("burst", addresses[way], *options), timeout_s=120
+            )
             if code:
                 raise Unavailable(f"the load on {way} ended with {code}: {errors.strip()}")
             tallies[way] = msgspec.json.decode(output, type=Tally)
@@ -164,15 +199,21 @@ class Demo:
     def _load(self, kind: str, address: str, *options: str) -> Sequence[str]:
         return (sys.executable, "-m", "fairlead.probe", kind, address, "80", *options)
 
-    async def _through(self, loads: Mapping[str, Piped], what: str, event: Callable[[], Any]) -> Mapping[str, Period]:
-        """What the callers of each way go through while `event` happens and for the time of watching after it."""
+    async def _through(
+        self, loads: Mapping[str, Piped], what: str, event: Callable[[], Any]
+    ) -> Mapping[str, Period]:
+        """What the callers of each way go through while `event` happens and for the time of
+        watching after it."""
         await asyncio.gather(*(load.ask("") for load in loads.values()))
         self._progress(f"under steady load: {what}; watching for {self._watch_s:.0f} s")
         async with asyncio.TaskGroup() as group:
             group.create_task(event())
             group.create_task(asyncio.sleep(self._watch_s))
         answers = await asyncio.gather(*(load.ask("") for load in loads.values()))
-        return {way: msgspec.json.decode(answer, type=Period) for way, answer in zip(loads, answers, strict=True)}
+        return {
+            way: msgspec.json.decode(answer, type=Period)
+            for way, answer in zip(loads, answers, strict=True)
+        }
 
     async def _move_pods(self) -> None:
         """As a rollout does: the new pod first, the old one only when the new one is ready."""
@@ -180,7 +221,9 @@ class Demo:
         await self._site.await_pods()
         async with self._site.client() as client:
             for way in WAYS:
-                await client.delete(PODS, ObjectKey("default", f"{way}-{PLACEMENT.index(FROM_NODE) + 1}"))
+                await client.delete(
+                    PODS, ObjectKey("default", f"{way}-{PLACEMENT.index(FROM_NODE) + 1}")
+                )
 
     async def _kill_node(self) -> None:
         await self._site.kill_node(KILLED_NODE)
@@ -188,7 +231,11 @@ class Demo:
 
 def way_of(way: str, tally: Tally, moved: Period, killed: Period) -> Way:
     """Put the counts of one way together."""
-    busiest = max(tally.by_pod.values(), default=0) * len(PLACEMENT) / tally.answered if tally.answered else 0.0
+    busiest = (
+        max(tally.by_pod.values(), default=0) * len(PLACEMENT) / tally.answered
+        if tally.answered
+        else 0.0
+    )
     return Way(
         way=way,
         requests=tally.requests,

@@ -1,8 +1,9 @@
-"""A door into a namespace: connections to a port of this machine are carried on to an address inside.
+"""A door into a namespace: connections to a port of this machine are carried on to an address
+inside.
 
-`python -m fairlead.lab.doorway NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and who listens there. Out: a free
-port on 127.0.0.1, named in the ready file as the URL `https://127.0.0.1:PORT`. Bytes pass as they are, TLS included.
-"""
+`python -m fairlead.lab.doorway NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and who
+listens there. Out: a free port on 127.0.0.1, named in the ready file as the URL
+`https://127.0.0.1:PORT`. Bytes pass as they are, TLS included."""
 
 import asyncio
 import os

@@ -1,13 +1,13 @@
 """The server in each of the lab's pods: says who called, over HTTP, raw TCP and UDP.
 
-In: `--tcp PORT` and `--udp PORT`, as often as wanted. Out: one JSON object per request, line or datagram, with the pod, the
-node, the peer's address and port *as this pod's kernel saw them*, and what a PROXY header or X-Forwarded-For claims.
-After SIGTERM it ends as a well-made server does: it still accepts, for load balancers need a moment to hear of it; it
-answers what arrives on open connections and closes each with its answer; it exits when none is open and none has come
-for a second. Who ended it decides how long that may take at most.
-Run alone, by `python -I -S`, with the standard library only: one per pod must cost little.
-Follows RFC 9112 (HTTP/1.1) and HAProxy's doc/proxy-protocol.txt, versions 1 and 2.
-"""
+In: `--tcp PORT` and `--udp PORT`, as often as wanted. Out: one JSON object per request, line or
+datagram, with the pod, the node, the peer's address and port *as this pod's kernel saw them*, and
+what a PROXY header or X-Forwarded-For claims. After SIGTERM it ends as a well-made server does: it
+still accepts, for load balancers need a moment to hear of it; it answers what arrives on open
+connections and closes each with its answer; it exits when none is open and none has come for a
+second. Who ended it decides how long that may take at most. Run alone, by `python -I -S`, with the
+standard library only: one per pod must cost little. Follows RFC 9112 (HTTP/1.1) and HAProxy's
+doc/proxy-protocol.txt, versions 1 and 2."""
 
 import argparse
 import json
@@ -49,7 +49,11 @@ class ServerState:
 
     @property
     def done(self) -> bool:
-        return self.draining and not self.connections and time.monotonic() - self.last_arrival > QUIET_S
+        return (
+            self.draining
+            and not self.connections
+            and time.monotonic() - self.last_arrival > QUIET_S
+        )
 
 
 class Connection:
@@ -58,7 +62,11 @@ class Connection:
     def __init__(self, state: ServerState, sock: socket.socket, peer: tuple[str, int]) -> None:
         self.state = state
         self.socket = sock
-        self.facts = state.identity | {"peer": peer[0], "peer_port": peer[1], "local": sock.getsockname()[0]}
+        self.facts = state.identity | {
+            "peer": peer[0],
+            "peer_port": peer[1],
+            "local": sock.getsockname()[0],
+        }
         self.speaks = ""
         self.received = b""
         self.counted = 0  # of a line that is too long to keep
@@ -96,8 +104,11 @@ class Connection:
             self.flush()
 
     def recognise(self) -> bool:
-        """Take a PROXY header off, then tell HTTP from anything else. False: too little has come to know."""
-        while any(self.received.startswith(mark[: len(self.received)]) for mark in (PROXY_V1, PROXY_V2)):
+        """Take a PROXY header off, then tell HTTP from anything else. False: too little has come to
+        know."""
+        while any(
+            self.received.startswith(mark[: len(self.received)]) for mark in (PROXY_V1, PROXY_V2)
+        ):
             if not self.take_proxy_header():
                 return False
         start = self.received
@@ -121,7 +132,9 @@ class Connection:
             body, self.received = self.received[16 : 16 + length], self.received[16 + length :]
             size = {0x11: 4, 0x21: 16}.get(family)
             if size:
-                address = socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, body[:size])
+                address = socket.inet_ntop(
+                    socket.AF_INET if size == 4 else socket.AF_INET6, body[:size]
+                )
                 port = struct.unpack_from("!H", body, 2 * size)[0]
                 self.facts |= {"proxy": "v2", "proxy_peer": address, "proxy_peer_port": port}
             return True
@@ -142,7 +155,10 @@ class Connection:
             return None
         request, *lines = head.decode("latin-1").split("\r\n")
         method, path, version = request.split(" ")
-        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         length = int(fields.get("content-length", "0"))
         if len(rest) < length:
             return None
@@ -177,7 +193,8 @@ class Connection:
                 sent = 0
             self.unsent = self.unsent[sent:]
         if self.unsent:
-            # Nothing more is read meanwhile: a peer that does not take its answers shall not fill our memory.
+            # Nothing more is read meanwhile: a peer that does not take its answers shall not fill
+            # our memory.
             self.state.selector.modify(self.socket, selectors.EVENT_WRITE, self.on_event)
         elif self.closing:
             self.close()
@@ -226,7 +243,12 @@ def listen_udp(state: ServerState, address: str, port: int) -> None:
             try:
                 data, peer = sock.recvfrom(65535)
                 text = data[:KEPT_TEXT].decode("latin-1")
-                facts = identity | {"peer": peer[0], "peer_port": peer[1], "length": len(data), "text": text}
+                facts = identity | {
+                    "peer": peer[0],
+                    "peer_port": peer[1],
+                    "length": len(data),
+                    "text": text,
+                }
                 sock.sendto(json.dumps(facts).encode() + b"\n", peer)
             except OSError:  # no more for now, or the peer of an earlier answer refused it
                 return
@@ -246,7 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Say who called.")
     parser.add_argument("--pod", required=True)
     parser.add_argument("--node", required=True)
-    parser.add_argument("--address", action="append", default=[], help="an address of this pod, for UDP")
+    parser.add_argument(
+        "--address", action="append", default=[], help="an address of this pod, for UDP"
+    )
     parser.add_argument("--tcp", type=int, action="append", default=[], metavar="PORT")
     parser.add_argument("--udp", type=int, action="append", default=[], metavar="PORT")
     parser.add_argument("--ready-fd", type=int, help="gets a byte when every port is open")

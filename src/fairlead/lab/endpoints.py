@@ -1,8 +1,9 @@
-"""Keep the EndpointSlices and Endpoints of Services with a selector as they should be: the control plane's controllers of both.
+"""Keep the EndpointSlices and Endpoints of Services with a selector as they should be: the control
+plane's controllers of both.
 
-In: changes of Services, Pods, slices and Endpoints. Out: these created, replaced, deleted; the decisions are in `slices`.
-Level-triggered: a change marks Services, each marked one is compared as a whole. Only differences are written.
-"""
+In: changes of Services, Pods, slices and Endpoints. Out: these created, replaced, deleted; the
+decisions are in `slices`. Level-triggered: a change marks Services, each marked one is compared as
+a whole. Only differences are written."""
 
 import asyncio
 import contextlib
@@ -58,10 +59,15 @@ class EndpointController:
             self._mark(key)
 
     def update_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
-        """Pods as they are now. Services that select a Pod as it is, or as it was, are looked at."""
+        """Pods as they are now. Services that select a Pod as it is, or as it was, are looked
+        at."""
         for key, pod in changes.items():
             pods = self._pods[key.namespace]
-            labels = [known.metadata.labels.items() for known in (pods.get(key.name), pod) if known is not None]
+            labels = [
+                known.metadata.labels.items()
+                for known in (pods.get(key.name), pod)
+                if known is not None
+            ]
             if pod is None:
                 pods.pop(key.name, None)
             else:
@@ -80,7 +86,9 @@ class EndpointController:
                     self._mark(service)
                     break
             if slice_ is not None:
-                service = ObjectKey(key.namespace, slice_.metadata.labels.get(SERVICE_NAME_LABEL, ""))
+                service = ObjectKey(
+                    key.namespace, slice_.metadata.labels.get(SERVICE_NAME_LABEL, "")
+                )
                 self._slices[service][key.name] = slice_
                 self._mark(service)
 
@@ -105,7 +113,8 @@ class EndpointController:
                 try:
                     await self._sync(key)
                     if self._in_conflict:
-                        # Once is normal, and tried again at once; a server that says so each time must not be asked for ever.
+                        # Once is normal, and tried again at once; a server that says so each time
+                        # must not be asked for ever.
                         await asyncio.sleep(self._conflicts.next_s())
                     else:
                         self._conflicts.reset()
@@ -120,7 +129,9 @@ class EndpointController:
         await self._sync_endpoints(key, service)
 
     async def _sync_slices(self, key: ObjectKey, service: Service | None) -> None:
-        desired = {} if service is None else plan_slices(service, self._pods[key.namespace].values())
+        desired = (
+            {} if service is None else plan_slices(service, self._pods[key.namespace].values())
+        )
         known = self._slices[key]
         difference = compare(desired, known)
         try:
@@ -141,19 +152,29 @@ class EndpointController:
             del self._slices[key]
 
     async def _sync_endpoints(self, key: ObjectKey, service: Service | None) -> None:
-        """Those of a Service without selector are its owner's, and so are those without our label that have no Service yet."""
+        """Those of a Service without selector are its owner's, and so are those without our label
+        that have no Service yet."""
         known = self._endpoints.get(key)
-        desired = None if service is None else plan_endpoints(service, self._pods[key.namespace].values())
+        desired = (
+            None if service is None else plan_endpoints(service, self._pods[key.namespace].values())
+        )
         try:
             if desired is not None and known is None:
                 self._endpoints[key] = await self._client.create(ENDPOINTS, desired)
             elif desired is not None and known is not None:
-                if (known.metadata.labels, known.subsets or ()) != (desired.metadata.labels, desired.subsets):
+                if (known.metadata.labels, known.subsets or ()) != (
+                    desired.metadata.labels,
+                    desired.subsets,
+                ):
                     version = known.metadata.resource_version
                     metadata = msgspec.structs.replace(desired.metadata, resource_version=version)
                     written = msgspec.structs.replace(desired, metadata=metadata)
                     self._endpoints[key] = await self._client.replace(ENDPOINTS, key, written)
-            elif service is None and known is not None and ENDPOINTS_MANAGED_BY_LABEL in known.metadata.labels:
+            elif (
+                service is None
+                and known is not None
+                and ENDPOINTS_MANAGED_BY_LABEL in known.metadata.labels
+            ):
                 self._endpoints.pop(key, None)
                 await self._client.delete(ENDPOINTS, key)
         except (NotFound, Conflict) as problem:
@@ -165,7 +186,8 @@ class EndpointController:
             self._mark(key)
 
     async def _read_again(self, key: ObjectKey) -> None:
-        """Not left to the watch: it holds back what differs in nothing but the version, on which a write depends."""
+        """Not left to the watch: it holds back what differs in nothing but the version, on which a
+        write depends."""
         selector = f"{SERVICE_NAME_LABEL}={key.name},{MANAGED_BY_LABEL}={MANAGER}"
         found = await self._client.list(SLICES, namespace=key.namespace, label_selector=selector)
         self._slices[key] = {slice_.metadata.name: slice_ for slice_ in found}

@@ -1,7 +1,7 @@
 """How this program was called, so that the commands in hints can be copied as they are.
 
-In: `sys.argv[0]` and $PATH. Out: `fairlead` where a shell finds this program by that name, else the path that was typed.
-"""
+In: `sys.argv[0]` and $PATH. Out: `fairlead` where a shell finds this program by that name, else the
+path that was typed."""
 
 import os
 import shlex

@@ -1,12 +1,12 @@
-"""A real kube-apiserver with its etcd, for labs and tests: RBAC on, nothing outside its own directory.
+"""A real kube-apiserver with its etcd, for labs and tests: RBAC on, nothing outside its own
+directory.
 
-In: a directory, an address, the cluster's ClusterIP ranges, perhaps a network namespace. Out: two processes, an `Access` with
-all rights, tokens for service accounts.
-Invariants: the programs are found where envtest, the PATH or `make tools` put them; processes carry the
-marks of `process`, so whatever is left is found again; data goes with the directory (etcd does not even wait for the disk).
-There is no controller manager: namespaces stay Terminating, ownerReferences are not followed, and so Pods need no
-ServiceAccount (that admission plug-in is off).
-"""
+In: a directory, an address, the cluster's ClusterIP ranges, perhaps a network namespace. Out: two
+processes, an `Access` with all rights, tokens for service accounts. Invariants: the programs are
+found where envtest, the PATH or `make tools` put them; processes carry the marks of `process`, so
+whatever is left is found again; data goes with the directory (etcd does not even wait for the
+disk). There is no controller manager: namespaces stay Terminating, ownerReferences are not
+followed, and so Pods need no ServiceAccount (that admission plug-in is off)."""
 
 import asyncio
 import os
@@ -34,16 +34,22 @@ START_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 SERVER_NAME = "kubernetes"
-"""A name that is in every certificate the server makes for itself, whatever address it is reached by."""
+"""A name that is in every certificate the server makes for itself, whatever address it is reached
+by."""
 ADMISSION_OFF = "ServiceAccount"
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `kube-apiserver`, `kube-proxy` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH, else in the cache that
-    set-up fills. Raises Refused with the places that were looked at."""
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    """Where `kube-apiserver`, `kube-proxy` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH,
+    else in the cache that set-up fills. Raises Refused with the places that were looked at."""
+    cache = Path(
+        environment.get("XDG_CACHE_HOME")
+        or Path(environment.get("HOME", "~")).expanduser() / ".cache"
+    )
     places = [Path(environment[ASSETS])] if environment.get(ASSETS) else []
-    places += [Path(folder) for folder in environment.get("PATH", os.defpath).split(os.pathsep) if folder]
+    places += [
+        Path(folder) for folder in environment.get("PATH", os.defpath).split(os.pathsep) if folder
+    ]
     places.append(cache / "fairlead" / "bin")
     for place in places:
         if os.access(place / name, os.X_OK):
@@ -55,7 +61,8 @@ def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path
 
 
 class KubeApiServer:
-    """One API server. `up` starts it, `down` ends it; each part may be killed and started again in between."""
+    """One API server. `up` starts it, `down` ends it; each part may be killed and started again in
+    between."""
 
     def __init__(
         self,
@@ -70,10 +77,11 @@ class KubeApiServer:
         node_ports: str = "30000-32767",
         etcd: Path | None = None,
     ) -> None:
-        """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with `address` there;
-        None: this machine's own. `port` 0: a free one. `audit`: write who did what (Metadata level) to `audit_log`.
-        `node_ports`: `first-last`, the range of nodePorts and healthCheckNodePorts. `etcd`: the program to run;
-        None: the one that `find_program` finds."""
+        """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with
+        `address` there; None: this machine's own. `port` 0: a free one. `audit`: write who did what
+        (Metadata level) to `audit_log`. `node_ports`: `first-last`, the range of nodePorts and
+        healthCheckNodePorts. `etcd`: the program to run; None: the one that `find_program`
+        finds."""
         self.directory = directory
         self.audit_log = directory / "audit.log"
         self._lab = lab
@@ -114,8 +122,9 @@ class KubeApiServer:
         )
 
     async def up(self) -> None:
-        """Start both and return once the server is ready. Raises Refused without the programs, Unavailable, with the end of the
-        log, if one ends or does not come up in time; nothing is left then."""
+        """Start both and return once the server is ready. Raises Refused without the programs,
+        Unavailable, with the end of the log, if one ends or does not come up in time; nothing is
+        left then."""
         programs = self._etcd_program or find_program("etcd"), find_program("kube-apiserver")
         self.directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._make_keys)
@@ -135,7 +144,8 @@ class KubeApiServer:
         self.server = self.etcd = None
 
     def beside(self, port: int) -> "KubeApiServer":
-        """Another API server of the same cluster, over the same etcd, once that is up. `start_server` and `down` are for it."""
+        """Another API server of the same cluster, over the same etcd, once that is up.
+        `start_server` and `down` are for it."""
         other = KubeApiServer(
             self.directory,
             lab=self._lab,
@@ -162,7 +172,9 @@ class KubeApiServer:
             "--unsafe-no-fsync",
             f"--quota-backend-bytes={4 << 30}",
         ]
-        self.etcd = process.spawn(self._lab, ETCD_LABEL, argv, log=self.directory / "etcd.log", inside=self._inside)
+        self.etcd = process.spawn(
+            self._lab, ETCD_LABEL, argv, log=self.directory / "etcd.log", inside=self._inside
+        )
 
     @property
     def etcd_data(self) -> Path:
@@ -183,10 +195,16 @@ class KubeApiServer:
                 while not await asyncio.to_thread(self._ready):
                     for part in (self.server, self.etcd):
                         if part is not None and not part.running:
-                            raise Unavailable(f"{part.label} ended at its start; the logs say:\n{self._last_words()}")
+                            raise Unavailable(
+                                f"{part.label} ended at its start; the logs "
+                                f"say:\n{self._last_words()}"
+                            )
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            late = f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; the logs say:\n{self._last_words()}"
+            late = (
+                f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; the logs "
+                f"say:\n{self._last_words()}"
+            )
             raise Unavailable(late) from None
 
     async def service_account_token(self, account: str, *, holds_s: int = 86400) -> str:
@@ -196,9 +214,14 @@ class KubeApiServer:
 
     def _ready(self) -> bool:
         """In a thread of its own: only a thread can enter a namespace."""
-        with namespace.inside(self._inside) if self._inside else nullcontext(), suppress(OSError, HTTPException):
+        with (
+            namespace.inside(self._inside) if self._inside else nullcontext(),
+            suppress(OSError, HTTPException),
+        ):
             trust = tls_context(self.access, Credentials())
-            asked = HTTPSConnection(self._address, self._port, timeout=READY_TIMEOUT_S, context=trust)
+            asked = HTTPSConnection(
+                self._address, self._port, timeout=READY_TIMEOUT_S, context=trust
+            )
             try:
                 asked.request("GET", "/readyz", headers={"Authorization": f"Bearer {self._token}"})
                 return asked.getresponse().status == 200
@@ -207,18 +230,46 @@ class KubeApiServer:
         return False
 
     def _make_keys(self) -> None:
-        """An authority for client certificates, a key pair for service account tokens, the token of the administrator."""
+        """An authority for client certificates, a key pair for service account tokens, the token of
+        the administrator."""
         tokens = self.directory / "tokens.csv"
         if tokens.exists():
             self._token = tokens.read_text().partition(",")[0]
             return
         curve = "ec_paramgen_curve:prime256v1"
         _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", curve, "-nodes", "-days", "3650", "-subj", "/CN=fairlead-lab"),
+            *(
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                curve,
+                "-nodes",
+                "-days",
+                "3650",
+                "-subj",
+                "/CN=fairlead-lab",
+            ),
             *("-keyout", str(self.directory / "ca.key"), "-out", str(self.directory / "ca.crt")),
         )
-        _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", curve, "-out", str(self.directory / "accounts.key"))
-        _openssl("pkey", "-in", str(self.directory / "accounts.key"), "-pubout", "-out", str(self.directory / "accounts.pub"))
+        _openssl(
+            "genpkey",
+            "-algorithm",
+            "EC",
+            "-pkeyopt",
+            curve,
+            "-out",
+            str(self.directory / "accounts.key"),
+        )
+        _openssl(
+            "pkey",
+            "-in",
+            str(self.directory / "accounts.key"),
+            "-pubout",
+            "-out",
+            str(self.directory / "accounts.pub"),
+        )
         tokens.touch(mode=0o600)
         tokens.write_text(f'{self._token},admin,admin,"system:masters"\n')
 
@@ -228,7 +279,8 @@ class KubeApiServer:
             "etcd-servers": self.etcd_url,
             "bind-address": self._address,
             "secure-port": str(self._port),
-            # Only its own endpoints would need it, and nobody reconciles those; a loopback address is refused.
+            # Only its own endpoints would need it, and nobody reconciles those; a loopback address
+            # is refused.
             "advertise-address": "192.0.2.1" if self._address.startswith("127.") else self._address,
             "endpoint-reconciler-type": "none",
             "cert-dir": str(within / "certificates"),
@@ -247,9 +299,14 @@ class KubeApiServer:
         if self._audit:
             policy = within / "audit.yaml"
             policy.write_text(
-                "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+                "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: "
+                "[RequestReceived]\nrules: [{level: Metadata}]\n"
             )
-            flags |= {"audit-policy-file": str(policy), "audit-log-path": str(self.audit_log), "audit-log-mode": "blocking"}
+            flags |= {
+                "audit-policy-file": str(policy),
+                "audit-log-path": str(self.audit_log),
+                "audit-log-mode": "blocking",
+            }
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def _last_words(self, lines: int = 12) -> str:
@@ -270,8 +327,14 @@ async def service_account_token(client: Client, account: str, *, holds_s: int = 
 
 def _openssl(*arguments: str) -> None:
     try:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(
+            ["openssl", *arguments], check=True, capture_output=True, text=True, timeout=60
+        )
     except FileNotFoundError:
-        raise Refused("openssl is not there: it makes the keys of a real API server", fix="run `make setup`") from None
+        raise Refused(
+            "openssl is not there: it makes the keys of a real API server", fix="run `make setup`"
+        ) from None
     except subprocess.CalledProcessError as problem:
-        raise Unavailable(f"openssl {arguments[0]} failed: {problem.stderr.strip()[-300:]}") from problem
+        raise Unavailable(
+            f"openssl {arguments[0]} failed: {problem.stderr.strip()[-300:]}"
+        ) from problem

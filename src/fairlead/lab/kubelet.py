@@ -1,11 +1,12 @@
-"""The kubelets of all of a lab's nodes: make the Pods that are bound to nodes run, and say so in their status.
+"""The kubelets of all of a lab's nodes: make the Pods that are bound to nodes run, and say so in
+their status.
 
-In: Pods as the API shows them. Out: sandboxes on the machine; Pod status; the deletion of Pods that have ended.
-Each Pod (by UID) has one task, which owns its sandbox from start to removal and looks at the newest Pod whenever woken.
-Invariants: two Pods of one name never have their sandboxes at once; a deleted Pod serves on until its connections are
-done or its grace period is over; nothing is done on a node that is switched off, and when it is on again its Pods run anew.
-Follows the pod lifecycle of Kubernetes (termination of Pods, container restarts with back-off).
-"""
+In: Pods as the API shows them. Out: sandboxes on the machine; Pod status; the deletion of Pods that
+have ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and looks
+at the newest Pod whenever woken. Invariants: two Pods of one name never have their sandboxes at
+once; a deleted Pod serves on until its connections are done or its grace period is over; nothing is
+done on a node that is switched off, and when it is on again its Pods run anew. Follows the pod
+lifecycle of Kubernetes (termination of Pods, container restarts with back-off)."""
 
 import asyncio
 from collections import defaultdict
@@ -34,9 +35,12 @@ LOOK_S = 0.2
 
 
 class Kubelet:
-    """Runs what is bound to the lab's nodes. Give it every change of Pods; its tasks live in `group`."""
+    """Runs what is bound to the lab's nodes. Give it every change of Pods; its tasks live in
+    `group`."""
 
-    def __init__(self, client: Client, topology: Topology, directory: RunDirectory, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, client: Client, topology: Topology, directory: RunDirectory, group: asyncio.TaskGroup
+    ) -> None:
         self.client = client
         self.topology = topology
         self.directory = directory
@@ -64,7 +68,8 @@ class Kubelet:
             run.look(pod)
 
     def take_place(self, pod: Pod) -> Place:
-        """Room for a Pod on its node. Addresses go round, so that one just freed rests before its next use."""
+        """Room for a Pod on its node. Addresses go round, so that one just freed rests before its
+        next use."""
         host = self._hosts[pod.spec.node_name]
         if pod.spec.host_network:
             return Place(host, None)
@@ -75,7 +80,10 @@ class Kubelet:
                 taken.add(index)
                 self._last[host.name] = index
                 return Place(host, pod_network(host, index), index)
-        raise Refused(f"node {host.name} is full: it runs {len(taken)} pods", fix="use more nodes or fewer pods")
+        raise Refused(
+            f"node {host.name} is full: it runs {len(taken)} pods",
+            fix="use more nodes or fewer pods",
+        )
 
     def free_place(self, place: Place) -> None:
         """The room can be used again."""
@@ -107,7 +115,8 @@ class PodRun:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until the Pod is gone. When cancelled, its server goes on, as containers do when a kubelet ends."""
+        """Until the Pod is gone. When cancelled, its server goes on, as containers do when a
+        kubelet ends."""
         failures = 0
         async with self._kubelet.names[self._key]:
             while True:
@@ -187,7 +196,8 @@ class PodRun:
         self._reported = (ready, self._restarts)
 
     async def _end(self, pod: Pod) -> bool:
-        """Let the Pod end within its grace period. False: its node went off meanwhile, which ends nothing in the API."""
+        """Let the Pod end within its grace period. False: its node went off meanwhile, which ends
+        nothing in the API."""
         sandbox = self._sandbox
         if sandbox is not None and sandbox.server is not None:
             sandbox.terminate()
@@ -211,7 +221,12 @@ class PodRun:
         return True
 
     async def _delete(self) -> None:
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": self.uid},
+        }
         try:
             await self._kubelet.client.request("DELETE", PODS.path(*self._key), body=options)
         except (NotFound, Conflict):  # somebody was quicker; by now the name may be another Pod's

@@ -1,10 +1,9 @@
 """A real kube-proxy on a node of a lab, in nftables mode, where `fairlead node` does not run.
 
-In: a lab that is up; a node whose own service proxy has been ended and cleaned up. Out: a process that is that node's service
-proxy, with its health port, for as long as it runs or the lab is there.
-Invariant: when `start` returns there are rules for what the API server showed then. It has all rights: what kube-proxy may do
-is not under test. Follows KubeProxyConfiguration v1alpha1.
-"""
+In: a lab that is up; a node whose own service proxy has been ended and cleaned up. Out: a process
+that is that node's service proxy, with its health port, for as long as it runs or the lab is there.
+Invariant: when `start` returns there are rules for what the API server showed then. It has all
+rights: what kube-proxy may do is not under test. Follows KubeProxyConfiguration v1alpha1."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,13 +21,19 @@ HEALTH_PORT = 10256
 
 
 async def start(site: Site, node: str, fields: Mapping[str, object] | None = None) -> Process:
-    """Start it, and return once it has made its rules. `fields` of its configuration are put in the place of the lab's own.
-    Raises Refused without the program, Unavailable if it fails."""
+    """Start it, and return once it has made its rules. `fields` of its configuration are put in the
+    place of the lab's own. Raises Refused without the program, Unavailable if it fails."""
     label = f"{node}/kube-proxy"
     path = site.directory.path / f"kube-proxy-{node}.yaml"
-    path.write_text(yaml.safe_dump({**configuration(node, site.directory.kubeconfig_inside), **(fields or {})}))
-    started = site.spawn(node, [str(find_program("kube-proxy")), "--config", str(path)], label=label)
-    await process.await_ready(started, partial(_has_made_rules, site, node), log=site.directory.log(label))
+    path.write_text(
+        yaml.safe_dump({**configuration(node, site.directory.kubeconfig_inside), **(fields or {})})
+    )
+    started = site.spawn(
+        node, [str(find_program("kube-proxy")), "--config", str(path)], label=label
+    )
+    await process.await_ready(
+        started, partial(_has_made_rules, site, node), log=site.directory.log(label)
+    )
     return started
 
 

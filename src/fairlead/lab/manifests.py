@@ -1,8 +1,8 @@
 """Write manifests to a lab's API server.
 
-In: objects as they were written (`kube.manifests` reads them from files). Out: objects applied (server-side apply), in the
-order given. Which path a kind has is asked of the server itself (API discovery), so every kind that it serves can be applied.
-"""
+In: objects as they were written (`kube.manifests` reads them from files). Out: objects applied
+(server-side apply), in the order given. Which path a kind has is asked of the server itself (API
+discovery), so every kind that it serves can be applied."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,24 +23,37 @@ class Applied(Fields, frozen=True):
 
 
 async def apply(client: Client, manifests: Iterable[Manifest]) -> tuple[str, ...]:
-    """Apply each object; answers `service/web` for each. Raises Refused for a kind that the server does not have."""
+    """Apply each object; answers `service/web` for each. Raises Refused for a kind that the server
+    does not have."""
     resources: dict[str, dict[str, Resource[Applied]]] = {}
     names = []
     for manifest in manifests:
-        version, kind, metadata = manifest["apiVersion"], manifest["kind"], manifest.get("metadata", {})
+        version, kind, metadata = (
+            manifest["apiVersion"],
+            manifest["kind"],
+            manifest.get("metadata", {}),
+        )
         if version not in resources:
             resources[version] = await _discover(client, version)
         if kind not in resources[version]:
             raise Refused(f"the API server has no kind {kind} in {version}")
         resource = resources[version][kind]
         namespace = metadata.get("namespace", "default") if resource.namespaced else ""
-        await client.apply(resource, (namespace, metadata["name"]), manifest, field_manager=FIELD_MANAGER, force=True)
+        await client.apply(
+            resource,
+            (namespace, metadata["name"]),
+            manifest,
+            field_manager=FIELD_MANAGER,
+            force=True,
+        )
         names.append(f"{kind.lower()}/{metadata['name']}")
     return tuple(names)
 
 
 async def _discover(client: Client, version: str) -> dict[str, Resource[Applied]]:
-    answer = msgspec.json.decode(await client.request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}"))
+    answer = msgspec.json.decode(
+        await client.request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")
+    )
     return {
         entry["kind"]: Resource(version, entry["kind"], entry["name"], entry["namespaced"], Applied)
         for entry in answer["resources"]

@@ -1,10 +1,10 @@
 """Network namespaces: make, enter for a moment, configure, destroy.
 
-In: a name. Out: a namespace mounted at /run/netns/<name>, the same way as ip-netns(8) does it, so that `ip netns` sees it.
-Entering changes the calling *thread* only (setns(2)), and never outlasts the `with` block: nothing in a block may await.
-A socket, a netlink connection or a process made inside stays in the namespace; that is how the rest of the lab uses it.
-Follows namespaces(7), ip-netns(8), iproute2 ip/ipnetns.c for the shared mount of /run/netns.
-"""
+In: a name. Out: a namespace mounted at /run/netns/<name>, the same way as ip-netns(8) does it, so
+that `ip netns` sees it. Entering changes the calling *thread* only (setns(2)), and never outlasts
+the `with` block: nothing in a block may await. A socket, a netlink connection or a process made
+inside stays in the namespace; that is how the rest of the lab uses it. Follows namespaces(7),
+ip-netns(8), iproute2 ip/ipnetns.c for the shared mount of /run/netns."""
 
 import ctypes
 import fcntl
@@ -34,7 +34,9 @@ def path(name: str) -> Path:
 def names(prefix: str) -> tuple[str, ...]:
     """The namespaces whose names begin so, sorted."""
     with suppress(FileNotFoundError):
-        return tuple(sorted(entry.name for entry in DIRECTORY.iterdir() if entry.name.startswith(prefix)))
+        return tuple(
+            sorted(entry.name for entry in DIRECTORY.iterdir() if entry.name.startswith(prefix))
+        )
     return ()
 
 
@@ -48,14 +50,22 @@ def create(name: str) -> None:
     try:
         with _back_home():
             _call("unshare", _CLONE_NEWNET)
-            _call("mount", b"/proc/thread-self/ns/net", os.fsencode(path(name)), b"none", _MS_BIND, None)
+            _call(
+                "mount",
+                b"/proc/thread-self/ns/net",
+                os.fsencode(path(name)),
+                b"none",
+                _MS_BIND,
+                None,
+            )
     except BaseException:
         path(name).unlink()
         raise
 
 
 def delete(name: str) -> None:
-    """Take the name away; the namespace ends with its last process and socket. Not there: nothing to do."""
+    """Take the name away; the namespace ends with its last process and socket. Not there: nothing
+    to do."""
     with suppress(OSError):
         _call("umount2", os.fsencode(path(name)), _MNT_DETACH)
     path(name).unlink(missing_ok=True)
@@ -63,7 +73,8 @@ def delete(name: str) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Run the block, which must not await, in the namespace. Raises Conflict when there is no such namespace."""
+    """Run the block, which must not await, in the namespace. Raises Conflict when there is no such
+    namespace."""
     try:
         target = os.open(path(name), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -73,7 +84,9 @@ def inside(name: str) -> Iterator[None]:
             try:
                 _call("setns", target, _CLONE_NEWNET)
             except OSError as error:
-                raise Refused(f"tried to enter network namespace {name}: {error.strerror}", fix="run as root") from error
+                raise Refused(
+                    f"tried to enter network namespace {name}: {error.strerror}", fix="run as root"
+                ) from error
             yield
     finally:
         os.close(target)
@@ -86,26 +99,32 @@ def enter(name: str) -> None:
 
 
 def identity(name: str) -> tuple[int, int]:
-    """(device, inode): what a process in this namespace shows as the target of its /proc/<pid>/ns/net."""
+    """(device, inode): what a process in this namespace shows as the target of its
+    /proc/<pid>/ns/net."""
     status = path(name).stat()
     return status.st_dev, status.st_ino
 
 
-def make_socket(name: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+def make_socket(
+    name: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0
+) -> socket.socket:
     """A socket of this process that speaks from inside the namespace."""
     with inside(name):
         return socket.socket(family, kind, protocol)
 
 
 def set_sysctls(name: str, values: Mapping[str, object]) -> None:
-    """Write kernel settings ("net/ipv4/ip_forward") of the namespace. Raises Unavailable with the one that failed."""
+    """Write kernel settings ("net/ipv4/ip_forward") of the namespace. Raises Unavailable with the
+    one that failed."""
     with inside(name):
         for key, value in values.items():
             text = str(value)
             try:
                 Path("/proc/sys", key).write_text(text, encoding="ascii")
             except OSError as error:
-                raise Unavailable(f"tried to set sysctl {key} to {text} in namespace {name}: {error.strerror}") from error
+                raise Unavailable(
+                    f"tried to set sysctl {key} to {text} in namespace {name}: {error.strerror}"
+                ) from error
 
 
 @contextmanager
@@ -121,9 +140,9 @@ def _back_home() -> Iterator[None]:
 def _share_directory() -> None:
     """Make /run/netns a shared mount, as ip-netns does before its first use.
 
-    Without it, the next `ip netns add` would bind the directory over itself and hide our mounts below, where nothing
-    can unmount them. The lock is the one that iproute2 takes, because two may come here at once.
-    """
+    Without it, the next `ip netns add` would bind the directory over itself and hide our mounts
+    below, where nothing can unmount them. The lock is the one that iproute2 takes, because two may
+    come here at once."""
     DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
     directory = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

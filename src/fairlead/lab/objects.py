@@ -1,15 +1,24 @@
-"""The Kubernetes objects as the lab reads and writes them: what a kubelet, a scheduler and an endpoint controller need.
+"""The Kubernetes objects as the lab reads and writes them: what a kubelet, a scheduler and an
+endpoint controller need.
 
-Fairlead's own objects (`kube.objects`) hold only what Fairlead reads, so that large clusters stay cheap; a control plane
-must read more of a Pod and write whole EndpointSlices. Field meanings follow the API reference of core/v1 and
-discovery.k8s.io/v1.
-"""
+Fairlead's own objects (`kube.objects`) hold only what Fairlead reads, so that large clusters stay
+cheap; a control plane must read more of a Pod and write whole EndpointSlices. Field meanings follow
+the API reference of core/v1 and discovery.k8s.io/v1."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from fairlead.kube.objects import Condition, Container, EndpointConditions, EndpointPort, Fields, ObjectMeta, PodIP, Resource
+from fairlead.kube.objects import (
+    Condition,
+    Container,
+    EndpointConditions,
+    EndpointPort,
+    Fields,
+    ObjectMeta,
+    PodIP,
+    Resource,
+)
 
 READY_ANNOTATION = "lab.fairlead.io/ready"
 """On a Pod: "false" makes its readiness probe fail."""
@@ -51,7 +60,10 @@ class Pod(Fields, frozen=True):
     @property
     def ready(self) -> bool:
         """What its kubelet says of it."""
-        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
+        return any(
+            condition.type == "Ready" and condition.status == "True"
+            for condition in self.status.conditions
+        )
 
     @property
     def finished(self) -> bool:

@@ -17,7 +17,8 @@ from fairlead.lab.site import ROLES, Site
 from fairlead.lab.topology import Host
 
 HostCondition = Literal["up", "off", "gone", "no role"]
-"""`gone`: its namespace is missing, the lab is half up. `no role`: Fairlead's process on it has ended."""
+"""`gone`: its namespace is missing, the lab is half up. `no role`: Fairlead's process on it has
+ended."""
 
 
 class HostState(msgspec.Struct, frozen=True):
@@ -63,10 +64,22 @@ class Overview(msgspec.Struct, frozen=True):
 
     def tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         """Header and rows of each table that is not empty."""
-        hosts = [(host.name, ", ".join(host.addresses), host.state, ", ".join(host.processes) or "-") for host in self.hosts]
+        hosts = [
+            (host.name, ", ".join(host.addresses), host.state, ", ".join(host.processes) or "-")
+            for host in self.hosts
+        ]
         yield ("HOST", "ADDRESSES", "STATE", "PROCESSES"), hosts
         if self.pods:
-            pods = [(pod.namespace, pod.name, pod.node or "-", ", ".join(pod.addresses) or "-", pod.state) for pod in self.pods]
+            pods = [
+                (
+                    pod.namespace,
+                    pod.name,
+                    pod.node or "-",
+                    ", ".join(pod.addresses) or "-",
+                    pod.state,
+                )
+                for pod in self.pods
+            ]
             yield ("NAMESPACE", "POD", "NODE", "ADDRESSES", "STATE"), pods
         if self.services:
             header = ("NAMESPACE", "SERVICE", "TYPE", "POLICY", "EXTERNAL ADDRESSES", "PORTS")
@@ -82,37 +95,62 @@ async def overview(site: Site) -> Overview:
         async with site.client() as client:
             pods = await client.list(PODS)
             services = await client.list(SERVICES)
-            return Overview(site.name, site.url, plane, hosts, tuple(map(_pod, pods)), tuple(map(_service, services)))
+            return Overview(
+                site.name,
+                site.url,
+                plane,
+                hosts,
+                tuple(map(_pod, pods)),
+                tuple(map(_service, services)),
+            )
     except FairleadError as error:
         return Overview(site.name, "", plane, hosts, problem=str(error))
 
 
 def _host(site: Site, host: Host, labels: Sequence[str]) -> HostState:
-    processes = tuple(label.partition("/")[2] for label in labels if label.startswith(f"{host.name}/"))
+    processes = tuple(
+        label.partition("/")[2] for label in labels if label.startswith(f"{host.name}/")
+    )
     state: HostCondition = "up"
     if not namespace.path(site.topology.namespace(host.name)).exists():
         state = "gone"
     elif site.directory.is_off(host.name):
         state = "off"
-    elif site.size.roles and host.kind in ROLES and not set(site.roles(host.name)) <= set(processes):
+    elif (
+        site.size.roles and host.kind in ROLES and not set(site.roles(host.name)) <= set(processes)
+    ):
         state = "no role"
     return HostState(host.name, host.addresses, state, processes)
 
 
 def find_log(site: Site, which: str) -> Path:
-    """The log of a host's role, a role, a part of the lab or a pod. Raises Refused, naming those there are."""
+    """The log of a host's role, a role, a part of the lab or a pod. Raises Refused, naming those
+    there are."""
     logs = sorted((site.directory.path / "logs").iterdir())
     wanted = which.replace("/", "-")
     pod = f"pod-{which.replace('/', '.', 1)}"
     for log in logs:
-        if log.stem in (wanted, pod) or log.stem.startswith(f"{wanted}-") or log.stem.endswith(f"-{wanted}"):
+        if (
+            log.stem in (wanted, pod)
+            or log.stem.startswith(f"{wanted}-")
+            or log.stem.endswith(f"-{wanted}")
+        ):
             return log
-    raise Refused(f"lab {site.name} has no log of {which}", fix=f"it has {', '.join(log.stem for log in logs)}")
+    raise Refused(
+        f"lab {site.name} has no log of {which}",
+        fix=f"it has {', '.join(log.stem for log in logs)}",
+    )
 
 
 def _pod(pod: Pod) -> PodState:
     metadata = pod.metadata
-    state = "terminating" if metadata.deletion_timestamp else "ready" if pod.ready else pod.status.phase.lower() or "pending"
+    state = (
+        "terminating"
+        if metadata.deletion_timestamp
+        else "ready"
+        if pod.ready
+        else pod.status.phase.lower() or "pending"
+    )
     if state == "running":
         state = "not ready"
     addresses = tuple(address.ip for address in pod.status.pod_ips)
@@ -121,6 +159,11 @@ def _pod(pod: Pod) -> PodState:
 
 def _service(service: Service) -> ServiceState:
     spec = service.spec
-    addresses = tuple(ingress.ip or ingress.hostname for ingress in service.status.load_balancer.ingress)
-    ports = tuple(f"{port.port}/{port.protocol}" + (f":{port.node_port}" if port.node_port else "") for port in spec.ports)
+    addresses = tuple(
+        ingress.ip or ingress.hostname for ingress in service.status.load_balancer.ingress
+    )
+    ports = tuple(
+        f"{port.port}/{port.protocol}" + (f":{port.node_port}" if port.node_port else "")
+        for port in spec.ports
+    )
     return ServiceState(*service.key, spec.type, spec.external_traffic_policy, addresses, ports)

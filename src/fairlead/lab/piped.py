@@ -1,4 +1,5 @@
-"""A process on a lab's host that is asked by lines and answers by lines, over its standard input and output."""
+"""A process on a lab's host that is asked by lines and answers by lines, over its standard input
+and output."""
 
 import asyncio
 import subprocess
@@ -15,7 +16,10 @@ class Piped:
 
     def __init__(self, site: Site, host: str, argv: Sequence[str]) -> None:
         self._name = f"{host}: {' '.join(argv)}"
-        with site.directory.log(f"{host}/piped").open("ab") as log, namespace.inside(site.namespace(host)):
+        with (
+            site.directory.log(f"{host}/piped").open("ab") as log,
+            namespace.inside(site.namespace(host)),
+        ):
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
@@ -27,7 +31,8 @@ class Piped:
         give_way(self._child.pid, BESIDE)
 
     async def ask(self, line: str, *, timeout_s: float = 10) -> bytes:
-        """Send a line, return the line that answers it. Raises Unavailable if it has ended or does not answer in time."""
+        """Send a line, return the line that answers it. Raises Unavailable if it has ended or does
+        not answer in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.to_thread(self._exchange, line)

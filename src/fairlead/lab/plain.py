@@ -1,11 +1,12 @@
-"""Load balancers that know what today's know, for the demo to compare with: every node is a member, each of equal weight.
+"""Load balancers that know what today's know, for the demo to compare with: every node is a member,
+each of equal weight.
 
-In: Services of a lab, an address for each, and whether a health monitor watches the members. Out: their status, and
-forwarding by the same data plane as Fairlead's own, so that only what a balancer *knows* differs, not how well it forwards.
-Run as `python -m fairlead.lab.plain` inside a gateway's namespace until SIGTERM.
-The monitor is what OCCM asks of Octavia when it is told to: HTTP GET /healthz on the healthCheckNodePort, every 5 s, 3 s to
-answer, out after 3 failures, in after 1 success; as in HAProxy the first failure of a new member counts at once.
-"""
+In: Services of a lab, an address for each, and whether a health monitor watches the members. Out:
+their status, and forwarding by the same data plane as Fairlead's own, so that only what a balancer
+*knows* differs, not how well it forwards. Run as `python -m fairlead.lab.plain` inside a gateway's
+namespace until SIGTERM. The monitor is what OCCM asks of Octavia when it is told to: HTTP GET
+/healthz on the healthCheckNodePort, every 5 s, 3 s to answer, out after 3 failures, in after 1
+success; as in HAProxy the first failure of a new member counts at once."""
 
 import argparse
 import asyncio
@@ -30,7 +31,8 @@ DELAY_S = 5.0
 TIMEOUT_S = 3.0
 RETRIES_DOWN = 3
 FILTER_PRIORITY = 200
-"""Behind Fairlead's own filter on the same interface: each leaves packets that are not its own to the other."""
+"""Behind Fairlead's own filter on the same interface: each leaves packets that are not its own to
+the other."""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -61,7 +63,9 @@ class Monitor:
         addresses = list(self._failures_left)
         answers = await asyncio.gather(*(self._ask(address) for address in addresses))
         for address, good in zip(addresses, answers, strict=True):
-            self._failures_left[address] = RETRIES_DOWN if good else max(0, self._failures_left[address] - 1)
+            self._failures_left[address] = (
+                RETRIES_DOWN if good else max(0, self._failures_left[address] - 1)
+            )
         self.out = frozenset(address for address, left in self._failures_left.items() if not left)
 
     async def _ask(self, address: str) -> bool:
@@ -72,8 +76,11 @@ class Monitor:
         return answer.status == 200
 
 
-def balancer_of(service: Service, nodes: Iterable[Node], address: str, out: frozenset[str]) -> LoadBalancer:
-    """Every node a member, those that the monitor found out take nothing new but keep what they have."""
+def balancer_of(
+    service: Service, nodes: Iterable[Node], address: str, out: frozenset[str]
+) -> LoadBalancer:
+    """Every node a member, those that the monitor found out take nothing new but keep what they
+    have."""
     members = [
         Member(node.metadata.name, to, 1, "draining" if to in out else "active")
         for node in sorted(nodes, key=lambda node: node.metadata.name)
@@ -81,7 +88,9 @@ def balancer_of(service: Service, nodes: Iterable[Node], address: str, out: froz
     ]
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners = tuple(
-        Listener(family_of(address), port.port, port.protocol, policy, port.node_port, tuple(members))
+        Listener(
+            family_of(address), port.port, port.protocol, policy, port.node_port, tuple(members)
+        )
         for port in service.spec.ports
     )
     return LoadBalancer(service.key, service.metadata.uid, DIRECT, (address,), listeners)
@@ -95,7 +104,13 @@ async def publish(client: Client, way: Way) -> None:
         "metadata": {"namespace": way.service.namespace, "name": way.service.name},
         "status": {"loadBalancer": {"ingress": [{"ip": way.address, "ipMode": "VIP"}]}},
     }
-    await client.apply(SERVICES, ObjectKey(*way.service), body, field_manager="plain-balancer", subresource="status")
+    await client.apply(
+        SERVICES,
+        ObjectKey(*way.service),
+        body,
+        field_manager="plain-balancer",
+        subresource="status",
+    )
 
 
 async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
@@ -111,14 +126,22 @@ async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None
     nodes = await client.list(NODES)
     services = {way.service: await client.get(SERVICES, ObjectKey(*way.service)) for way in ways}
     monitors = {
-        way.service: Monitor(services[way.service], [a for node in nodes if (a := node_address(node, family_of(way.address)))])
+        way.service: Monitor(
+            services[way.service],
+            [a for node in nodes if (a := node_address(node, family_of(way.address)))],
+        )
         for way in ways
         if way.monitored
     }
 
     def wanted() -> dict[ServiceKey, LoadBalancer]:
         out = {key: monitor.out for key, monitor in monitors.items()}
-        return {w.service: balancer_of(services[w.service], nodes, w.address, out.get(w.service, frozenset())) for w in ways}
+        return {
+            w.service: balancer_of(
+                services[w.service], nodes, w.address, out.get(w.service, frozenset())
+            )
+            for w in ways
+        }
 
     await bring_in_line(driver, wanted())
     for way in ways:
@@ -140,7 +163,9 @@ async def _main() -> None:
     parser.add_argument("--interface", default="eth0")
     parser.add_argument("ways", nargs="+", metavar="NAMESPACE/NAME=ADDRESS[,monitored]")
     arguments = parser.parse_args()
-    driver = DirectDriver([arguments.interface], pin_path=arguments.pin_path, priority=FILTER_PRIORITY)
+    driver = DirectDriver(
+        [arguments.interface], pin_path=arguments.pin_path, priority=FILTER_PRIORITY
+    )
     await driver.open()
     try:
         async with Client(find_access(arguments.kubeconfig, None)) as client:

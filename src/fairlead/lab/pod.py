@@ -1,8 +1,7 @@
 """One pod of the lab, from its first packet to its last: the runtime half of a kubelet.
 
-In: where the pod is to run. Out: a namespace with an echo server in it, and its end.
-Invariant: after `remove` nothing of the pod is left on the machine, whatever state it was in before.
-"""
+In: where the pod is to run. Out: a namespace with an echo server in it, and its end. Invariant:
+after `remove` nothing of the pod is left on the machine, whatever state it was in before."""
 
 import asyncio
 import os
@@ -25,7 +24,8 @@ START_TIMEOUT_S = 60
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a pod runs: its node, and its own network or (None) the node's. `index` is its number on the node."""
+    """Where a pod runs: its node, and its own network or (None) the node's. `index` is its number
+    on the node."""
 
     host: Host
     network: PodNetwork | None
@@ -51,16 +51,21 @@ class Sandbox:
         self.label = pod_label(place.host.name, *key)
 
     async def start(self) -> None:
-        """Make its network if it has its own, and run its server; every port is open when this returns."""
+        """Make its network if it has its own, and run its server; every port is open when this
+        returns."""
         if self.place.network:
-            await wiring.build_pod(self.namespace, self._node_namespace, self.place.host, self.place.network)
+            await wiring.build_pod(
+                self.namespace, self._node_namespace, self.place.host, self.place.network
+            )
         reader, writer = os.pipe()
         try:
             self.server = process.spawn(
                 self._topology.lab,
                 self.label,
                 self._command(writer),
-                log=self._directory.log(f"pod/{self._pod.metadata.namespace}.{self._pod.metadata.name}"),
+                log=self._directory.log(
+                    f"pod/{self._pod.metadata.namespace}.{self._pod.metadata.name}"
+                ),
                 inside=self.namespace,
                 pass_fds=(writer,),
                 nice=process.MANY,
@@ -68,7 +73,10 @@ class Sandbox:
             os.close(writer)
             writer = -1
             if not await _read_byte(reader):
-                raise Unavailable(f"the server of pod {self._pod.metadata.name} ended at its start", fix="see its log")
+                raise Unavailable(
+                    f"the server of pod {self._pod.metadata.name} ended at its start",
+                    fix="see its log",
+                )
         finally:
             os.close(reader)
             if writer >= 0:
@@ -89,7 +97,16 @@ class Sandbox:
 
     def _command(self, ready_fd: int) -> Sequence[str]:
         metadata = self._pod.metadata
-        command = [sys.executable, "-I", "-S", str(ECHO), "--pod", metadata.name, "--node", self.place.host.name]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(ECHO),
+            "--pod",
+            metadata.name,
+            "--node",
+            self.place.host.name,
+        ]
         command += ["--ready-fd", str(ready_fd)]
         for address in self.place.addresses:
             command += ["--address", address]
@@ -101,7 +118,8 @@ class Sandbox:
 
 
 def pod_label(node: str, namespace_name: str, name: str) -> str:
-    """The label of a pod's process. It begins with its node, so that a node's pods are found when the node dies."""
+    """The label of a pod's process. It begins with its node, so that a node's pods are found when
+    the node dies."""
     return f"pod/{node}/{namespace_name}.{name}"
 
 

@@ -1,8 +1,8 @@
 """Ports for servers on this machine's loopback that somebody else is to bind.
 
-In: how many, of which kind. Out: ports on which nobody listens, and which no connection gets as its own before they are bound:
-those come from 32768 up (net.ipv4.ip_local_port_range), nodePorts from 30000 up.
-"""
+In: how many, of which kind. Out: ports on which nobody listens, and which no connection gets as its
+own before they are bound: those come from 32768 up (net.ipv4.ip_local_port_range), nodePorts from
+30000 up."""
 
 import random
 import socket

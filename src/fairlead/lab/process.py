@@ -1,11 +1,11 @@
 """The lab's processes: start one in a namespace, find all of a lab, end them.
 
-In: a command line and where it runs. Out: a `Process`, which may also be one that an earlier program started.
-Each process carries the lab's name and its own label in its environment, and is found again by reading /proc. There is
-no file of pids that could go stale: what a killed starter left behind is found like the rest, and a signal goes through
-a pidfd that was opened *before* the environment was read, so it can never hit another process with a recycled pid.
-Follows pidfd_open(2), proc(5).
-"""
+In: a command line and where it runs. Out: a `Process`, which may also be one that an earlier
+program started. Each process carries the lab's name and its own label in its environment, and is
+found again by reading /proc. There is no file of pids that could go stale: what a killed starter
+left behind is found like the rest, and a signal goes through a pidfd that was opened *before* the
+environment was read, so it can never hit another process with a recycled pid. Follows
+pidfd_open(2), proc(5)."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,18 @@ LABEL = "FAIRLEAD_LAB_PROCESS"
 START_TIMEOUT_S = 60.0
 LOOK_S = 0.02
 BESIDE, MANY = 5, 10
-"""Nice values of what is not under test: the control plane and who calls; pods, of which there are many. In a real site they
-have machines of their own; here they shall not keep the roles from answering in time."""
+"""Nice values of what is not under test: the control plane and who calls; pods, of which there are
+many. In a real site they have machines of their own; here they shall not keep the roles from
+answering in time."""
 
 
 class Process:
-    """A running process, held by a pidfd. `label` says what it is ("gw1/gateway", "pod/default.web-1")."""
+    """A running process, held by a pidfd. `label` says what it is ("gw1/gateway",
+    "pod/default.web-1")."""
 
-    def __init__(self, pid: int, label: str, pidfd: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(
+        self, pid: int, label: str, pidfd: int, child: "subprocess.Popen[bytes] | None" = None
+    ) -> None:
         self.pid = pid
         self.label = label
         self._pidfd = pidfd
@@ -51,8 +55,8 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads its session, as all do that a lab starts. What they start themselves, a gateway's prober, has their
-        label, too, but not this."""
+        """Whether it leads its session, as all do that a lab starts. What they start themselves, a
+        gateway's prober, has their label, too, but not this."""
         with contextlib.suppress(ProcessLookupError):
             return os.getsid(self.pid) == self.pid
         return False
@@ -83,7 +87,8 @@ class Process:
             self._child.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL if it still runs after `grace_s` seconds. It has ended when this returns."""
+        """SIGTERM, and SIGKILL if it still runs after `grace_s` seconds. It has ended when this
+        returns."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -98,11 +103,14 @@ class Process:
             async with asyncio.timeout(10):
                 await self.wait()
         except TimeoutError as error:
-            raise Unavailable(f"process {self.pid} ({self.label}) did not end within 10 s of SIGKILL") from error
+            raise Unavailable(
+                f"process {self.pid} ({self.label}) did not end within 10 s of SIGKILL"
+            ) from error
 
 
 def environment(lab: str, label: str) -> dict[str, str]:
-    """This process's environment with the lab's marks, and with our own programs to be found first."""
+    """This process's environment with the lab's marks, and with our own programs to be found
+    first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
@@ -125,14 +133,15 @@ def spawn(
     pass_fds: Sequence[int] = (),
     nice: int = 0,
 ) -> Process:
-    """Start a process in its own session, in the namespace `inside` (None: the machine's own), its output appended to `log`;
-    `nice`: how far others go before it.
+    """Start a process in its own session, in the namespace `inside` (None: the machine's own), its
+    output appended to `log`; `nice`: how far others go before it.
 
     Only the network namespace differs from ours: files, mounts (and so BPF pins) are the same.
     """
     with log.open("ab") as output, namespace.inside(inside) if inside else contextlib.nullcontext():
         try:
-            # A child begins in the namespace of the thread that forks it: no launcher process, no code after fork.
+            # A child begins in the namespace of the thread that forks it: no launcher process, no
+            # code after fork.
             child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -143,7 +152,9 @@ def spawn(
                 pass_fds=pass_fds,
             )
         except OSError as error:
-            raise Refused(f"tried to start {argv[0]} as {label}: {error.strerror}", fix="is it installed?") from error
+            raise Refused(
+                f"tried to start {argv[0]} as {label}: {error.strerror}", fix="is it installed?"
+            ) from error
     if nice:
         give_way(child.pid, nice)
     return Process(child.pid, label, os.pidfd_open(child.pid), child)
@@ -152,14 +163,16 @@ def spawn(
 async def run(
     inside: str, argv: Sequence[str], *, lab: str, input_text: str = "", timeout_s: float = 30
 ) -> tuple[int, str, str]:
-    """Run a command in the namespace to its end: (exit code, standard output, standard error). Raises Unavailable when it
-    takes longer than `timeout_s`; it is then killed."""
+    """Run a command in the namespace to its end: (exit code, standard output, standard error).
+    Raises Unavailable when it takes longer than `timeout_s`; it is then killed."""
     with namespace.inside(inside):
         child = _piped(argv, environment(lab, f"exec/{argv[0]}"))
     try:
         output, errors = await asyncio.to_thread(child.communicate, input_text, timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{' '.join(argv)} in namespace {inside} did not end within {timeout_s} s") from error
+        raise Unavailable(
+            f"{' '.join(argv)} in namespace {inside} did not end within {timeout_s} s"
+        ) from error
     finally:
         # Also when cancelled: the end of the child is what lets the waiting thread go.
         if child.poll() is None:
@@ -213,14 +226,21 @@ def in_namespaces(names: Collection[str]) -> tuple[Process, ...]:
 
 
 async def await_ready(
-    started: Process, is_ready: Callable[[], Awaitable[bool]], *, log: Path, timeout_s: float = START_TIMEOUT_S
+    started: Process,
+    is_ready: Callable[[], Awaitable[bool]],
+    *,
+    log: Path,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-    """Wait for it. Raises Unavailable, with the end of its log, if the process ends first or takes too long."""
+    """Wait for it. Raises Unavailable, with the end of its log, if the process ends first or takes
+    too long."""
     try:
         async with asyncio.timeout(timeout_s):
             while not await is_ready():
                 if not started.running:
-                    raise Unavailable(f"{started.label} ended at its start; its log says:\n{_end_of(log)}")
+                    raise Unavailable(
+                        f"{started.label} ended at its start; its log says:\n{_end_of(log)}"
+                    )
                 await asyncio.sleep(LOOK_S)
     except TimeoutError as error:
         late = f"{started.label} was not ready within {timeout_s} s; its log says:\n{_end_of(log)}"
@@ -250,9 +270,13 @@ def _end_of(log: Path, lines: int = 20) -> str:
 def _piped(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+        return subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+        )
     except OSError as error:
-        raise Refused(f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?") from error
+        raise Refused(
+            f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?"
+        ) from error
 
 
 def _pids() -> tuple[int, ...]:
@@ -272,4 +296,8 @@ def _environment(pid: int) -> Mapping[str, str]:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is not ours to read
         return {}
-    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry.startswith(b"FAIRLEAD_LAB"))
+    return dict(
+        os.fsdecode(entry).partition("=")[::2]
+        for entry in entries
+        if entry.startswith(b"FAIRLEAD_LAB")
+    )

@@ -1,8 +1,9 @@
-"""The roles of a lab with a real API server have the rights that the shipped manifests give them, and no more.
+"""The roles of a lab with a real API server have the rights that the shipped manifests give them,
+and no more.
 
-In: a client of an administrator. Out: the ServiceAccounts and (Cluster)Roles of `deploy/manifests` are there; a token for each
-account (TokenRequest API). What runs in pods on a cluster is left out: the lab runs it as processes.
-"""
+In: a client of an administrator. Out: the ServiceAccounts and (Cluster)Roles of `deploy/manifests`
+are there; a token for each account (TokenRequest API). What runs in pods on a cluster is left out:
+the lab runs it as processes."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -20,7 +21,8 @@ HOLDS_S = 7 * 24 * 3600
 
 
 def source() -> Path:
-    """The manifests for clusters in which every role runs: in the package, or, of a working tree, beside the sources."""
+    """The manifests for clusters in which every role runs: in the package, or, of a working tree,
+    beside the sources."""
     package = Path(fairlead.__file__).parent
     name = Path("manifests") / "no-kube-proxy.yaml"
     inside = package / name
@@ -30,7 +32,9 @@ def source() -> Path:
 async def install(client: Client, kinds: Collection[str] = KINDS) -> None:
     """Give the rights, or of what is needed for them only these kinds."""
     documents = read_documents([source()])
-    await manifests.apply(client, [each.object for each in documents if each.object["kind"] in kinds])
+    await manifests.apply(
+        client, [each.object for each in documents if each.object["kind"] in kinds]
+    )
 
 
 async def token(client: Client, role: str) -> str:

@@ -1,8 +1,8 @@
 """The run directory of a lab: where its files are, and which labs there are.
 
-In: a lab's name. Out: paths under /run/fairlead/lab/<name>, and the lab's size, which is all that must be remembered: the
-rest follows from it (`topology`) or is read from the machine itself (`namespace`, `process`).
-"""
+In: a lab's name. Out: paths under /run/fairlead/lab/<name>, and the lab's size, which is all that
+must be remembered: the rest follows from it (`topology`) or is read from the machine itself
+(`namespace`, `process`)."""
 
 import shutil
 from contextlib import suppress
@@ -22,8 +22,8 @@ from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
 PINS = Path("/sys/fs/bpf/fairlead-lab")
-"""Parent of the pins of all labs on this machine. It is neither inside nor above the default of `gateway.pinPath`, which
-belongs to a gateway of the machine itself."""
+"""Parent of the pins of all labs on this machine. It is neither inside nor above the default of
+`gateway.pinPath`, which belongs to a gateway of the machine itself."""
 
 
 ApiServerKind = Literal["embedded", "real"]
@@ -31,8 +31,8 @@ ApiServerKind = Literal["embedded", "real"]
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True):
-    """How packets get from gateways to nodes: `tunnel.kind`, `gateway.way` and `gateway.attach` of the configuration. `peers`:
-    whether gateways tell each other their new entries."""
+    """How packets get from gateways to nodes: `tunnel.kind`, `gateway.way` and `gateway.attach` of
+    the configuration. `peers`: whether gateways tell each other their new entries."""
 
     tunnel: TunnelKind = "none"
     way: WayKind = "auto"
@@ -41,8 +41,8 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """How many hosts of each kind a lab has, whether Fairlead's roles are to run on them, which API server, and how packets get
-    from gateways to nodes."""
+    """How many hosts of each kind a lab has, whether Fairlead's roles are to run on them, which API
+    server, and how packets get from gateways to nodes."""
 
     nodes: int = 4
     gateways: int = 1
@@ -58,7 +58,9 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     def topology(self, lab: str) -> Topology:
         """The lab of this name and size. Raises Refused as `plan_topology` does."""
         far, on_nodes = self.far_nodes, self.gateways_on_nodes
-        return plan_topology(lab, self.nodes, self.gateways, self.clients, far_nodes=far, gateways_on_nodes=on_nodes)
+        return plan_topology(
+            lab, self.nodes, self.gateways, self.clients, far_nodes=far, gateways_on_nodes=on_nodes
+        )
 
 
 class Urls(msgspec.Struct, frozen=True):
@@ -68,7 +70,8 @@ class Urls(msgspec.Struct, frozen=True):
 
 
 class RunDirectory:
-    """The files of one lab. Nothing is made before `make`. Raises Refused for what cannot be a lab's name."""
+    """The files of one lab. Nothing is made before `make`. Raises Refused for what cannot be a
+    lab's name."""
 
     def __init__(self, lab: str) -> None:
         check_name(lab)
@@ -88,7 +91,8 @@ class RunDirectory:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
             raise Refused(
-                f"lab {self.lab} exists already", fix=f"take it down, `{called(f'lab down --name {self.lab}')}`"
+                f"lab {self.lab} exists already",
+                fix=f"take it down, `{called(f'lab down --name {self.lab}')}`",
             ) from error
         (self.path / "logs").mkdir()
         self._off.mkdir()
@@ -101,7 +105,8 @@ class RunDirectory:
         except FileNotFoundError as error:
             known = ", ".join(labs()) or "none"
             raise Refused(
-                f"there is no lab {self.lab}; labs on this machine: {known}", fix=f"see `{called('lab up --help')}`"
+                f"there is no lab {self.lab}; labs on this machine: {known}",
+                fix=f"see `{called('lab up --help')}`",
             ) from error
 
     def topology(self) -> Topology:
@@ -118,7 +123,8 @@ class RunDirectory:
         return next(url for url in urls if urlsplit(url).hostname == "127.0.0.1")
 
     def kubeconfig_of(self, role: str) -> Path:
-        """What a role of Fairlead uses: its own account's if the API server asks who it is, else everybody's."""
+        """What a role of Fairlead uses: its own account's if the API server asks who it is, else
+        everybody's."""
         own = self.path / f"kubeconfig-{role}"
         return own if self.size().apiserver == "real" else self.kubeconfig_inside
 
@@ -154,7 +160,8 @@ class RunDirectory:
             PINS.rmdir()
 
     def switch(self, host: str, *, on: bool) -> None:
-        """Note that a machine is switched off or on. Its kubelet looks here before it does anything for the machine."""
+        """Note that a machine is switched off or on. Its kubelet looks here before it does anything
+        for the machine."""
         if on:
             (self._off / host).unlink(missing_ok=True)
         else:
@@ -175,7 +182,8 @@ class RunDirectory:
 
 
 def all_labs() -> tuple[str, ...]:
-    """The labs of which anything is there: a run directory, or only namespaces, if the directory was lost."""
+    """The labs of which anything is there: a run directory, or only namespaces, if the directory
+    was lost."""
     left = {name.removeprefix("fl-").partition("-")[0] for name in namespace.names("fl-")}
     return tuple(sorted(filter(is_name, {*labs(), *left})))
 

@@ -1,8 +1,9 @@
-"""The API server of a lab, embedded or real, and the files by which programs on both sides of the namespaces find it.
+"""The API server of a lab, embedded or real, and the files by which programs on both sides of the
+namespaces find it.
 
-In: a lab's topology and run directory. Out: processes, `kubeconfig` (for this machine), `kubeconfig_inside` (for the hosts
-of the lab), `apiserver.json`. The embedded one runs outside of the namespaces, with a socket inside; the real one runs on the
-control host, with a doorway outside.
+In: a lab's topology and run directory. Out: processes, `kubeconfig` (for this machine),
+`kubeconfig_inside` (for the hosts of the lab), `apiserver.json`. The embedded one runs outside of
+the namespaces, with a socket inside; the real one runs on the control host, with a doorway outside.
 Invariant: what `start` returns from is ready; what it leaves when it fails is found by `demolish`.
 """
 
@@ -27,25 +28,49 @@ async def start_embedded(topology: Topology, directory: RunDirectory) -> None:
         inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         inner.bind((address, API_PORT))
         inner.listen(1024)
-        options = ["--listen", "127.0.0.1:0", "--fd", str(inner.fileno()), "--ready-file", str(directory.server_ready)]
+        options = [
+            "--listen",
+            "127.0.0.1:0",
+            "--fd",
+            str(inner.fileno()),
+            "--ready-file",
+            str(directory.server_ready),
+        ]
         for network in SERVICES:
             options += ["--service-cidr", str(network)]
         argv = process.python("fairlead.lab.apiserver", *options)
-        started = process.spawn(topology.lab, SERVER_LABEL, argv, log=directory.log(SERVER_LABEL), pass_fds=(inner.fileno(),))
+        started = process.spawn(
+            topology.lab,
+            SERVER_LABEL,
+            argv,
+            log=directory.log(SERVER_LABEL),
+            pass_fds=(inner.fileno(),),
+        )
     await _await_address(started, directory)
     _write(directory, Access(directory.server_url()), Access(f"http://{address}:{API_PORT}"))
 
 
 async def start_real(topology: Topology, directory: RunDirectory) -> None:
-    """kube-apiserver with its etcd, as `directory.path / "kube-apiserver"` holds them. Raises Refused without the programs."""
+    """kube-apiserver with its etcd, as `directory.path / "kube-apiserver"` holds them. Raises
+    Refused without the programs."""
     server = real_server(topology, directory)
     await server.up()
     inside = topology.namespace(CONTROL)
     address = topology.host(CONTROL).addresses[0]
-    argv = process.python("fairlead.lab.doorway", inside, address, str(API_PORT), str(directory.server_ready))
-    await _await_address(process.spawn(topology.lab, DOORWAY_LABEL, argv, log=directory.log(DOORWAY_LABEL)), directory)
+    argv = process.python(
+        "fairlead.lab.doorway", inside, address, str(API_PORT), str(directory.server_ready)
+    )
+    await _await_address(
+        process.spawn(topology.lab, DOORWAY_LABEL, argv, log=directory.log(DOORWAY_LABEL)),
+        directory,
+    )
     within = server.access
-    outside = Access(directory.server_url(), authority_pem=within.authority_pem, server_name=SERVER_NAME, token=within.token)
+    outside = Access(
+        directory.server_url(),
+        authority_pem=within.authority_pem,
+        server_name=SERVER_NAME,
+        token=within.token,
+    )
     _write(directory, outside, within)
 
 

@@ -1,7 +1,8 @@
-"""The files that a lab writes for the programs that run in it: Fairlead's configuration and kubeconfigs. Pure.
+"""The files that a lab writes for the programs that run in it: Fairlead's configuration and
+kubeconfigs. Pure.
 
-In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlead.yaml (`config`), kubeconfig v1.
-"""
+In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlead.yaml (`config`),
+kubeconfig v1."""
 
 from base64 import b64encode
 from typing import Any
@@ -41,7 +42,12 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
 def config_map(configuration: str) -> dict[str, Any]:
     """The ConfigMap that holds fairlead.yaml in a cluster, as the Helm chart makes it."""
     metadata = {"name": CONFIGURATION.name, "namespace": CONFIGURATION.namespace}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CONFIGURATION_FILE: configuration}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "data": {CONFIGURATION_FILE: configuration},
+    }
 
 
 def kubeconfig(lab: str, access: Access) -> str:
@@ -58,7 +64,9 @@ def kubeconfig(lab: str, access: Access) -> str:
             "kind": "Config",
             "clusters": [{"name": name, "cluster": cluster}],
             "users": [{"name": name, "user": {"token": access.token} if access.token else {}}],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
+            "contexts": [
+                {"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}
+            ],
             "current-context": name,
         }
     )

@@ -1,10 +1,10 @@
 """A whole lab: bring it up, act on it as people, cables and power supplies would, take it down.
 
-In: a name and a size. Out: a running site out of network namespaces on this machine, with an API server, a control plane
-and Fairlead's roles as separate processes.
-Invariants: `up` either succeeds or leaves nothing; `down` leaves nothing, whatever was killed before; nothing is added to the
-machine's own namespace. A `Site` remembers nothing that is not also on the machine: any program may open a lab that is up.
-"""
+In: a name and a size. Out: a running site out of network namespaces on this machine, with an API
+server, a control plane and Fairlead's roles as separate processes. Invariants: `up` either succeeds
+or leaves nothing; `down` leaves nothing, whatever was killed before; nothing is added to the
+machine's own namespace. A `Site` remembers nothing that is not also on the machine: any program may
+open a lab that is up."""
 
 import asyncio
 import socket
@@ -18,7 +18,17 @@ import msgspec
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
-from fairlead.lab import crds, manifests, namespace, process, requirements, rights, server, settings, wiring
+from fairlead.lab import (
+    crds,
+    manifests,
+    namespace,
+    process,
+    requirements,
+    rights,
+    server,
+    settings,
+    wiring,
+)
 from fairlead.lab.invocation import called
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
@@ -27,7 +37,8 @@ from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
 from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
-"""The command that runs on each kind of host; on nodes a gateway too, where the nodes are the gateways."""
+"""The command that runs on each kind of host; on nodes a gateway too, where the nodes are the
+gateways."""
 CLUSTER_LABEL = "lab/cluster"
 STOP_TIMEOUT_S = 10
 LOOK_S = 0.02
@@ -92,8 +103,9 @@ class Site:
         await self.down()
 
     async def up(self, progress: Progress = lambda _: None) -> None:
-        """Bring everything up; it is ready for `apply` when this returns. If that fails or is cancelled, nothing is left.
-        Raises Refused if this machine cannot have a lab, or has one of this name."""
+        """Bring everything up; it is ready for `apply` when this returns. If that fails or is
+        cancelled, nothing is left. Raises Refused if this machine cannot have a lab, or has one of
+        this name."""
         requirements.check_root()
         if namespace.names(prefix(self.name)) or process.find(self.name):
             fix = f"take it down, `{called(f'lab down --name {self.name}')}`"
@@ -117,7 +129,8 @@ class Site:
         await demolish(self.name)
 
     def client(self) -> Client:
-        """A client of the lab's API server; use it as an asynchronous context manager. Raises Unavailable without server."""
+        """A client of the lab's API server; use it as an asynchronous context manager. Raises
+        Unavailable without server."""
         return Client(self.directory.access())
 
     @property
@@ -143,35 +156,54 @@ class Site:
                     ]:
                         await asyncio.sleep(LOOK_S)
             except TimeoutError as error:
-                raise Unavailable(f"pods {', '.join(waiting)} were not ready within {timeout_s} s") from error
+                raise Unavailable(
+                    f"pods {', '.join(waiting)} were not ready within {timeout_s} s"
+                ) from error
 
     def namespace(self, host: str) -> str:
-        """The network namespace of a host, or of a pod given as NAMESPACE/NAME. Raises Refused when there is none."""
+        """The network namespace of a host, or of a pod given as NAMESPACE/NAME. Raises Refused when
+        there is none."""
         if "/" in host:
             name = self.topology.pod_namespace(*host.split("/", 1))
         else:
-            name = self.topology.namespace(host if host == ROUTER else self.topology.host(host).name)
+            name = self.topology.namespace(
+                host if host == ROUTER else self.topology.host(host).name
+            )
         if not namespace.path(name).exists():
             raise Refused(f"{host} does not run in lab {self.name}")
         return name
 
-    async def exec(self, host: str, argv: Sequence[str], *, timeout_s: float = 30) -> tuple[int, str, str]:
-        """Run a command on a host or in a pod (NAMESPACE/NAME): (exit code, standard output, standard error)."""
+    async def exec(
+        self, host: str, argv: Sequence[str], *, timeout_s: float = 30
+    ) -> tuple[int, str, str]:
+        """Run a command on a host or in a pod (NAMESPACE/NAME): (exit code, standard output,
+        standard error)."""
         return await process.run(self.namespace(host), argv, lab=self.name, timeout_s=timeout_s)
 
-    def spawn(self, host: str, argv: Sequence[str], *, label: str = "", log: Path | None = None) -> Process:
+    def spawn(
+        self, host: str, argv: Sequence[str], *, label: str = "", log: Path | None = None
+    ) -> Process:
         """Start a command on a host; it runs on until it ends, is stopped, or the lab goes down."""
         label = label or f"{host}/{Path(argv[0]).name}"
-        return process.spawn(self.name, label, argv, log=log or self.directory.log(label), inside=self.namespace(host))
+        return process.spawn(
+            self.name,
+            label,
+            argv,
+            log=log or self.directory.log(label),
+            inside=self.namespace(host),
+        )
 
-    def socket(self, host: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    def socket(
+        self, host: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM
+    ) -> socket.socket:
         """A socket of this process on a host or in a pod."""
         return namespace.make_socket(self.namespace(host), family, kind)
 
     async def connect(
         self, host: str, address: str, port: int, *, timeout_s: float = 5
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A TCP connection from a host or pod. Raises Unavailable when nobody answers, or refuses."""
+        """A TCP connection from a host or pod. Raises Unavailable when nobody answers, or
+        refuses."""
         sock = self.socket(host, socket.AF_INET6 if ":" in address else socket.AF_INET)
         sock.setblocking(False)
         try:
@@ -180,7 +212,9 @@ class Site:
                 return await asyncio.open_connection(sock=sock)
         except OSError as error:  # TimeoutError too
             sock.close()
-            raise Unavailable(f"tried to connect from {host} to {address} port {port}: {error or 'no answer'}") from error
+            raise Unavailable(
+                f"tried to connect from {host} to {address} port {port}: {error or 'no answer'}"
+            ) from error
         except asyncio.CancelledError:
             sock.close()
             raise
@@ -189,13 +223,15 @@ class Site:
         """The roles that are to run on a host. Raises Refused where there are none."""
         found = self.topology.host(host)
         if found.kind not in ROLES:
-            raise Refused(f"no role of Fairlead runs on {host}", fix="choose control, a gateway or a node")
+            raise Refused(
+                f"no role of Fairlead runs on {host}", fix="choose control, a gateway or a node"
+            )
         both = found.kind == "node" and self.size.gateways_on_nodes
         return ("node", "gateway") if both else (ROLES[found.kind],)
 
     async def start_role(self, host: str, role: str = "") -> Process:
-        """Start a host's Fairlead role (where there are two and none is named: the node's); it is ready when this returns.
-        Raises Refused if it runs, Unavailable if it fails."""
+        """Start a host's Fairlead role (where there are two and none is named: the node's); it is
+        ready when this returns. Raises Refused if it runs, Unavailable if it fails."""
         role = role or self.roles(host)[0]
         started = self._spawn_role(host, role)
         await self._await_role(host, role, started)
@@ -206,16 +242,16 @@ class Site:
         await self._role(host, role).stop(STOP_TIMEOUT_S)
 
     async def kill_role(self, host: str, role: str = "") -> None:
-        """End the host's role with no warning (SIGKILL); what is in the kernel stays. Raises Conflict if it does not run."""
+        """End the host's role with no warning (SIGKILL); what is in the kernel stays. Raises
+        Conflict if it does not run."""
         await self._role(host, role).kill()
 
     async def kill_node(self, host: str) -> None:
-        """Make a machine fail: first its network is cut off, so that it cannot say goodbye, then all its processes are killed.
-        Its Node object stays.
+        """Make a machine fail: first its network is cut off, so that it cannot say goodbye, then
+        all its processes are killed. Its Node object stays.
 
-        On the control host the API server is cut off and its role is killed; the server's process keeps the objects, as a disk
-        would, and can be reached again when the host is revived.
-        """
+        On the control host the API server is cut off and its role is killed; the server's process
+        keeps the objects, as a disk would, and can be reached again when the host is revived."""
         found = self.topology.host(host)
         # First of all, so that its kubelet starts nothing again.
         self.directory.switch(host, on=False)
@@ -227,9 +263,9 @@ class Site:
         await process.kill_all((*process.in_namespaces([self.topology.namespace(host)]), *pods))
 
     async def revive_node(self, host: str) -> None:
-        """Boot a dead machine: with an empty kernel, the same addresses, and new processes of its roles and pods. On a machine
-        that is not dead, roles that do not run are started, and nothing else is touched. Raises Refused if there is nothing to
-        do."""
+        """Boot a dead machine: with an empty kernel, the same addresses, and new processes of its
+        roles and pods. On a machine that is not dead, roles that do not run are started, and
+        nothing else is touched. Raises Refused if there is nothing to do."""
         found = self.topology.host(host)
         if self.directory.is_off(host):
             await self._boot(found)
@@ -257,14 +293,22 @@ class Site:
         return [role for role in self.roles(host.name) if f"{host.name}/{role}" not in running]
 
     async def route_vips(self, gateways: Sequence[str]) -> None:
-        """Let the router send VIPs to these gateways only: what its BGP sessions would make it do."""
+        """Let the router send VIPs to these gateways only: what its BGP sessions would make it
+        do."""
         await wiring.route_vips(self.topology, [self.topology.host(name) for name in gateways])
 
     async def start_cluster(self) -> None:
-        """Start the control plane and kubelets, and wait until they are ready. Pods of a predecessor start anew."""
+        """Start the control plane and kubelets, and wait until they are ready. Pods of a
+        predecessor start anew."""
         self.directory.cluster_ready.unlink(missing_ok=True)
         argv = process.python("fairlead.lab.cluster", self.name)
-        started = process.spawn(self.name, CLUSTER_LABEL, argv, log=self.directory.log(CLUSTER_LABEL), nice=process.BESIDE)
+        started = process.spawn(
+            self.name,
+            CLUSTER_LABEL,
+            argv,
+            log=self.directory.log(CLUSTER_LABEL),
+            nice=process.BESIDE,
+        )
         await self._await(started, self._cluster_answers)
 
     async def _build(self, progress: Progress) -> None:
@@ -283,7 +327,9 @@ class Site:
                 await self._give_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
-            configuration = settings.configuration(str(self.directory.pins("gateway")), self.size, self.topology)
+            configuration = settings.configuration(
+                str(self.directory.pins("gateway")), self.size, self.topology
+            )
             if self.size.roles:
                 # Where the chart puts it, and `kubectl fairlead plan` looks for it.
                 await manifests.apply(client, [settings.config_map(configuration)])
@@ -295,22 +341,38 @@ class Site:
         everybody = read_kubeconfig([self.directory.kubeconfig_inside])
         for role in ROLES.values():
             access = msgspec.structs.replace(everybody, token=await rights.token(client, role))
-            self.directory.write_kubeconfig(self.directory.kubeconfig_of(role), settings.kubeconfig(self.name, access))
+            self.directory.write_kubeconfig(
+                self.directory.kubeconfig_of(role), settings.kubeconfig(self.name, access)
+            )
 
     async def _cluster_answers(self) -> bool:
         return self.directory.cluster_ready.exists()
 
     def _spawn_role(self, host: str, role: str) -> Process:
         label = f"{host}/{role}"
-        if any(running.label == label and running.leads for running in process.find(self.name, label)):
+        if any(
+            running.label == label and running.leads for running in process.find(self.name, label)
+        ):
             raise Refused(f"{label} runs already in lab {self.name}", fix="stop it first")
         program = Path(sys.executable).with_name("fairlead")
         kubeconfig = self.directory.kubeconfig_of(role)
-        argv = [str(program), role, "--config", str(self.directory.config), "--kubeconfig", str(kubeconfig)]
+        argv = [
+            str(program),
+            role,
+            "--config",
+            str(self.directory.config),
+            "--kubeconfig",
+            str(kubeconfig),
+        ]
         if role != "controller":
             argv += ["--node-name", host]
         if role == "gateway":
-            argv += ["--pin-path", str(self.directory.pins(host)), "--proxy-path", str(self.directory.proxy(host))]
+            argv += [
+                "--pin-path",
+                str(self.directory.pins(host)),
+                "--proxy-path",
+                str(self.directory.proxy(host)),
+            ]
         return self.spawn(host, argv, label=label)
 
     async def _start_roles(self, progress: Progress) -> None:
@@ -326,7 +388,9 @@ class Site:
     async def _await_role(self, host: str, role: str, started: Process) -> None:
         async def is_ready() -> bool:
             try:
-                reader, writer = await self.connect(host, "127.0.0.1", ROLE_PORTS[KINDS[role]], timeout_s=1)
+                reader, writer = await self.connect(
+                    host, "127.0.0.1", ROLE_PORTS[KINDS[role]], timeout_s=1
+                )
             except Unavailable:
                 return False
             try:
@@ -348,7 +412,8 @@ class Site:
 
 
 async def demolish(lab: str) -> None:
-    """Take away all that a lab of this name may have left: processes, namespaces with all in them, pins, files."""
+    """Take away all that a lab of this name may have left: processes, namespaces with all in them,
+    pins, files."""
     directory = RunDirectory(lab)
     start = prefix(lab)
     # Twice: what was about to be made when its maker was killed, is there by the second time.

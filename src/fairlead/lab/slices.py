@@ -1,10 +1,11 @@
-"""Which EndpointSlices and Endpoints a Service should have, by its selector and the pods there are. Pure.
+"""Which EndpointSlices and Endpoints a Service should have, by its selector and the pods there are.
+Pure.
 
-In: a Service, the Pods of its namespace. Out: slices by name; what to write follows by comparison with those there are.
-Invariant: equal input gives equal slices, names included, so whoever writes twice writes nothing the second time.
-Follows the upstream controller's rules: KEP-752 (EndpointSlice), KEP-1672 (ready, serving, terminating).
-It differs in one thing: names are counted and not random.
-"""
+In: a Service, the Pods of its namespace. Out: slices by name; what to write follows by comparison
+with those there are. Invariant: equal input gives equal slices, names included, so whoever writes
+twice writes nothing the second time. Follows the upstream controller's rules: KEP-752
+(EndpointSlice), KEP-1672 (ready, serving, terminating). It differs in one thing: names are counted
+and not random."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from fairlead.kube.objects import HEADLESS_LABEL, SERVICE_NAME_LABEL, EndpointConditions, EndpointPort, Service
+from fairlead.kube.objects import (
+    HEADLESS_LABEL,
+    SERVICE_NAME_LABEL,
+    EndpointConditions,
+    EndpointPort,
+    Service,
+)
 from fairlead.lab.objects import (
     EndpointAddress,
     Endpoints,
@@ -46,7 +53,9 @@ def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
     selector = service.spec.selector
     if not selector or service.spec.type == "ExternalName":
         return {}
-    chosen = sorted((pod for pod in pods if _selected(selector, pod)), key=lambda pod: pod.metadata.name)
+    chosen = sorted(
+        (pod for pod in pods if _selected(selector, pod)), key=lambda pod: pod.metadata.name
+    )
     slices: dict[str, Slice] = {}
     for family in service.spec.ip_families or ("IPv4",):
         groups: dict[tuple[EndpointPort, ...], list[SliceEndpoint]] = defaultdict(list)
@@ -64,8 +73,8 @@ def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
 
 
 def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
-    """The Service's Endpoints: addresses of its first family alone, and no pod that is on its way out. None for a Service
-    without selector."""
+    """The Service's Endpoints: addresses of its first family alone, and no pod that is on its way
+    out. None for a Service without selector."""
     selector = service.spec.selector
     if not selector or service.spec.type == "ExternalName":
         return None
@@ -73,13 +82,23 @@ def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
     ready: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
     waiting: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
     for pod in sorted(pods, key=lambda pod: pod.metadata.name):
-        going = pod.metadata.deletion_timestamp is not None and not service.spec.publish_not_ready_addresses
+        going = (
+            pod.metadata.deletion_timestamp is not None
+            and not service.spec.publish_not_ready_addresses
+        )
         address = _address(pod, family)
         ports = _ports(service, pod)
-        if address is None or going or not _selected(selector, pod) or (service.spec.ports and not ports):
+        if (
+            address is None
+            or going
+            or not _selected(selector, pod)
+            or (service.spec.ports and not ports)
+        ):
             continue
         serving = pod.ready or service.spec.publish_not_ready_addresses
-        (ready if serving else waiting)[ports].append(EndpointAddress(address, pod.spec.node_name, _reference(pod)))
+        (ready if serving else waiting)[ports].append(
+            EndpointAddress(address, pod.spec.node_name, _reference(pod))
+        )
     subsets = tuple(
         EndpointSubset(tuple(ready.get(ports, ())), tuple(waiting.get(ports, ())), ports)
         for ports in sorted(ready.keys() | waiting.keys(), key=repr)
@@ -87,11 +106,14 @@ def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
     labels = dict(service.metadata.labels) | {ENDPOINTS_MANAGED_BY_LABEL: ENDPOINTS_MANAGER}
     if service.spec.cluster_ip == "None":
         labels[HEADLESS_LABEL] = ""
-    return Endpoints(Meta(service.metadata.name, service.metadata.namespace, labels=labels), subsets)
+    return Endpoints(
+        Meta(service.metadata.name, service.metadata.namespace, labels=labels), subsets
+    )
 
 
 def compare(desired: Mapping[str, Slice], actual: Mapping[str, Slice]) -> Difference:
-    """What to write. Versions and the like are the server's and do not count; a replacement carries the version it replaces."""
+    """What to write. Versions and the like are the server's and do not count; a replacement carries
+    the version it replaces."""
     create = tuple(desired[name] for name in desired.keys() - actual.keys())
     replace = []
     for name in desired.keys() & actual.keys():
@@ -100,17 +122,27 @@ def compare(desired: Mapping[str, Slice], actual: Mapping[str, Slice]) -> Differ
         if meaning != (new.metadata.labels, new.address_type, new.endpoints, new.ports):
             version = old.metadata.resource_version
             replace.append(
-                msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, resource_version=version))
+                msgspec.structs.replace(
+                    new, metadata=msgspec.structs.replace(new.metadata, resource_version=version)
+                )
             )
-    return Difference(create, tuple(replace), tuple(actual[name] for name in actual.keys() - desired.keys()))
+    return Difference(
+        create, tuple(replace), tuple(actual[name] for name in actual.keys() - desired.keys())
+    )
 
 
 def _selected(selector: Mapping[str, str], pod: Pod) -> bool:
-    return not pod.finished and bool(pod.status.pod_ips) and selector.items() <= pod.metadata.labels.items()
+    return (
+        not pod.finished
+        and bool(pod.status.pod_ips)
+        and selector.items() <= pod.metadata.labels.items()
+    )
 
 
 def _address(pod: Pod, family: str) -> str | None:
-    return next((ip.ip for ip in pod.status.pod_ips if f"IPv{ip_address(ip.ip).version}" == family), None)
+    return next(
+        (ip.ip for ip in pod.status.pod_ips if f"IPv{ip_address(ip.ip).version}" == family), None
+    )
 
 
 def _reference(pod: Pod) -> TargetReference:
@@ -130,11 +162,18 @@ def _endpoint(service: Service, pod: Pod, address: str) -> SliceEndpoint:
 
 
 def _ports(service: Service, pod: Pod) -> tuple[EndpointPort, ...]:
-    """The Service's ports as this pod has them: a name means whatever the pod calls so, and a pod may lack it."""
+    """The Service's ports as this pod has them: a name means whatever the pod calls so, and a pod
+    may lack it."""
     ports = []
     for port in service.spec.ports:
         target = port.target_port
-        number = port.port if target is None else target if isinstance(target, int) else _named(pod, target, port.protocol)
+        number = (
+            port.port
+            if target is None
+            else target
+            if isinstance(target, int)
+            else _named(pod, target, port.protocol)
+        )
         if number:
             ports.append(EndpointPort(port.name, number, port.protocol))
     return tuple(ports)
@@ -149,7 +188,10 @@ def _named(pod: Pod, name: str, protocol: str) -> int | None:
 
 
 def _metadata(service: Service, name: str) -> Meta:
-    labels = dict(service.metadata.labels) | {SERVICE_NAME_LABEL: service.metadata.name, MANAGED_BY_LABEL: MANAGER}
+    labels = dict(service.metadata.labels) | {
+        SERVICE_NAME_LABEL: service.metadata.name,
+        MANAGED_BY_LABEL: MANAGER,
+    }
     if service.spec.cluster_ip == "None":
         labels[HEADLESS_LABEL] = ""
     owner = OwnerReference("v1", "Service", service.metadata.name, service.metadata.uid, True, True)

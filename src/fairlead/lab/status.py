@@ -1,8 +1,8 @@
 """What the lab's kubelets and its scheduler decide and report, as values. Pure.
 
-In: Pods and Nodes as the API shows them, the time as text. Out: bodies of API calls, and the node a pod goes to.
-Follows the API reference of core/v1 (PodStatus, NodeStatus) and the well-known labels of Kubernetes.
-"""
+In: Pods and Nodes as the API shows them, the time as text. Out: bodies of API calls, and the node a
+pod goes to. Follows the API reference of core/v1 (PodStatus, NodeStatus) and the well-known labels
+of Kubernetes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,11 @@ HOSTNAME_LABEL = "kubernetes.io/hostname"
 Json = dict[str, object]
 
 
-def choose_node(pod: Pod, nodes: Iterable[Node], load: Iterable[str], alive: frozenset[str]) -> str | None:
-    """Where a pod goes: of the nodes that may take it, the one with the fewest pods. None: nowhere, for now.
+def choose_node(
+    pod: Pod, nodes: Iterable[Node], load: Iterable[str], alive: frozenset[str]
+) -> str | None:
+    """Where a pod goes: of the nodes that may take it, the one with the fewest pods. None: nowhere,
+    for now.
 
     `load` names the node of each pod that has one; `alive` are the nodes that can take pods at all.
     """
@@ -25,7 +28,9 @@ def choose_node(pod: Pod, nodes: Iterable[Node], load: Iterable[str], alive: fro
     fit = [
         node.metadata.name
         for node in nodes
-        if node.metadata.name in alive and not node.spec.unschedulable and wanted <= node.metadata.labels.items()
+        if node.metadata.name in alive
+        and not node.spec.unschedulable
+        and wanted <= node.metadata.labels.items()
     ]
     count = Counter(load)
     return min(fit, key=lambda name: (count[name], len(name), name), default=None)
@@ -45,7 +50,14 @@ def grace_s(pod: Pod) -> int:
 
 
 def running_status(
-    pod: Pod, host: Host, addresses: tuple[str, str], *, ready: bool, restarts: int, now: str, started: str
+    pod: Pod,
+    host: Host,
+    addresses: tuple[str, str],
+    *,
+    ready: bool,
+    restarts: int,
+    now: str,
+    started: str,
 ) -> Json:
     """The status of a pod whose server runs (or, with `ready` false, is not to be used now)."""
     containers = [
@@ -82,7 +94,12 @@ def unreachable(pod: Pod, now: str) -> list[Json]:
 def _conditions(pod: Pod, ready: bool, now: str) -> list[Json]:
     before = {condition.type: condition for condition in pod.status.conditions}
     conditions: list[Json] = []
-    for kind, value in {"PodScheduled": True, "Initialized": True, "ContainersReady": ready, "Ready": ready}.items():
+    for kind, value in {
+        "PodScheduled": True,
+        "Initialized": True,
+        "ContainersReady": ready,
+        "Ready": ready,
+    }.items():
         status = str(value)
         old = before.get(kind)
         since = old.last_transition_time if old is not None and old.status == status else now
@@ -93,7 +110,11 @@ def _conditions(pod: Pod, ready: bool, now: str) -> list[Json]:
 def node_object(host: Host, lab: str) -> Json:
     """The Node that a kubelet registers, without status."""
     labels = {HOSTNAME_LABEL: host.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    spec = {"podCIDR": host.pod_cidrs[0], "podCIDRs": list(host.pod_cidrs), "providerID": f"lab://{lab}/{host.name}"}
+    spec = {
+        "podCIDR": host.pod_cidrs[0],
+        "podCIDRs": list(host.pod_cidrs),
+        "providerID": f"lab://{lab}/{host.name}",
+    }
     return {"metadata": {"name": host.name, "labels": labels}, "spec": spec}
 
 
@@ -104,7 +125,9 @@ def node_status(host: Host, *, ready: bool, now: str) -> Json:
         "type": "Ready",
         "status": "True" if ready else "Unknown",
         "reason": "KubeletReady" if ready else "NodeStatusUnknown",
-        "message": "kubelet is posting ready status" if ready else "Kubelet stopped posting node status.",
+        "message": "kubelet is posting ready status"
+        if ready
+        else "Kubelet stopped posting node status.",
         "lastHeartbeatTime": now,
         "lastTransitionTime": now,
     }

@@ -6,13 +6,14 @@ In: a name and how many of each kind. Out: a `Topology`; nothing is built here (
                    2001:db8:2::/64            │     2001:db8:1::/64           │ point-to-point
                                               │                             pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
                                               └── far 198.18.0.0/24, 2001:db8:3::/64 ── nodes that no gateway has a link to
-    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways, or to all nodes where these are the gateways
-    ClusterIPs 10.96.0.0/16, 2001:db8:96::/112 are routed nowhere: the nodes translate them
+    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways, or to all nodes where these are
+    the gateways ClusterIPs 10.96.0.0/16, 2001:db8:96::/112 are routed nowhere: the nodes translate
+    them
 
-Invariant: everything follows from name and counts, hardware addresses too, so a host that is rebuilt is the same host.
-Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for pods and ClusterIPs, whose ranges must be larger, and
-for the far network: its IPv4 addresses are of the range for tests of network devices (RFC 2544), as the others are taken.
-"""
+Invariant: everything follows from name and counts, hardware addresses too, so a host that is
+rebuilt is the same host. Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for
+pods and ClusterIPs, whose ranges must be larger, and for the far network: its IPv4 addresses are of
+the range for tests of network devices (RFC 2544), as the others are taken."""
 
 import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -46,8 +47,8 @@ _MOST = {"gateway": 9, "node": 200, "client": 200}
 
 
 class Host(msgspec.Struct, frozen=True):
-    """A machine of the lab. `number` counts within its kind, from 1. `network`: the router's bridge that its cable goes to.
-    Nodes have pod CIDRs, (IPv4, IPv6)."""
+    """A machine of the lab. `number` counts within its kind, from 1. `network`: the router's bridge
+    that its cable goes to. Nodes have pod CIDRs, (IPv4, IPv6)."""
 
     name: str
     kind: Kind
@@ -69,7 +70,8 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """A lab: its name and its hosts, without the router, which each lab has. `entrances`: which kind of hosts are gateways."""
+    """A lab: its name and its hosts, without the router, which each lab has. `entrances`: which
+    kind of hosts are gateways."""
 
     lab: str
     hosts: tuple[Host, ...]
@@ -83,7 +85,11 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def networks(self) -> tuple[Network, ...]:
         """The router's bridges: the far one only if somebody is there."""
-        return ("lan", "wan", "far") if any(host.network == "far" for host in self.hosts) else ("lan", "wan")
+        return (
+            ("lan", "wan", "far")
+            if any(host.network == "far" for host in self.hosts)
+            else ("lan", "wan")
+        )
 
     def of(self, kind: Kind) -> tuple[Host, ...]:
         """The hosts of one kind, by number."""
@@ -96,7 +102,10 @@ class Topology(msgspec.Struct, frozen=True):
                 return host
         known = ", ".join(host.name for host in self.hosts)
         if name == ROUTER:
-            raise Refused("nothing but forwarding runs on the router: it cannot be killed or revived", fix=f"choose {known}")
+            raise Refused(
+                "nothing but forwarding runs on the router: it cannot be killed or revived",
+                fix=f"choose {known}",
+            )
         raise Refused(f"lab {self.lab} has no host {name}", fix=f"it has {ROUTER}, {known}")
 
     def namespace(self, host: str) -> str:
@@ -104,12 +113,14 @@ class Topology(msgspec.Struct, frozen=True):
         return f"{prefix(self.lab)}{host}"
 
     def pod_namespace(self, namespace: str, pod: str) -> str:
-        """The name of a pod's network namespace. The dot keeps it unambiguous: no Kubernetes namespace contains one."""
+        """The name of a pod's network namespace. The dot keeps it unambiguous: no Kubernetes
+        namespace contains one."""
         return f"{prefix(self.lab)}pod-{namespace}.{pod}"
 
 
 class PodNetwork(NamedTuple):
-    """How one pod hangs on its node: addresses (IPv4, IPv6), the device on the node's side, and both hardware addresses."""
+    """How one pod hangs on its node: addresses (IPv4, IPv6), the device on the node's side, and
+    both hardware addresses."""
 
     addresses: tuple[str, str]
     device: str
@@ -118,7 +129,8 @@ class PodNetwork(NamedTuple):
 
 
 def prefix(lab: str) -> str:
-    """How the names of all of a lab's namespaces begin. Names of labs have no hyphen, so no lab is another's prefix."""
+    """How the names of all of a lab's namespaces begin. Names of labs have no hyphen, so no lab is
+    another's prefix."""
     return f"fl-{lab}-"
 
 
@@ -128,25 +140,42 @@ def is_name(lab: str) -> bool:
 
 
 def check_name(lab: str) -> None:
-    """Raises Refused for what cannot be a lab's name: from it follow paths that are removed, and prefixes of namespaces."""
+    """Raises Refused for what cannot be a lab's name: from it follow paths that are removed, and
+    prefixes of namespaces."""
     if not is_name(lab):
-        raise Refused(f"a lab cannot be called {lab!r}", fix="use up to 20 lower-case letters and digits, a letter first")
+        raise Refused(
+            f"a lab cannot be called {lab!r}",
+            fix="use up to 20 lower-case letters and digits, a letter first",
+        )
 
 
 def plan_topology(
-    lab: str, nodes: int, gateways: int, clients: int, *, far_nodes: int = 0, gateways_on_nodes: bool = False
+    lab: str,
+    nodes: int,
+    gateways: int,
+    clients: int,
+    *,
+    far_nodes: int = 0,
+    gateways_on_nodes: bool = False,
 ) -> Topology:
-    """The lab of this name and size. `far_nodes` come after the other nodes. With `gateways_on_nodes` no host is a gateway
-    only. Raises Refused for a name or a number that cannot be."""
+    """The lab of this name and size. `far_nodes` come after the other nodes. With
+    `gateways_on_nodes` no host is a gateway only. Raises Refused for a name or a number that cannot
+    be."""
     check_name(lab)
     hosts = [_host("control", 0, "lan")]
-    counts: dict[Kind, int] = {"gateway": 0 if gateways_on_nodes else gateways, "node": nodes + far_nodes, "client": clients}
+    counts: dict[Kind, int] = {
+        "gateway": 0 if gateways_on_nodes else gateways,
+        "node": nodes + far_nodes,
+        "client": clients,
+    }
     if far_nodes < 0:
         raise Refused(f"a lab cannot have {far_nodes} far nodes", fix="choose 0 or more")
     for kind, count in counts.items():
         if not 0 <= count <= _MOST[kind]:
             raise Refused(f"a lab cannot have {count} {kind}s", fix=f"choose 0 to {_MOST[kind]}")
-        hosts += [_host(kind, number, _network(kind, number, nodes)) for number in range(1, count + 1)]
+        hosts += [
+            _host(kind, number, _network(kind, number, nodes)) for number in range(1, count + 1)
+        ]
     return Topology(lab, tuple(hosts), "node" if gateways_on_nodes else "gateway")
 
 
@@ -154,11 +183,14 @@ def pod_network(host: Host, index: int) -> PodNetwork:
     """The `index`-th pod's place on a node; index counts from 0, up to PODS_PER_NODE."""
     ipv4, ipv6 = (IPv4Network(host.pod_cidrs[0]), IPv6Network(host.pod_cidrs[1]))
     address = str(ipv4[index + 2])
-    return PodNetwork((address, str(ipv6[index + 2])), f"pod{index + 2}", mac_of(address, 2), mac_of(address, 3))
+    return PodNetwork(
+        (address, str(ipv6[index + 2])), f"pod{index + 2}", mac_of(address, 2), mac_of(address, 3)
+    )
 
 
 def mac_of(address: str, kind: int) -> str:
-    """A locally administered hardware address made of an IPv4 address, so that captures read well."""
+    """A locally administered hardware address made of an IPv4 address, so that captures read
+    well."""
     return ":".join(f"{byte:02x}" for byte in (0x02, kind, *IPv4Address(address).packed))
 
 
@@ -169,8 +201,17 @@ def _network(kind: Kind, number: int, near_nodes: int) -> Network:
 
 
 def _host(kind: Kind, number: int, network: Network) -> Host:
-    name = {"gateway": f"gw{number}", "node": f"node{number}", "client": f"client{number}", "control": CONTROL}[kind]
+    name = {
+        "gateway": f"gw{number}",
+        "node": f"node{number}",
+        "client": f"client{number}",
+        "control": CONTROL,
+    }[kind]
     ipv4, ipv6 = NETWORKS[network]
     place = _FIRST[kind] + number
-    pods = (f"10.244.{number}.0/24", f"{IPv6Address('2001:db8:244::') + (number << 64)}/64") if kind == "node" else ()
+    pods = (
+        (f"10.244.{number}.0/24", f"{IPv6Address('2001:db8:244::') + (number << 64)}/64")
+        if kind == "node"
+        else ()
+    )
     return Host(name, kind, number, (str(ipv4[place]), str(ipv6[place])), network, pods)

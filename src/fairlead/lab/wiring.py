@@ -1,10 +1,11 @@
-"""Build a lab's network: one namespace per host, cables to the router's bridges, routes, kernel settings.
+"""Build a lab's network: one namespace per host, cables to the router's bridges, routes, kernel
+settings.
 
-In: a `Topology`. Out: the kernel holds it. Everything is inside the lab's namespaces: deleting them deletes it all.
-Pods hang on their node by a point-to-point link and host routes, as with Calico, and not on a bridge: packets between
-pods of one node then pass the node's netfilter hooks without br_netfilter, as they do in a real cluster.
-Neighbours that cannot change are set for good, and duplicate address detection is off: nothing has to be waited for.
-"""
+In: a `Topology`. Out: the kernel holds it. Everything is inside the lab's namespaces: deleting them
+deletes it all. Pods hang on their node by a point-to-point link and host routes, as with Calico,
+and not on a bridge: packets between pods of one node then pass the node's netfilter hooks without
+br_netfilter, as they do in a real cluster. Neighbours that cannot change are set for good, and
+duplicate address detection is off: nothing has to be waited for."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,8 @@ from fairlead.lab.topology import FAR, LAN, NETWORKS, PODS, ROUTER, VIPS, Host, 
 from fairlead.net.link import Nexthop, Rtnetlink
 
 POD_GATEWAYS = ("169.254.1.1", "fe80::1")
-"""What a pod takes for its router: no host has these addresses, a fixed neighbour entry leads to the node's end."""
+"""What a pod takes for its router: no host has these addresses, a fixed neighbour entry leads to
+the node's end."""
 
 _HOST_SYSCTLS: dict[str, object] = {
     "net/ipv4/conf/all/rp_filter": 0,
@@ -29,9 +31,16 @@ _HOST_SYSCTLS: dict[str, object] = {
     "net/core/somaxconn": 16384,
 }
 _FORWARD_SYSCTLS: dict[str, object] = {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1}
-_ROUTER_SYSCTLS: dict[str, object] = {"net/ipv4/fib_multipath_hash_policy": 1, "net/ipv6/fib_multipath_hash_policy": 1}
-_CLIENT_SYSCTLS: dict[str, object] = {"net/ipv4/tcp_tw_reuse": 1, "net/ipv4/ip_local_port_range": "1024 65535"}
-# A benchmark of short connections would fill the conntrack table with TIME_WAIT entries within half a minute.
+_ROUTER_SYSCTLS: dict[str, object] = {
+    "net/ipv4/fib_multipath_hash_policy": 1,
+    "net/ipv6/fib_multipath_hash_policy": 1,
+}
+_CLIENT_SYSCTLS: dict[str, object] = {
+    "net/ipv4/tcp_tw_reuse": 1,
+    "net/ipv4/ip_local_port_range": "1024 65535",
+}
+# A benchmark of short connections would fill the conntrack table with TIME_WAIT entries within half
+# a minute.
 _NODE_SYSCTLS: dict[str, object] = {"net/netfilter/nf_conntrack_tcp_timeout_time_wait": 5}
 _SYSCTLS: dict[str, dict[str, object]] = {
     "client": _CLIENT_SYSCTLS,
@@ -40,7 +49,8 @@ _SYSCTLS: dict[str, dict[str, object]] = {
     "control": {},
 }
 
-# What a CNI does for pods that call the outside world. Traffic inside the cluster keeps its source, as Kubernetes demands.
+# What a CNI does for pods that call the outside world. Traffic inside the cluster keeps its source,
+# as Kubernetes demands.
 _MASQUERADE = f"""
 table inet lab {{
   chain postrouting {{
@@ -53,7 +63,8 @@ table inet lab {{
 
 
 async def build_router(topology: Topology) -> None:
-    """The router with its bridges, and the ways to pods and VIPs; hosts are then plugged in by `build_host`."""
+    """The router with its bridges, and the ways to pods and VIPs; hosts are then plugged in by
+    `build_host`."""
     name = topology.namespace(ROUTER)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS | _FORWARD_SYSCTLS | _ROUTER_SYSCTLS)
@@ -69,7 +80,8 @@ async def build_router(topology: Topology) -> None:
 
 
 async def build_host(topology: Topology, host: Host) -> None:
-    """One machine, plugged into the router, reachable when this returns. The router is there already."""
+    """One machine, plugged into the router, reachable when this returns. The router is there
+    already."""
     name = topology.namespace(host.name)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS | _SYSCTLS[host.kind])
@@ -86,14 +98,21 @@ async def build_host(topology: Topology, host: Host) -> None:
 
 
 async def connect(links: Rtnetlink, topology: Topology, host: Host) -> None:
-    """Switch eth0 on, with its addresses and routes: the kernel forgets them when the device goes down."""
+    """Switch eth0 on, with its addresses and routes: the kernel forgets them when the device goes
+    down."""
     await links.set_state("eth0", up=True)
-    for address, router, length, everything in zip(host.addresses, host.routers, (24, 64), ("0.0.0.0/0", "::/0"), strict=True):
+    for address, router, length, everything in zip(
+        host.addresses, host.routers, (24, 64), ("0.0.0.0/0", "::/0"), strict=True
+    ):
         await links.set_address("eth0", f"{address}/{length}")
         await links.set_route(everything, Nexthop(router))
     if host.kind in ("node", "gateway", "control"):
         # The router knows the way to pods on its other networks.
-        on_link = [node for node in topology.of("node") if node.network == host.network and node.name != host.name]
+        on_link = [
+            node
+            for node in topology.of("node")
+            if node.network == host.network and node.name != host.name
+        ]
         await _route_pods(links, on_link)
 
 
@@ -118,7 +137,8 @@ async def demolish_host(topology: Topology, host: Host) -> None:
 
 
 async def route_vips(topology: Topology, gateways: Sequence[Host]) -> None:
-    """Send the VIP ranges to these gateways, equally by flow (ECMP): what the fabric does when BGP sessions come and go."""
+    """Send the VIP ranges to these gateways, equally by flow (ECMP): what the fabric does when BGP
+    sessions come and go."""
     async with _netlink(topology.namespace(ROUTER)) as router:
         for family, vips in enumerate(VIPS):
             hops = [Nexthop(gateway.addresses[family], gateway.network) for gateway in gateways]
@@ -129,24 +149,31 @@ async def route_vips(topology: Topology, gateways: Sequence[Host]) -> None:
 
 
 async def build_pod(name: str, node: str, host: Host, place: PodNetwork) -> None:
-    """A pod's namespace `name`, hung on the node's namespace `node`. What a killed predecessor left in its place goes."""
+    """A pod's namespace `name`, hung on the node's namespace `node`. What a killed predecessor left
+    in its place goes."""
     namespace.delete(name)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS)
     async with _netlink(node) as outside, _netlink(name) as inside:
         await outside.delete_link(place.device)
-        await outside.add_veth(place.device, place.node_mac, "eth0", place.mac, namespace.path(name))
+        await outside.add_veth(
+            place.device, place.node_mac, "eth0", place.mac, namespace.path(name)
+        )
         await outside.set_state(place.device, up=True)
         await inside.set_state("lo", up=True)
         await inside.set_state("eth0", up=True)
         defaults = ("0.0.0.0/0", "::/0")
-        for family, (address, gateway, default) in enumerate(zip(place.addresses, POD_GATEWAYS, defaults, strict=True)):
+        for family, (address, gateway, default) in enumerate(
+            zip(place.addresses, POD_GATEWAYS, defaults, strict=True)
+        ):
             whole = f"{address}/{128 if family else 32}"
             await inside.set_address("eth0", whole)
             await inside.set_neighbour("eth0", gateway, place.node_mac)
             await inside.set_route(default, Nexthop(gateway, "eth0"), onlink=True)
             await outside.set_neighbour(place.device, address, place.mac)
-            await outside.set_route(whole, Nexthop(device=place.device), source=host.addresses[family])
+            await outside.set_route(
+                whole, Nexthop(device=place.device), source=host.addresses[family]
+            )
 
 
 async def demolish_pod(name: str, node: str, place: PodNetwork) -> None:
@@ -170,9 +197,13 @@ def _netlink(name: str) -> Rtnetlink:
 
 async def _masquerade(topology: Topology, host: Host) -> None:
     name = topology.namespace(host.name)
-    exit_code, _, errors = await process.run(name, ["nft", "-f", "-"], lab=topology.lab, input_text=_MASQUERADE)
+    exit_code, _, errors = await process.run(
+        name, ["nft", "-f", "-"], lab=topology.lab, input_text=_MASQUERADE
+    )
     if exit_code:
-        raise Unavailable(f"tried to load the masquerade rules in namespace {name}: nft answered {errors.strip()}")
+        raise Unavailable(
+            f"tried to load the masquerade rules in namespace {name}: nft answered {errors.strip()}"
+        )
 
 
 def _port_mac(host: Host) -> str:

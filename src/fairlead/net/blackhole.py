@@ -1,12 +1,12 @@
-"""Addresses that packets from outside are not to be routed to: blackhole routes in a table of their own, and a rule for each
-interface that has packets from there looked up in it.
+"""Addresses that packets from outside are not to be routed to: blackhole routes in a table of their
+own, and a rule for each interface that has packets from there looked up in it.
 
-In: addresses, names of interfaces. Out: the kernel's rules and routes. Packets of this host itself, and those from other
-interfaces, do not meet the rule: a process here may still call such an address where something else answers for it (the
-service proxy of a node, after routing).
-Invariant: nothing is touched but the one table and the rules that lead to it. What is set twice is as if set once. An object
-belongs to the network namespace in which it was made. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,fib_rules}.h.
-"""
+In: addresses, names of interfaces. Out: the kernel's rules and routes. Packets of this host itself,
+and those from other interfaces, do not meet the rule: a process here may still call such an address
+where something else answers for it (the service proxy of a node, after routing). Invariant: nothing
+is touched but the one table and the rules that lead to it. What is set twice is as if set once. An
+object belongs to the network namespace in which it was made. Follows rtnetlink(7), Linux
+include/uapi/linux/{rtnetlink,fib_rules}.h."""
 
 import errno
 import os
@@ -37,12 +37,14 @@ RULE_PRIORITY = 7471
 
 _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE, _NEW_RULE, _DELETE_RULE, _GET_RULE = 24, 25, 26, 32, 33, 34
 _BODY = struct.Struct("=8BI")
-"""Both struct rtmsg (family, prefix lengths, TOS, table, protocol, scope, type, flags) and struct fib_rule_hdr (family, prefix
-lengths, TOS, table, two that are reserved, action, flags)."""
+"""Both struct rtmsg (family, prefix lengths, TOS, table, protocol, scope, type, flags) and struct
+fib_rule_hdr (family, prefix lengths, TOS, table, two that are reserved, action, flags)."""
 _DESTINATION, _TABLE = 1, 15
 _RULE_INTERFACE, _RULE_PRIORITY, _RULE_TABLE, _RULE_PROTOCOL = 3, 6, 15, 21
 _BLACKHOLE, _TO_TABLE = 6, 1
-_MATCHED_ROUTE = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what it gives for this address
+_MATCHED_ROUTE = (
+    0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what it gives for this address
+)
 _STRICT_CHECK, _SHORT_ANSWERS = 12, 10
 _AT_ONCE = 100
 """Questions in one message: so many answers fit into the socket's buffer."""
@@ -58,11 +60,14 @@ class Rule(NamedTuple):
 
 
 class Blackholes:
-    """The routes and rules of one table. `protocol`: the number by which others can tell whose they are. Close it."""
+    """The routes and rules of one table. `protocol`: the number by which others can tell whose they
+    are. Close it."""
 
     def __init__(self, table: int, protocol: int) -> None:
         self._table, self._protocol = table, protocol
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        )
         self._socket.settimeout(10.0)
         for option in (_STRICT_CHECK, _SHORT_ANSWERS):
             self._socket.setsockopt(SOL_NETLINK, option, 1)
@@ -76,7 +81,9 @@ class Blackholes:
         """The addresses that have one. Raises Unavailable."""
         found = set()
         for family in _FAMILIES:
-            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(_TABLE, _number(self._table))
+            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(
+                _TABLE, _number(self._table)
+            )
             for body in self._dump(_GET_ROUTE, question, "listing blackhole routes"):
                 said = dict(attributes(body, _BODY.size))
                 if said.get(_TABLE) == _number(self._table) and _DESTINATION in said:
@@ -87,7 +94,9 @@ class Blackholes:
         """The rules that lead to the table. Raises Unavailable."""
         found = set()
         for family in _FAMILIES:
-            for body in self._dump(_GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"):
+            for body in self._dump(
+                _GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"
+            ):
                 said = dict(attributes(body, _BODY.size))
                 if said.get(_RULE_TABLE) == _number(self._table):
                     name = said.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
@@ -105,23 +114,37 @@ class Blackholes:
         )
 
     def delete_routes(self, addresses: Collection[str]) -> None:
-        """Have these addresses lead where they would without us, whoever put the routes into our table."""
-        self._each(_DELETE_ROUTE, 0, (self._route(each) for each in addresses), "deleting a blackhole route", errno.ESRCH)
+        """Have these addresses lead where they would without us, whoever put the routes into our
+        table."""
+        self._each(
+            _DELETE_ROUTE,
+            0,
+            (self._route(each) for each in addresses),
+            "deleting a blackhole route",
+            errno.ESRCH,
+        )
 
     def add_rules(self, rules: Collection[Rule]) -> None:
-        """Have packets from these interfaces looked up in the table. An interface need not be there yet."""
-        self._each(_NEW_RULE, CREATE | EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST)
+        """Have packets from these interfaces looked up in the table. An interface need not be there
+        yet."""
+        self._each(
+            _NEW_RULE, CREATE | EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST
+        )
 
     def delete_rules(self, rules: Collection[Rule]) -> None:
         """Take these rules away."""
         self._each(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
 
     def routed_elsewhere(self, addresses: Sequence[str]) -> list[str]:
-        """Those of the addresses to which a route of somebody else leads, to nothing but this address."""
+        """Those of the addresses to which a route of somebody else leads, to nothing but this
+        address."""
         found = []
         for at in range(0, len(addresses), _AT_ONCE):
             asked = addresses[at : at + _AT_ONCE]
-            questions = (_BODY.pack(*_of(each), 0, 0, 0, 0, 0, 0, _MATCHED_ROUTE) + _destination(each) for each in asked)
+            questions = (
+                _BODY.pack(*_of(each), 0, 0, 0, 0, 0, 0, _MATCHED_ROUTE) + _destination(each)
+                for each in asked
+            )
             first = self._send(_GET_ROUTE, 0, questions)
             for kind, number, body in self._answers(first, len(asked)):
                 address = asked[number - first]
@@ -138,14 +161,18 @@ class Blackholes:
 
     def _rule(self, rule: Rule) -> bytes:
         return (
-            _BODY.pack(socket.AF_INET6 if rule.ipv6 else socket.AF_INET, 0, 0, 0, 0, 0, 0, _TO_TABLE, 0)
+            _BODY.pack(
+                socket.AF_INET6 if rule.ipv6 else socket.AF_INET, 0, 0, 0, 0, 0, 0, _TO_TABLE, 0
+            )
             + attribute(_RULE_INTERFACE, rule.interface.encode() + b"\0")
             + attribute(_RULE_PRIORITY, _number(RULE_PRIORITY))
             + attribute(_RULE_TABLE, _number(self._table))
             + attribute(_RULE_PROTOCOL, bytes([self._protocol]))
         )
 
-    def _each(self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int) -> None:
+    def _each(
+        self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int
+    ) -> None:
         """Send all of them; then raise for the first that failed, unless it was so already."""
         waiting, problem = list(bodies), None
         for at in range(0, len(waiting), _AT_ONCE):
@@ -169,7 +196,11 @@ class Blackholes:
                     return found
                 if got == ERROR:
                     code = code_of(body)
-                    if code in (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP):  # no such table; no IPv6
+                    if code in (
+                        errno.ENOENT,
+                        errno.EAFNOSUPPORT,
+                        errno.EOPNOTSUPP,
+                    ):  # no such table; no IPv6
                         return []
                     raise _failure(code, tried)
                 found.append(body)
@@ -184,7 +215,8 @@ class Blackholes:
         return first
 
     def _answers(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
-        """One for each question: its kind, sequence number and body; of a refusal, or a plain yes, struct nlmsgerr."""
+        """One for each question: its kind, sequence number and body; of a refusal, or a plain yes,
+        struct nlmsgerr."""
         while count:
             for kind, _, sequence, body in messages(self._receive()):
                 if sequence >= first:  # else of something that was given up

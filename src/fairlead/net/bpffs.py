@@ -1,8 +1,8 @@
 """The file system in which maps outlive processes.
 
-In: a path. Out: a directory there, on a bpffs that is mounted if need be. Pins are removed with the directory they are in;
-what they pinned goes once nothing else holds it. Follows Documentation/bpf/bpf_iterators and the man page bpf(2), BPF_OBJ_PIN.
-"""
+In: a path. Out: a directory there, on a bpffs that is mounted if need be. Pins are removed with the
+directory they are in; what they pinned goes once nothing else holds it. Follows
+Documentation/bpf/bpf_iterators and the man page bpf(2), BPF_OBJ_PIN."""
 
 import ctypes
 import os
@@ -32,19 +32,24 @@ def _mount(path: Path) -> None:
         reason = os.strerror(ctypes.get_errno())
         raise Refused(
             f"mounting a bpffs at {path}: {reason}",
-            fix=f"mount it from outside (mount -t bpf bpf {path}), or give the container the host's {ROOT}",
+            fix=f"mount it from outside (mount -t bpf bpf {path}), or give the container the "
+            f"host's {ROOT}",
         )
 
 
 def prepare(path: Path) -> None:
-    """Make the directory `path` on a bpffs, mounting one at /sys/fs/bpf if `path` is below it and none is there.
+    """Make the directory `path` on a bpffs, mounting one at /sys/fs/bpf if `path` is below it and
+    none is there.
 
     Raises Refused where that is not permitted, or where `path` lies on another file system.
     """
     path = path.absolute()
     if not _is_bpffs(_nearest(path)):
         if ROOT not in (path, *path.parents):
-            raise Refused(f"{path} is not on a bpffs", fix=f"choose a path below {ROOT}, or mount -t bpf bpf {path.parent}")
+            raise Refused(
+                f"{path} is not on a bpffs",
+                fix=f"choose a path below {ROOT}, or mount -t bpf bpf {path.parent}",
+            )
         _mount(ROOT)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

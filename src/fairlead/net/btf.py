@@ -1,9 +1,8 @@
 """Read BTF, the types that clang writes into an eBPF object.
 
-In: the bytes of an object's `.BTF` section. Out: types by number and by name, their sizes, and the fields of structs.
-Only what describes maps and the records in them is kept; functions and line numbers are skipped over.
-Follows Documentation/bpf/btf.rst of the Linux kernel.
-"""
+In: the bytes of an object's `.BTF` section. Out: types by number and by name, their sizes, and the
+fields of structs. Only what describes maps and the records in them is kept; functions and line
+numbers are skipped over. Follows Documentation/bpf/btf.rst of the Linux kernel."""
 
 import struct
 from typing import NamedTuple
@@ -54,13 +53,20 @@ class Types:
     """The types of one object. Unknown names raise KeyError."""
 
     def __init__(self, section: bytes) -> None:
-        magic, _, _, header_size, type_offset, type_size, string_offset, _ = _HEADER.unpack_from(section)
+        magic, _, _, header_size, type_offset, type_size, string_offset, _ = _HEADER.unpack_from(
+            section
+        )
         if magic != _MAGIC:
-            raise Refused("the eBPF object's type section (.BTF) cannot be read", fix="build it anew with clang -g")
+            raise Refused(
+                "the eBPF object's type section (.BTF) cannot be read",
+                fix="build it anew with clang -g",
+            )
         self._strings = section[header_size + string_offset :]
         self._types = [_Type(0, "void", 0)]
         self._read(section[header_size + type_offset : header_size + type_offset + type_size])
-        self._ids = {(each.kind, each.name): number for number, each in enumerate(self._types) if each.name}
+        self._ids = {
+            (each.kind, each.name): number for number, each in enumerate(self._types) if each.name
+        }
 
     def _string(self, offset: int) -> str:
         return self._strings[offset : self._strings.index(b"\0", offset)].decode()
@@ -78,7 +84,10 @@ class Types:
                 rows = (_TYPE.unpack_from(data, position + 12 * i) for i in range(count))
                 # With the kind flag the upper byte of the offset is the size of a bit field.
                 mask = 0xFFFFFF if info >> 31 else 0xFFFFFFFF
-                members = tuple(Field(self._string(text), (bits & mask) // 8, type_id) for text, type_id, bits in rows)
+                members = tuple(
+                    Field(self._string(text), (bits & mask) // 8, type_id)
+                    for text, type_id, bits in rows
+                )
             elif kind == _ENUM:
                 pairs = (struct.unpack_from("<Ii", data, position + 8 * i) for i in range(count))
                 members = tuple(Field(self._string(text), value, 0) for text, value in pairs)
@@ -112,14 +121,16 @@ class Types:
 
     def enumerators(self, name: str) -> dict[str, int]:
         """The names of `enum name` with their values."""
-        return {member.name: member.offset for member in self._types[self._ids[_ENUM, name]].members}
+        return {
+            member.name: member.offset for member in self._types[self._ids[_ENUM, name]].members
+        }
 
     def map_fields(self, variable: str) -> dict[str, int]:
-        """What a map definition of the `.maps` section says: `type`, `max_entries`, `map_flags` ... as numbers,
-        `key` and `value` as `key_size` and `value_size` in bytes.
+        """What a map definition of the `.maps` section says: `type`, `max_entries`, `map_flags` ...
+        as numbers, `key` and `value` as `key_size` and `value_size` in bytes.
 
-        libbpf's `__uint(name, n)` is a pointer to an array of n ints, `__type(name, t)` a pointer to t.
-        """
+        libbpf's `__uint(name, n)` is a pointer to an array of n ints, `__type(name, t)` a pointer
+        to t."""
         definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
         said: dict[str, int] = {}
         for field in definition.members:
@@ -131,14 +142,21 @@ class Types:
         return said
 
     def records(self, variable: str) -> tuple[tuple[tuple[str, int, int], ...], ...]:
-        """What the key and the value of a map are made of: (name, offset, size) of each field, in order. What is no struct is
-        one field without a name; of a map without keys or values there are none."""
+        """What the key and the value of a map are made of: (name, offset, size) of each field, in
+        order. What is no struct is one field without a name; of a map without keys or values there
+        are none."""
         definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
-        targets = {field.name: self._resolve(field.type_id).size_or_type for field in definition.members}
-        return tuple(self._record(targets[part]) if part in targets else () for part in ("key", "value"))
+        targets = {
+            field.name: self._resolve(field.type_id).size_or_type for field in definition.members
+        }
+        return tuple(
+            self._record(targets[part]) if part in targets else () for part in ("key", "value")
+        )
 
     def _record(self, type_id: int) -> tuple[tuple[str, int, int], ...]:
         found = self._resolve(type_id)
         if found.kind != _STRUCT:
             return (("", 0, self.size(type_id)),)
-        return tuple((field.name, field.offset, self.size(field.type_id)) for field in found.members)
+        return tuple(
+            (field.name, field.offset, self.size(field.type_id)) for field in found.members
+        )

@@ -1,14 +1,15 @@
 """Delete tracked flows that lead to somebody who no longer answers.
 
-In: what clients called (address and port) and who may answer there now. Out: how many flows were deleted.
-Invariant: a flow is deleted only if its original destination is one of those given and somebody else than those that may
-answer there answers it; all others stay. Follows linux/netfilter/nfnetlink_conntrack.h.
+In: what clients called (address and port) and who may answer there now. Out: how many flows were
+deleted. Invariant: a flow is deleted only if its original destination is one of those given and
+somebody else than those that may answer there answers it; all others stay. Follows
+linux/netfilter/nfnetlink_conntrack.h.
 
-The kernel filters the dump (Linux 5.8), so a large table is walked there and not copied. Each destination costs one walk of the
-whole machine's table, full or empty (7 ms for 262,144 buckets): where one copy of the protocol's flows costs less, they are
-copied. Flows are read as bytes, some microseconds each, in a thread: a node has thousands to look through each time that a pod
-ends, and has to answer who asks whether it is alive meanwhile.
-"""
+The kernel filters the dump (Linux 5.8), so a large table is walked there and not copied. Each
+destination costs one walk of the whole machine's table, full or empty (7 ms for 262,144 buckets):
+where one copy of the protocol's flows costs less, they are copied. Flows are read as bytes, some
+microseconds each, in a thread: a node has thousands to look through each time that a pod ends, and
+has to answer who asks whether it is alive meanwhile."""
 
 import asyncio
 import errno
@@ -20,17 +21,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
-from fairlead.net.netlink import ACK, DONE, DUMP, ERROR, attribute, attributes, code_of, message, messages
+from fairlead.net.netlink import (
+    ACK,
+    DONE,
+    DUMP,
+    ERROR,
+    attribute,
+    attributes,
+    code_of,
+    message,
+    messages,
+)
 
 Endpoint = tuple[str, int]
 """Address and port."""
 
 _COPY = 400
-"""So many buckets of the table are walked in the time in which a flow of any protocol is copied and read, if half of them are
-of the one that is looked for (measured)."""
+"""So many buckets of the table are walked in the time in which a flow of any protocol is copied and
+read, if half of them are of the one that is looked for (measured)."""
 _TABLE = Path("/proc/sys/net/netfilter")
 _AT_ONCE = 100
-"""So many flows are deleted by one call: the answers, which come at once, have room in the socket's buffer."""
+"""So many flows are deleted by one call: the answers, which come at once, have room in the socket's
+buffer."""
 _BUFFER = 1 << 16
 
 _NETLINK_NETFILTER = 12
@@ -43,14 +55,16 @@ _SOURCE = {socket.AF_INET: 1, socket.AF_INET6: 3}
 _DESTINATION = {socket.AF_INET: 2, socket.AF_INET6: 4}
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 1, 1 << 3, 1 << 5
-"""What of the destination a dump is filtered by: CTA_FILTER_F_CTA_... of net/netfilter/nf_internals.h."""
+"""What of the destination a dump is filtered by: CTA_FILTER_F_CTA_... of
+net/netfilter/nf_internals.h."""
 
 _Packed = tuple[bytes, bytes]
 """Address and port as they are in a packet."""
 
 
 class _Flow(NamedTuple):
-    """One entry. `name` are the attributes that name it, as the kernel wrote them: its original tuple, zone and number."""
+    """One entry. `name` are the attributes that name it, as the kernel wrote them: its original
+    tuple, zone and number."""
 
     called: _Packed
     answering: _Packed
@@ -58,10 +72,11 @@ class _Flow(NamedTuple):
 
 
 class Conntrack:
-    """The table of flows as one network namespace sees it: that in which `delete_stale` is called first. One call at a time.
+    """The table of flows as one network namespace sees it: that in which `delete_stale` is called
+    first. One call at a time.
 
-    It keeps its socket. To close one of netfilter takes until nftables has let go of all that was deleted before, up to a
-    second where much is, and nothing else would have its turn meanwhile.
+    It keeps its socket. To close one of netfilter takes until nftables has let go of all that was
+    deleted before, up to a second where much is, and nothing else would have its turn meanwhile.
     """
 
     def __init__(self) -> None:
@@ -74,23 +89,40 @@ class Conntrack:
             self._netlink = None
 
     async def delete_stale(
-        self, protocol: int, answering: Mapping[Endpoint, Collection[Endpoint]], *, timeout_s: float = 60.0
+        self,
+        protocol: int,
+        answering: Mapping[Endpoint, Collection[Endpoint]],
+        *,
+        timeout_s: float = 60.0,
     ) -> int:
-        """Delete the flows to each key of `answering` that none of its value answers; return their number.
+        """Delete the flows to each key of `answering` that none of its value answers; return their
+        number.
 
-        The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not answer in time.
-        """
+        The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not
+        answer in time."""
         deleted = 0
         for family in (socket.AF_INET, socket.AF_INET6):
-            mine = {called: by for called, by in answering.items() if (":" in called[0]) == (family == socket.AF_INET6)}
+            mine = {
+                called: by
+                for called, by in answering.items()
+                if (":" in called[0]) == (family == socket.AF_INET6)
+            }
             if mine:
                 try:
                     # Socket and plan are made here: the thread may be in another namespace.
-                    deleted += await _to_its_end(_delete_stale, self._socket(timeout_s), family, protocol, *_plan(family, mine))
+                    deleted += await _to_its_end(
+                        _delete_stale,
+                        self._socket(timeout_s),
+                        family,
+                        protocol,
+                        *_plan(family, mine),
+                    )
                 except OSError as error:  # TimeoutError too
-                    self.close()  # the answers that are left would be taken for those to the next question
+                    # the answers that are left would be taken for those to the next question
+                    self.close()
                     raise Unavailable(
-                        f"deleting stale tracked flows of protocol {protocol} failed: {error.strerror or 'timed out'}"
+                        f"deleting stale tracked flows of protocol {protocol} failed: "
+                        f"{error.strerror or 'timed out'}"
                     ) from error
         return deleted
 
@@ -115,9 +147,15 @@ def _plan(
     family: socket.AddressFamily, answering: Mapping[Endpoint, Collection[Endpoint]]
 ) -> tuple[Mapping[_Packed, Set[_Packed]], Set[_Packed]]:
     """Who may answer at each destination; and which dumps find the flows there."""
-    allowed = {_packed(family, called): {_packed(family, each) for each in by} for called, by in answering.items()}
-    # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to all others.
-    destinations = {(b"" if family == socket.AF_INET6 else address, port) for address, port in allowed}
+    allowed = {
+        _packed(family, called): {_packed(family, each) for each in by}
+        for called, by in answering.items()
+    }
+    # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to
+    # all others.
+    destinations = {
+        (b"" if family == socket.AF_INET6 else address, port) for address, port in allowed
+    }
     if len(destinations) > 1 and _copy_is_cheaper(len(destinations)):
         destinations = {(b"", b"")}
     return allowed, destinations
@@ -133,11 +171,17 @@ def _delete_stale(
     stale: list[_Flow] = []
     for destination in destinations:
         flows = _dump(netlink, family, protocol, destination)
-        stale += [flow for flow in flows if flow.answering not in allowed.get(flow.called, (flow.answering,))]
+        stale += [
+            flow
+            for flow in flows
+            if flow.answering not in allowed.get(flow.called, (flow.answering,))
+        ]
     return _delete(netlink, family, stale)
 
 
-def _dump(netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed) -> Iterator[_Flow]:
+def _dump(
+    netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed
+) -> Iterator[_Flow]:
     """The protocol's flows to this destination; of an empty address or port: to any."""
     netlink.send(_message(_GET, DUMP, family, _filter(family, protocol, destination)))
     while True:
@@ -152,7 +196,8 @@ def _dump(netlink: socket.socket, family: socket.AddressFamily, protocol: int, d
 
 
 def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequence[_Flow]) -> int:
-    """Delete them, and tell how many were still there: some may have ended by themselves since they were listed."""
+    """Delete them, and tell how many were still there: some may have ended by themselves since they
+    were listed."""
     deleted = 0
     for start in range(0, len(flows), _AT_ONCE):
         some = flows[start : start + _AT_ONCE]
@@ -173,7 +218,10 @@ def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequenc
 def _copy_is_cheaper(walks: int) -> bool:
     """Than so many walks, for the table as this thread's namespace sees it."""
     try:
-        flows, buckets = (int((_TABLE / name).read_text()) for name in ("nf_conntrack_count", "nf_conntrack_buckets"))
+        flows, buckets = (
+            int((_TABLE / name).read_text())
+            for name in ("nf_conntrack_count", "nf_conntrack_buckets")
+        )
     except OSError:  # nothing is tracked yet
         return False
     return _COPY * flows < buckets * walks
@@ -189,7 +237,9 @@ def _filter(family: socket.AddressFamily, protocol: int, destination: _Packed) -
     by = _BY_PROTOCOL | (_BY_ADDRESS if address else 0) | (_BY_PORT if port else 0)
     wanted = attribute(_IP | _NESTED, attribute(_DESTINATION[family], address)) if address else b""
     number = attribute(_NUMBER, bytes([protocol]))
-    wanted += attribute(_PROTOCOL | _NESTED, number + (attribute(_DESTINATION_PORT, port) if port else b""))
+    wanted += attribute(
+        _PROTOCOL | _NESTED, number + (attribute(_DESTINATION_PORT, port) if port else b"")
+    )
     flags = attribute(1, struct.pack("=I", by)) + attribute(2, struct.pack("=I", 0))
     return attribute(_ORIGINAL | _NESTED, wanted) + attribute(_FILTER | _NESTED, flags)
 

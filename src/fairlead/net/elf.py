@@ -1,9 +1,9 @@
 """Read what clang made for the eBPF target: maps and programs as plain data.
 
-In: an ELF64 relocatable object. Out: `ObjectFile`: a `MapSpec` for each map, a `ProgramSpec` for each function, both values
-that one may print and change before anything is made in the kernel. The counterpart of libbpf's `bpf_object__open`.
-Limits: no CO-RE relocations, no global variables, no calls between functions; the loader says so where it meets one.
-"""
+In: an ELF64 relocatable object. Out: `ObjectFile`: a `MapSpec` for each map, a `ProgramSpec` for
+each function, both values that one may print and change before anything is made in the kernel. The
+counterpart of libbpf's `bpf_object__open`. Limits: no CO-RE relocations, no global variables, no
+calls between functions; the loader says so where it meets one."""
 
 import struct
 from pathlib import Path
@@ -32,7 +32,8 @@ class MapSpec(NamedTuple):
 
 
 class ProgramSpec(NamedTuple):
-    """A program: its instructions, and where in them (byte offset) the file descriptor of which map belongs."""
+    """A program: its instructions, and where in them (byte offset) the file descriptor of which map
+    belongs."""
 
     name: str
     section: str
@@ -69,16 +70,28 @@ def read_object(path: Path) -> ObjectFile:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise Refused(f"cannot read the eBPF object {path}: {error.strerror}", fix="run: python hatch_build.py") from error
+        raise Refused(
+            f"cannot read the eBPF object {path}: {error.strerror}",
+            fix="run: python hatch_build.py",
+        ) from error
     if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", content, 18)[0] != _EM_BPF:
-        raise Refused(f"{path} is not a 64-bit little-endian eBPF object", fix="build it anew: python hatch_build.py")
+        raise Refused(
+            f"{path} is not a 64-bit little-endian eBPF object",
+            fix="build it anew: python hatch_build.py",
+        )
     sections = _sections(content)
     symbols = _symbols(sections)
     by_name = {section.name: section for section in sections}
     if ".BTF" not in by_name:
-        raise Refused(f"{path} has no type information", fix="build it with clang -g: python hatch_build.py")
+        raise Refused(
+            f"{path} has no type information", fix="build it with clang -g: python hatch_build.py"
+        )
     types = Types(by_name[".BTF"].data)
-    in_maps = [symbol.name for symbol in symbols if sections[symbol.section].name == ".maps" and symbol.name]
+    in_maps = [
+        symbol.name
+        for symbol in symbols
+        if sections[symbol.section].name == ".maps" and symbol.name
+    ]
     return ObjectFile(
         {name: _map(types, name) for name in in_maps},
         {program.name: program for program in _programs(path, sections, symbols)},
@@ -94,9 +107,14 @@ def _text(table: bytes, offset: int) -> str:
 def _sections(content: bytes) -> list[_Section]:
     (start,) = struct.unpack_from("<Q", content, 40)
     count, names_at = struct.unpack_from("<HH", content, 60)
-    rows = [_SECTION_HEADER.unpack_from(content, start + i * _SECTION_HEADER.size) for i in range(count)]
+    rows = [
+        _SECTION_HEADER.unpack_from(content, start + i * _SECTION_HEADER.size) for i in range(count)
+    ]
     names = content[rows[names_at][4] : rows[names_at][4] + rows[names_at][5]]
-    return [_Section(_text(names, row[0]), row[1], content[row[4] : row[4] + row[5]], row[7]) for row in rows]
+    return [
+        _Section(_text(names, row[0]), row[1], content[row[4] : row[4] + row[5]], row[7])
+        for row in rows
+    ]
 
 
 def _symbols(sections: list[_Section]) -> list[_Symbol]:
@@ -104,15 +122,22 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
     # clang uses one string table for sections and symbols.
     names = next(section for section in sections if section.name == ".strtab").data
     return [
-        _Symbol(_text(names, name), info & 15, section if section < len(sections) else 0, value, size)
+        _Symbol(
+            _text(names, name), info & 15, section if section < len(sections) else 0, value, size
+        )
         for name, info, _, section, value, size in _SYMBOL.iter_unpack(table.data)
     ]
 
 
 def _map(types: Types, name: str) -> MapSpec:
     said = types.map_fields(name)
-    key_size, value_size = said.get("key_size", 0), said.get("value_size", 0)  # a ring buffer has neither
-    return MapSpec(name, said["type"], key_size, value_size, said["max_entries"], said.get("map_flags", 0))
+    key_size, value_size = (
+        said.get("key_size", 0),
+        said.get("value_size", 0),
+    )  # a ring buffer has neither
+    return MapSpec(
+        name, said["type"], key_size, value_size, said["max_entries"], said.get("map_flags", 0)
+    )
 
 
 def _programs(path: Path, sections: list[_Section], symbols: list[_Symbol]) -> list[ProgramSpec]:
@@ -123,16 +148,21 @@ def _programs(path: Path, sections: list[_Section], symbols: list[_Symbol]) -> l
             continue
         begin, end = symbol.value, symbol.value + symbol.size
         references = []
-        for relocation in (each for each in sections if each.type == _REL and each.info == symbol.section):
+        for relocation in (
+            each for each in sections if each.type == _REL and each.info == symbol.section
+        ):
             for offset, info in struct.iter_unpack("<QQ", relocation.data):
                 target = symbols[info >> 32]
                 if not begin <= offset < end:
                     continue
                 if info & 0xFFFFFFFF != _R_BPF_64_64 or sections[target.section].name != ".maps":
                     raise Refused(
-                        f"{path}: {symbol.name} refers to {target.name or sections[target.section].name}, which is no map",
+                        f"{path}: {symbol.name} refers to "
+                        f"{target.name or sections[target.section].name}, which is no map",
                         fix="make functions static __always_inline and keep state in maps",
                     )
                 references.append((offset - begin, target.name))
-        programs.append(ProgramSpec(symbol.name, section.name, section.data[begin:end], tuple(references)))
+        programs.append(
+            ProgramSpec(symbol.name, section.name, section.data[begin:end], tuple(references))
+        )
     return programs

@@ -1,8 +1,8 @@
 """What a network device says of itself through the ethtool ioctl.
 
-In: the name of an interface of this network namespace. Out: its driver, and whether it is a device on a bus of the machine or
-made by software. Follows include/uapi/linux/ethtool.h, ETHTOOL_GDRVINFO. pyroute2's ethtool asks more and needs netlink.
-"""
+In: the name of an interface of this network namespace. Out: its driver, and whether it is a device
+on a bus of the machine or made by software. Follows include/uapi/linux/ethtool.h, ETHTOOL_GDRVINFO.
+pyroute2's ethtool asks more and needs netlink."""
 
 import ctypes
 import errno
@@ -19,8 +19,8 @@ _DRIVER_INFO = struct.Struct("=I32s32s32s32s32s12x5I")
 
 
 class Driver(NamedTuple):
-    """`name`: empty if there is none to tell. `bus`: where on the machine's buses the device is; empty for one that is made by
-    software."""
+    """`name`: empty if there is none to tell. `bus`: where on the machine's buses the device is;
+    empty for one that is made by software."""
 
     name: str
     bus: str

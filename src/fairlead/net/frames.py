@@ -1,7 +1,8 @@
-"""Values on a stream between two processes of one role: for each value its length, then its MessagePack encoding.
+"""Values on a stream between two processes of one role: for each value its length, then its
+MessagePack encoding.
 
-In: values. Out: bytes, and back. For asyncio's streams, and for processes without an asyncio event loop.
-"""
+In: values. Out: bytes, and back. For asyncio's streams, and for processes without an asyncio event
+loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ def write(stream: asyncio.StreamWriter, value: msgspec.Struct) -> None:
     stream.write(frame(value))
 
 
-async def read(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]) -> FrameT | None:
+async def read(
+    stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]
+) -> FrameT | None:
     """The next value. None: the other side has ended."""
     try:
         length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")

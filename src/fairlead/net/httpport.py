@@ -1,14 +1,16 @@
-"""TCP ports that answer small HTTP requests, and go on answering all callers while some of them flood the ports.
+"""TCP ports that answer small HTTP requests, and go on answering all callers while some of them
+flood the ports.
 
-In: ports to listen on, a function from a port and a request to an answer. Out: answers. `Ports.turn` does a bounded amount of
-work: ACCEPTS new connections and STEPS steps at most. One step reads at most CHUNK_BYTES and answers at most one request.
-Sources (addresses of callers) are served in turn, and the connections of one source in the turns of that source. So
-the number of connections or requests of one source does not delay another source.
-Invariants: an answer is computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
-limit of connections a new connection is still accepted, and the longest idle connection of the source with the most connections
-is closed; a connection that is idle, incomplete or not read for too long is closed.
-Edge-triggered epoll(7) without a task per connection: the work of one turn can be counted, and tests count it.
-"""
+In: ports to listen on, a function from a port and a request to an answer. Out: answers.
+`Ports.turn` does a bounded amount of work: ACCEPTS new connections and STEPS steps at most. One
+step reads at most CHUNK_BYTES and answers at most one request. Sources (addresses of callers) are
+served in turn, and the connections of one source in the turns of that source. So the number of
+connections or requests of one source does not delay another source. Invariants: an answer is
+computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
+limit of connections a new connection is still accepted, and the longest idle connection of the
+source with the most connections is closed; a connection that is idle, incomplete or not read for
+too long is closed. Edge-triggered epoll(7) without a task per connection: the work of one turn can
+be counted, and tests count it."""
 
 import errno
 import resource
@@ -27,19 +29,21 @@ from fairlead.net.sources import Crowd
 IDLE_S = 60.0
 """A connection is closed this time after an answer if no further request begins."""
 REQUEST_S = 5.0
-"""Time limit for a request to be complete, from the start of its connection or from its first byte; and for the caller to
-receive the answer."""
+"""Time limit for a request to be complete, from the start of its connection or from its first byte;
+and for the caller to receive the answer."""
 SWEEP_S = 1.0
 """Period at which the time limits of connections are checked."""
 LINGER_S = 1.0
-"""After a last answer, data from the caller is discarded for this time: closing at once would reset the connection, and the
-caller might lose the answer."""
+"""After a last answer, data from the caller is discarded for this time: closing at once would reset
+the connection, and the caller might lose the answer."""
 
 ACCEPTS, STEPS, EVENTS = 64, 64, 256
-"""Limits of one turn: new connections, steps, events of the kernel. A turn takes some milliseconds."""
+"""Limits of one turn: new connections, steps, events of the kernel. A turn takes some
+milliseconds."""
 CHUNK_BYTES = 2048
 BACKLOG = 128
-"""Length of the accept queue, which is served in order: in a long queue each new connection would wait for all others."""
+"""Length of the accept queue, which is served in order: in a long queue each new connection would
+wait for all others."""
 
 OTHER_DESCRIPTORS = 64
 
@@ -51,8 +55,8 @@ Answering = Callable[[int, Request], Answer]
 
 
 class Limits(NamedTuple):
-    """Limits of connections from one source and in all. Each open port raises them, because a gateway may keep one connection
-    to each port."""
+    """Limits of connections from one source and in all. Each open port raises them, because a
+    gateway may keep one connection to each port."""
 
     from_one: int = 1024
     from_one_per_port: int = 2
@@ -77,7 +81,18 @@ class _Listener:
 class Connection:
     """One caller's connection to a port."""
 
-    __slots__ = ("ended", "ending", "number", "queued", "received", "socket", "source", "unsent", "until_s", "waiting")
+    __slots__ = (
+        "ended",
+        "ending",
+        "number",
+        "queued",
+        "received",
+        "socket",
+        "source",
+        "unsent",
+        "until_s",
+        "waiting",
+    )
 
     def __init__(self, made: socket.socket, number: int, source: str, until_s: float) -> None:
         self.socket = made
@@ -99,7 +114,11 @@ class Ports:
     """Open ports. Not thread-safe."""
 
     def __init__(
-        self, answering: Answering, *, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        answering: Answering,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._answering = answering
         self._limits = limits or Limits()
@@ -112,8 +131,8 @@ class Ports:
         self._connections: dict[int, Connection] = {}
         self._crowd = Crowd[Connection]()
         self._ready: dict[str, deque[Connection]] = {}
-        """For each source with pending work its connections; sources and connections are in the order in which they are
-        served."""
+        """For each source with pending work its connections; sources and connections are in the
+        order in which they are served."""
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._sweep_s = clock() + SWEEP_S
         self._date = (0, "")
@@ -133,15 +152,22 @@ class Ports:
     def most(self) -> int:
         """The limit of connections in all."""
         left = self._descriptors - len(self._listeners) - OTHER_DESCRIPTORS
-        return max(1, min(self._limits.in_all + self._limits.in_all_per_port * len(self._numbers), left))
+        return max(
+            1, min(self._limits.in_all + self._limits.in_all_per_port * len(self._numbers), left)
+        )
 
     def open(self, number: int, addresses: Collection[str] = EVERYWHERE) -> None:
-        """Listen at these addresses. Raises OSError, see `listening.listen`; EADDRINUSE as well if the port is open already."""
+        """Listen at these addresses. Raises OSError, see `listening.listen`; EADDRINUSE as well if
+        the port is open already."""
         if number in self._numbers:
             raise OSError(errno.EADDRINUSE, "Address already in use")
-        self._numbers[number] = [_Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)]
+        self._numbers[number] = [
+            _Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)
+        ]
         for listener in self._numbers[number]:
-            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit the option
+            listener.socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+            )  # its connections inherit the option
             descriptor = listener.socket.fileno()
             self._listeners[descriptor] = listener
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -183,7 +209,9 @@ class Ports:
         steps, answered = self._step_some()
         if (now_s := self._clock()) >= self._sweep_s:
             self._sweep_s = now_s + SWEEP_S
-            for connection in [each for each in self._connections.values() if each.until_s <= now_s]:
+            for connection in [
+                each for each in self._connections.values() if each.until_s <= now_s
+            ]:
                 self._end(connection)
         return Turn(accepted, steps, answered)
 
@@ -207,7 +235,8 @@ class Ports:
         return accepted
 
     def _take(self, made: socket.socket, number: int, source: str) -> None:
-        """Accept a connection. A connection that the caller has closed already costs little, because floods consist of such."""
+        """Accept a connection. A connection that the caller has closed already costs little,
+        because floods consist of such."""
         try:
             received = made.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
             if not received:
@@ -257,8 +286,8 @@ class Ports:
         return steps, answered
 
     def _step(self, connection: Connection) -> tuple[bool, bool]:
-        """Send if data waits, else read and answer. Returns whether there may be more to do now, and whether a request was
-        answered."""
+        """Send if data waits, else read and answer. Returns whether there may be more to do now,
+        and whether a request was answered."""
         try:
             if connection.unsent:
                 self._send(connection)
@@ -275,15 +304,17 @@ class Ports:
             if got != "incomplete":
                 self._answer(connection, got)
                 # Further requests that came with this one are handled in later steps.
-                return not connection.unsent and (more or bool(connection.received) or connection.ended), True
+                return not connection.unsent and (
+                    more or bool(connection.received) or connection.ended
+                ), True
         except OSError:
             self._end(connection)
             return False, False
         return more, False
 
     def _read(self, connection: Connection) -> bool:
-        """Read some of the received data. Returns whether there may be more. At the end of the stream the connection is
-        closed."""
+        """Read some of the received data. Returns whether there may be more. At the end of the
+        stream the connection is closed."""
         try:
             chunk = connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -294,7 +325,8 @@ class Ports:
         if not connection.received:
             connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
         connection.received += chunk
-        # After a short read the kernel reports data that comes later, but not an end of the stream that came with this data.
+        # After a short read the kernel reports data that comes later, but not an end of the stream
+        # that came with this data.
         return len(chunk) == CHUNK_BYTES or connection.ended
 
     def _discard(self, connection: Connection) -> bool:
@@ -309,17 +341,24 @@ class Ports:
     def _answer(self, connection: Connection, got: Received | HTTPStatus) -> None:
         if isinstance(got, Received):
             del connection.received[: got.length]
-            answer, keep, head_only = self._answering(connection.number, got.request), got.keep, got.request.method == "HEAD"
+            answer, keep, head_only = (
+                self._answering(connection.number, got.request),
+                got.keep,
+                got.request.method == "HEAD",
+            )
         else:
             answer, keep, head_only = Answer(got, b"{}"), False, False
         connection.ending = not keep
-        connection.until_s = self._clock() + (REQUEST_S if connection.received or not keep else IDLE_S)
+        connection.until_s = self._clock() + (
+            REQUEST_S if connection.received or not keep else IDLE_S
+        )
         connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
         self._crowd.touch(connection.source, connection)
         self._send(connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send as much of the waiting data as the kernel accepts; the kernel reports when it accepts more."""
+        """Send as much of the waiting data as the kernel accepts; the kernel reports when it
+        accepts more."""
         try:
             sent = connection.socket.send(connection.unsent, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,13 +1,13 @@
 """Ask HTTP health ports whether they serve, at little cost.
 
 In: an address (IPv4 or IPv6, no name), a port, a path. Out: an `Answer` to each question.
-Invariants: a `Line` holds at most one descriptor, and has at most one question under way; a failure on *our* side (no
-descriptors, no local ports) is told as Unavailable, for it says nothing about the machine asked.
-A line stays open from one question to the next where the server lets it (RFC 9112, section 9.3): that costs a third of a new
-connection. A server that closes it in between has said nothing by that: the question goes on over a new connection.
-Follows RFC 9110 and RFC 9112 as far as a status, headers and "is there a body" go; kube-proxy's health ports
-(pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight with the number of local endpoints.
-"""
+Invariants: a `Line` holds at most one descriptor, and has at most one question under way; a failure
+on *our* side (no descriptors, no local ports) is told as Unavailable, for it says nothing about the
+machine asked. A line stays open from one question to the next where the server lets it (RFC 9112,
+section 9.3): that costs a third of a new connection. A server that closes it in between has said
+nothing by that: the question goes on over a new connection. Follows RFC 9110 and RFC 9112 as far as
+a status, headers and "is there a body" go; kube-proxy's health ports (pkg/proxy/healthcheck) send
+X-Load-Balancing-Endpoint-Weight with the number of local endpoints."""
 
 import asyncio
 import errno
@@ -25,20 +25,32 @@ WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
 
 PROBE_MARK = 0x1071
-"""SO_MARK of probes that take the path of forwarded packets. bpf/probe.bpf.c checks its bits 0x30ff, and puts packets to a
-node behind a tunnel into an envelope. The mark has no bit of kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico
-(0xffff0000), the portmap plug-in (0x2000) and the AWS VPC plug-in (0x80)."""
+"""SO_MARK of probes that take the path of forwarded packets. bpf/probe.bpf.c checks its bits
+0x30ff, and puts packets to a node behind a tunnel into an envelope. The mark has no bit of
+kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico (0xffff0000), the portmap plug-in
+(0x2000) and the AWS VPC plug-in (0x80)."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER of 0: close by RST. Probes would otherwise leave hundreds of TIME_WAIT sockets."""
 
-OUR_OWN = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM))
+OUR_OWN = frozenset(
+    (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+        errno.EACCES,
+        errno.EPERM,
+    )
+)
 HUNG_UP = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What came back. `answered`: some HTTP, with `status` (0 if it was none). `refused`: the machine is there, nothing
-    serves on the port (or hung up). `silent`: nothing came in time, or the network says that it cannot be reached."""
+    """What came back. `answered`: some HTTP, with `status` (0 if it was none). `refused`: the
+    machine is there, nothing serves on the port (or hung up). `silent`: nothing came in time, or
+    the network says that it cannot be reached."""
 
     kind: Literal["answered", "refused", "silent"]
     status: int = 0
@@ -71,8 +83,8 @@ async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answ
 
 
 class Line:
-    """Where one health port is asked. `tell` is called once for each question, unless the line is closed first; the
-    caller decides how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
+    """Where one health port is asked. `tell` is called once for each question, unless the line is
+    closed first; the caller decides how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
 
     def __init__(
         self,
@@ -120,7 +132,9 @@ class Line:
     def _connect(self) -> None:
         self._reused = False
         try:
-            self._socket = made = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._socket = made = socket.socket(
+                self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            )
         except OSError as problem:
             self._fail(problem)
             return
@@ -153,7 +167,9 @@ class Line:
     def _send(self) -> None:
         assert self._socket is not None
         try:
-            self._socket.send(self._question)  # a request is far smaller than the room that an idle connection has
+            self._socket.send(
+                self._question
+            )  # a request is far smaller than the room that an idle connection has
         except OSError as problem:
             self._hung_up(problem)
 
@@ -201,22 +217,33 @@ class Line:
         if isinstance(problem, HUNG_UP) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
             self._tell(REFUSED)
         elif problem.errno in OUR_OWN:
-            self._tell(Unavailable(f"a question to http://{self._host} could not be sent: {problem.strerror}"))
+            self._tell(
+                Unavailable(
+                    f"a question to http://{self._host} could not be sent: {problem.strerror}"
+                )
+            )
         else:
             self._tell(SILENT)
 
 
 @lru_cache(maxsize=65536)
 def _request(host: str, path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: fairlead\r\n\r\n".encode("ascii", "replace")
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: fairlead\r\n\r\n".encode(
+        "ascii", "replace"
+    )
 
 
 @lru_cache(maxsize=4096)
 def may_go_on(received: bytes) -> bool:
-    """Whether this is all of an answer, neither less nor more, after which the next question may be asked."""
+    """Whether this is all of an answer, neither less nor more, after which the next question may be
+    asked."""
     head, _, body = received.partition(b"\r\n\r\n")
     lower = head.lower()
-    if not lower.startswith(b"http/1.1 ") or b"\r\nconnection: close" in lower or b"\r\ntransfer-encoding:" in lower:
+    if (
+        not lower.startswith(b"http/1.1 ")
+        or b"\r\nconnection: close" in lower
+        or b"\r\ntransfer-encoding:" in lower
+    ):
         return False
     _, found, rest = lower.partition(b"\r\ncontent-length:")
     return bool(found) and rest.split(b"\r\n", 1)[0].strip() == str(len(body)).encode()
@@ -224,19 +251,36 @@ def may_go_on(received: bytes) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_answer(received: bytes, *, ended: bool) -> Answer | None:
-    """The answer in these bytes. None: there is none yet (or, if the connection has `ended`, there was none at all)."""
+    """The answer in these bytes. None: there is none yet (or, if the connection has `ended`, there
+    was none at all)."""
     head, end, body = received.partition(b"\r\n\r\n")
     if not end:
-        # A server that hangs up within its headers has not answered; one that sends other things is no HTTP server.
-        return None if not received or b"HTTP/"[: len(received)] == received[:5] else Answer("answered")
+        # A server that hangs up within its headers has not answered; one that sends other things is
+        # no HTTP server.
+        return (
+            None
+            if not received or b"HTTP/"[: len(received)] == received[:5]
+            else Answer("answered")
+        )
     status_line, *fields = head.split(b"\r\n")
     parts = status_line.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/") or not parts[1].isdigit():
         return Answer("answered")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(b":") for field in fields)}
+    headers = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (field.partition(b":") for field in fields)
+    }
     status = int(parts[1])
-    if not body and not ended and status == 200 and headers.get(b"content-length") != b"0" and WEIGHT_HEADER not in headers:
+    if (
+        not body
+        and not ended
+        and status == 200
+        and headers.get(b"content-length") != b"0"
+        and WEIGHT_HEADER not in headers
+    ):
         return None  # whether a body comes matters
     weight = headers.get(WEIGHT_HEADER, b"")
-    empty = not body or (headers.get(b"transfer-encoding", b"").lower() == b"chunked" and body.startswith(b"0\r\n"))
+    empty = not body or (
+        headers.get(b"transfer-encoding", b"").lower() == b"chunked" and body.startswith(b"0\r\n")
+    )
     return Answer("answered", status, int(weight) if weight.isdigit() else None, empty)

@@ -1,9 +1,9 @@
 """Small HTTP requests and their answers as bytes. Pure.
 
 In: received bytes. Out: a request with its length, or why it is invalid; the bytes of an answer.
-Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a length. A request whose body
-has no length (chunked), or is longer than LONGEST_BYTES, is answered without its body, and the connection ends.
-"""
+Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a
+length. A request whose body has no length (chunked), or is longer than LONGEST_BYTES, is answered
+without its body, and the connection ends."""
 
 from http import HTTPStatus
 from typing import Literal, NamedTuple
@@ -30,7 +30,8 @@ class Answer(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A complete request of `length` bytes at the beginning of the received data. `keep`: whether the connection stays open."""
+    """A complete request of `length` bytes at the beginning of the received data. `keep`: whether
+    the connection stays open."""
 
     request: Request
     length: int
@@ -44,20 +45,31 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     """The first request in these bytes, or the status with which to refuse an invalid one."""
     end = received.find(END_OF_HEAD)
     if end < 0:
-        return "incomplete" if len(received) < LONGEST_BYTES else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        return (
+            "incomplete"
+            if len(received) < LONGEST_BYTES
+            else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        )
     first, *rest = received[:end].decode("latin-1").split("\r\n")
     match first.split(" "):
         case [method, target, ("HTTP/1.1" | "HTTP/1.0") as version]:
             request = Request(method, target.partition("?")[0])
         case _:
             return HTTPStatus.BAD_REQUEST
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+    fields = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in rest)
+    }
     length = fields.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()):
         return HTTPStatus.BAD_REQUEST
     head = end + len(END_OF_HEAD)
     # Converting a number of many digits takes long, and such a body is too long anyway.
-    if "transfer-encoding" in fields or len(length) > len(str(LONGEST_BYTES)) or head + int(length) > LONGEST_BYTES:
+    if (
+        "transfer-encoding" in fields
+        or len(length) > len(str(LONGEST_BYTES))
+        or head + int(length) > LONGEST_BYTES
+    ):
         return Received(request, head, keep=False)
     if len(received) < head + int(length):
         return "incomplete"
@@ -76,5 +88,7 @@ def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
         ("Content-Length", str(len(answer.body))),
         ("Connection", "keep-alive" if keep else "close"),
     )
-    head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers)
+    head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(
+        f"{k}: {v}\r\n" for k, v in headers
+    )
     return head.encode() + b"\r\n" + (b"" if head_only else answer.body)

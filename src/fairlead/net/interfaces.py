@@ -1,9 +1,9 @@
 """The network interfaces of this host, their addresses, and where packets to anywhere leave.
 
-In: nothing, or addresses. Out: `Link` values, names of interfaces; in the network namespace of the caller's thread.
-Read over a connection of our own, for every node asks this at its start, where pyroute2 takes a tenth of a second to load.
-Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
-"""
+In: nothing, or addresses. Out: `Link` values, names of interfaces; in the network namespace of the
+caller's thread. Read over a connection of our own, for every node asks this at its start, where
+pyroute2 takes a tenth of a second to load. Follows rtnetlink(7), Linux
+include/uapi/linux/{rtnetlink,if_link,if_addr}.h."""
 
 import socket
 import struct
@@ -17,7 +17,12 @@ from fairlead.net.rtnetlink import Asking, asking
 from fairlead.net.selection import Present
 
 _GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
-_LINK, _ADDRESS, _ROUTE, _HOP = struct.Struct("=BxHiII"), struct.Struct("=4BI"), struct.Struct("=8BI"), struct.Struct("=HBBi")
+_LINK, _ADDRESS, _ROUTE, _HOP = (
+    struct.Struct("=BxHiII"),
+    struct.Struct("=4BI"),
+    struct.Struct("=8BI"),
+    struct.Struct("=HBBi"),
+)
 """struct ifinfomsg, ifaddrmsg, rtmsg and rtnexthop."""
 _LINK_MAC, _LINK_NAME, _LINK_MTU = 1, 3, 4
 _ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
@@ -27,7 +32,8 @@ _MAIN_TABLE, _UP = 254, 1
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A network device. `mac` is empty for devices that have none; `up` is the administrative state."""
+    """A network device. `mac` is empty for devices that have none; `up` is the administrative
+    state."""
 
     name: str
     index: int
@@ -43,12 +49,14 @@ def links() -> Mapping[str, Link]:
 
 
 def holders(addresses: Collection[str]) -> Sequence[Link]:
-    """The devices that have any of these addresses, by name. Loopback is none of them: it leads nowhere. Raises Unavailable."""
+    """The devices that have any of these addresses, by name. Loopback is none of them: it leads
+    nowhere. Raises Unavailable."""
     wanted = {ip_address(each) for each in addresses}
     with asking("listing interfaces and their addresses") as kernel:
         found = {index for index, own in borne(kernel) if own in wanted}
         return sorted(
-            (each for each in _links(kernel) if each.index in found and each.name != "lo"), key=lambda each: each.name
+            (each for each in _links(kernel) if each.index in found and each.name != "lo"),
+            key=lambda each: each.name,
         )
 
 
@@ -60,8 +68,8 @@ def default_devices() -> frozenset[str]:
 
 
 def present(*, routes: bool) -> tuple[Present, ...]:
-    """Every device with its addresses, by index. `routes`: also find out whether a default route leaves by the device, for
-    which the kernel lists the whole routing table. Raises Unavailable."""
+    """Every device with its addresses, by index. `routes`: also find out whether a default route
+    leaves by the device, for which the kernel lists the whole routing table. Raises Unavailable."""
     with asking("listing interfaces, their addresses and default routes") as kernel:
         families = (socket.AF_INET, socket.AF_INET6) if routes else ()
         leaving = {index for family in families for index in _default_routes(kernel, family)}
@@ -69,7 +77,10 @@ def present(*, routes: bool) -> tuple[Present, ...]:
         for index, own in borne(kernel):
             addresses.setdefault(index, []).append(str(own))
         links = sorted(_links(kernel), key=lambda each: each.index)
-        return tuple(Present(each.name, tuple(addresses.get(each.index, ())), each.index in leaving) for each in links)
+        return tuple(
+            Present(each.name, tuple(addresses.get(each.index, ())), each.index in leaving)
+            for each in links
+        )
 
 
 def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
@@ -78,7 +89,9 @@ def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
         _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
         if bits == 0 and table == _MAIN_TABLE:
             said = dict(attributes(body, _ROUTE.size))
-            yield from (_NUMBER.unpack(each)[0] for kind, each in said.items() if kind == _ROUTE_DEVICE)
+            yield from (
+                _NUMBER.unpack(each)[0] for kind, each in said.items() if kind == _ROUTE_DEVICE
+            )
             yield from _hops(said.get(_ROUTE_HOPS, b""))
 
 

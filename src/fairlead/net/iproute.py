@@ -1,8 +1,8 @@
 """pyroute2's rtnetlink, with what the kernel refuses as errors of ours.
 
-In: what is tried. Out: a connection for as long as that takes, in the network namespace of the caller.
-pyroute2 is loaded when it is first needed: that takes a tenth of a second, and most nodes never need it.
-"""
+In: what is tried. Out: a connection for as long as that takes, in the network namespace of the
+caller. pyroute2 is loaded when it is first needed: that takes a tenth of a second, and most nodes
+never need it."""
 
 import errno
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,8 @@ _FIXES = {errno.EPERM: _RIGHTS, errno.EACCES: _RIGHTS}
 
 @asynccontextmanager
 async def asking(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[Any]:
-    """A connection. Raises Refused where rights are missing, or for an error number that has a fix here; else Unavailable."""
+    """A connection. Raises Refused where rights are missing, or for an error number that has a fix
+    here; else Unavailable."""
     from pyroute2 import AsyncIPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

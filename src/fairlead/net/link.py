@@ -1,10 +1,10 @@
 """Links, addresses, routes and neighbours of one network namespace, over rtnetlink.
 
-In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or the kernel changed.
-A `Rtnetlink` belongs to the network namespace that its thread was in when it was made, and stays there.
-Invariant: what is set twice is as if set once: `set_*` replaces, `delete_*` of what is not there succeeds.
-Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2 stays behind this module.
-"""
+In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or the
+kernel changed. A `Rtnetlink` belongs to the network namespace that its thread was in when it was
+made, and stays there. Invariant: what is set twice is as if set once: `set_*` replaces, `delete_*`
+of what is not there succeeds. Follows rtnetlink(7), Linux
+include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2 stays behind this module."""
 
 import errno
 import socket
@@ -24,7 +24,9 @@ from fairlead.net.interfaces import Link
 
 NUD_PERMANENT = 0x80
 IFA_F_NODAD = 0x02
-_USELESS_NEIGHBOUR = 0x01 | 0x20 | 0x40  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
+_USELESS_NEIGHBOUR = (
+    0x01 | 0x20 | 0x40
+)  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -36,7 +38,8 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class Nexthop(msgspec.Struct, frozen=True):
-    """One way to go: by a router (`via`), straight out of a device, or both. `weight` counts among several."""
+    """One way to go: by a router (`via`), straight out of a device, or both. `weight` counts among
+    several."""
 
     via: str = ""
     device: str = ""
@@ -46,13 +49,13 @@ class Nexthop(msgspec.Struct, frozen=True):
 class Rtnetlink:
     """One rtnetlink connection. Close it, or use it as an asynchronous context manager.
 
-    Methods raise Conflict for a device or route that is not there (any more), Refused for what the kernel will
-    never do, Unavailable for the rest.
-    """
+    Methods raise Conflict for a device or route that is not there (any more), Refused for what the
+    kernel will never do, Unavailable for the rest."""
 
     def __init__(self) -> None:
         self._route = AsyncIPRoute()
-        # The socket is made on first use; made here, it is in the namespace in which the caller is now.
+        # The socket is made on first use; made here, it is in the namespace in which the caller is
+        # now.
         self._route.socket  # noqa: B018
         self._indexes: dict[str, int] = {}
 
@@ -60,7 +63,10 @@ class Rtnetlink:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -96,17 +102,36 @@ class Rtnetlink:
             br_mcast_snooping=0,
         )
 
-    async def add_veth(self, name: str, mac: str, peer: str, peer_mac: str, peer_namespace: Path, mtu: int = 1500) -> None:
-        """Make a pair of devices: `name` here, `peer` in the namespace whose file is `peer_namespace`."""
+    async def add_veth(
+        self, name: str, mac: str, peer: str, peer_mac: str, peer_namespace: Path, mtu: int = 1500
+    ) -> None:
+        """Make a pair of devices: `name` here, `peer` in the namespace whose file is
+        `peer_namespace`."""
         with peer_namespace.open() as namespace:
-            other = {"ifname": peer, "address": peer_mac, "mtu": mtu, "net_ns_fd": namespace.fileno()}
+            other = {
+                "ifname": peer,
+                "address": peer_mac,
+                "mtu": mtu,
+                "net_ns_fd": namespace.fileno(),
+            }
             arguments = {"ifname": name, "kind": "veth", "address": mac, "mtu": mtu, "peer": other}
-            await self._ask(f"add veth {name} with peer {peer} in {peer_namespace}", self._route.link, "add", **arguments)
+            await self._ask(
+                f"add veth {name} with peer {peer} in {peer_namespace}",
+                self._route.link,
+                "add",
+                **arguments,
+            )
 
     async def set_state(self, device: str, *, up: bool) -> None:
         """Switch the device on or off."""
         state = "up" if up else "down"
-        await self._ask(f"set {device} {state}", self._route.link, "set", index=await self.index(device), state=state)
+        await self._ask(
+            f"set {device} {state}",
+            self._route.link,
+            "set",
+            index=await self.index(device),
+            state=state,
+        )
 
     async def set_bridge(self, device: str, bridge: str) -> None:
         """Plug the device into the bridge."""
@@ -117,11 +142,14 @@ class Rtnetlink:
         """Remove the device; of a veth, both ends go."""
         self._indexes.pop(device, None)
         with suppress(Conflict):
-            await self._ask(f"delete link {device}", self._route.link, "del", index=await self.index(device))
+            await self._ask(
+                f"delete link {device}", self._route.link, "del", index=await self.index(device)
+            )
         self._indexes.pop(device, None)
 
     async def set_address(self, device: str, interface: str) -> None:
-        """Give the device an address with prefix length ("192.0.2.1/24"), usable at once (no duplicate detection)."""
+        """Give the device an address with prefix length ("192.0.2.1/24"), usable at once (no
+        duplicate detection)."""
         parsed = ip_interface(interface)
         flags = {"flags": IFA_F_NODAD} if parsed.version == 6 else {}
         await self._ask(
@@ -134,21 +162,29 @@ class Rtnetlink:
             **flags,
         )
 
-    async def set_route(self, destination: str, *nexthops: Nexthop, source: str = "", onlink: bool = False) -> None:
-        """Route the prefix ("default" of IPv4 is "0.0.0.0/0", of IPv6 "::/0"): by one way, or shared between several.
+    async def set_route(
+        self, destination: str, *nexthops: Nexthop, source: str = "", onlink: bool = False
+    ) -> None:
+        """Route the prefix ("default" of IPv4 is "0.0.0.0/0", of IPv6 "::/0"): by one way, or
+        shared between several.
 
-        `source` is the address that this machine prefers for what it sends itself. `onlink`: believe that `via` is
-        reachable on the device although no address says so.
-        """
+        `source` is the address that this machine prefers for what it sends itself. `onlink`:
+        believe that `via` is reachable on the device although no address says so."""
         arguments = await self._route_arguments(nexthops, source, onlink)
         await self._ask(
-            f"set route {destination} {_ways(nexthops)}", self._route.route, "replace", dst=destination, **arguments
+            f"set route {destination} {_ways(nexthops)}",
+            self._route.route,
+            "replace",
+            dst=destination,
+            **arguments,
         )
 
     async def delete_route(self, destination: str) -> None:
         """Forget the way to the prefix."""
         with suppress(Conflict):
-            await self._ask(f"delete route {destination}", self._route.route, "del", dst=destination)
+            await self._ask(
+                f"delete route {destination}", self._route.route, "del", dst=destination
+            )
 
     async def set_neighbour(self, device: str, address: str, mac: str) -> None:
         """Say once and for all who answers for the address: no ARP or neighbour discovery."""
@@ -166,7 +202,9 @@ class Rtnetlink:
         """The neighbours whose hardware address is known, of both families."""
         found = []
         for family in (socket.AF_INET, socket.AF_INET6):
-            async for message in await self._ask("list neighbours", self._route.neigh, "dump", family=family):
+            async for message in await self._ask(
+                "list neighbours", self._route.neigh, "dump", family=family
+            ):
                 mac, address = message.get_attr("NDA_LLADDR"), message.get_attr("NDA_DST")
                 if mac and address and not message["state"] & _USELESS_NEIGHBOUR:
                     found.append(Neighbour(address, mac, message["ifindex"]))
@@ -174,10 +212,14 @@ class Rtnetlink:
 
     async def _links(self) -> Any:
         async for message in await self._ask("list links", self._route.link, "dump"):
-            name, mac, mtu = (message.get_attr(key) for key in ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU"))
+            name, mac, mtu = (
+                message.get_attr(key) for key in ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU")
+            )
             yield Link(name, message["index"], mac or "", mtu or 0, bool(message["flags"] & 1))
 
-    async def _route_arguments(self, nexthops: Sequence[Nexthop], source: str, onlink: bool) -> dict[str, object]:
+    async def _route_arguments(
+        self, nexthops: Sequence[Nexthop], source: str, onlink: bool
+    ) -> dict[str, object]:
         arguments: dict[str, object] = {"prefsrc": source} if source else {}
         flags = {"flags": "onlink"} if onlink else {}
         ways = []
@@ -192,19 +234,34 @@ class Rtnetlink:
             if not nexthops[0].via and ip_address(source or "::").version == 4:
                 arguments["scope"] = "link"
             return arguments | ways[0]
-        return arguments | {"multipath": [way | {"hops": hop.weight - 1} for way, hop in zip(ways, nexthops, strict=True)]}
+        return arguments | {
+            "multipath": [
+                way | {"hops": hop.weight - 1} for way, hop in zip(ways, nexthops, strict=True)
+            ]
+        }
 
-    async def _ask(self, what: str, call: Callable[..., Awaitable[Any]], *arguments: object, **attributes: object) -> Any:
+    async def _ask(
+        self,
+        what: str,
+        call: Callable[..., Awaitable[Any]],
+        *arguments: object,
+        **attributes: object,
+    ) -> Any:
         try:
             return await call(*arguments, **attributes)
         except NetlinkError as error:
             number = abs(error.code)
-            message = f"tried to {what}: the kernel answered {errno.errorcode.get(number, number)} ({error})"
+            message = (
+                f"tried to {what}: the kernel answered "
+                f"{errno.errorcode.get(number, number)} ({error})"
+            )
             if number in (errno.ENODEV, errno.ENOENT, errno.ESRCH):
                 self._indexes.clear()
                 raise Conflict(message) from error
             if number in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP):
-                raise Refused(message, fix="it needs root and a kernel with this kind of device") from error
+                raise Refused(
+                    message, fix="it needs root and a kernel with this kind of device"
+                ) from error
             raise Unavailable(message) from error
 
 

@@ -13,8 +13,9 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def listen(number: int, addresses: Collection[str], *, backlog: int) -> list[socket.socket]:
-    """One socket for each of the addresses, or a single one for EVERYWHERE: a node may have ten thousand ports. Raises OSError:
-    EADDRINUSE if the port is taken at one of the addresses, EADDRNOTAVAIL if one of them does not belong to this host."""
+    """One socket for each of the addresses, or a single one for EVERYWHERE: a node may have ten
+    thousand ports. Raises OSError: EADDRINUSE if the port is taken at one of the addresses,
+    EADDRNOTAVAIL if one of them does not belong to this host."""
     if tuple(addresses) == EVERYWHERE:
         with contextlib.suppress(_NoFamily):
             return [_listening("::", number, backlog, both=True)]

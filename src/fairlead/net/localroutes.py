@@ -1,11 +1,10 @@
 """Addresses that this host answers for without any interface bearing them: local routes.
 
-In: addresses. Out: the kernel's routes `local ADDRESS dev lo table local`, with a protocol number of ours, by which they are
-told from those that come with an interface's addresses. Such an address is announced by nobody; whoever routes it here finds
-it answered.
-Invariant: nothing is touched that does not bear the number that was named. An address that the host has already stays as it is.
-Follows rtnetlink(7), ip-route(8).
-"""
+In: addresses. Out: the kernel's routes `local ADDRESS dev lo table local`, with a protocol number
+of ours, by which they are told from those that come with an interface's addresses. Such an address
+is announced by nobody; whoever routes it here finds it answered. Invariant: nothing is touched that
+does not bear the number that was named. An address that the host has already stays as it is.
+Follows rtnetlink(7), ip-route(8)."""
 
 import errno
 import socket
@@ -34,7 +33,11 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
     with asking("listing local routes", strict=True) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                routes = kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0))
+                routes = kernel.ask(
+                    _GET_ROUTE,
+                    DUMP,
+                    _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0),
+                )
             except OSError as error:
                 if error.errno != errno.ENOENT:  # the namespace has no such table yet
                     raise

@@ -1,16 +1,18 @@
 """Weighted Maglev tables with exact shares: which node has which slot.
 
-In: names with weights. Out: a `Table`. Two gateways that know the same names and weights make the same table, without a word
-between them, because a node's walk over the table comes from its name alone.
-Invariant: each node has as many slots as its share of the weights says, to within one slot (largest remainder).
-Follows Eisenbud et al., "Maglev" (NSDI'16), section 3.4, with credits for weights and quotas for exactness.
+In: names with weights. Out: a `Table`. Two gateways that know the same names and weights make the
+same table, without a word between them, because a node's walk over the table comes from its name
+alone. Invariant: each node has as many slots as its share of the weights says, to within one slot
+(largest remainder). Follows Eisenbud et al., "Maglev" (NSDI'16), section 3.4, with credits for
+weights and quotas for exactness.
 
-Sizes are 1,021 doubled 0 to 6 times, the first that has 100 slots for each unit of weight. They are not the primes that the
-paper takes, for two reasons. A prime that follows the weights changes with nearly every pod that comes or goes, and a new size
-deals all slots anew. And when the size does change, each slot of the smaller table is exactly 2^k of the larger one (slots are
-found by multiplication, `hash * size >> 32`), so old owners can be carried over without loss; see `transition`.
-The paper needs a prime only so that every walk visits each slot; an odd skip that is no multiple of 1,021 does that too.
-"""
+Sizes are 1,021 doubled 0 to 6 times, the first that has 100 slots for each unit of weight. They are
+not the primes that the paper takes, for two reasons. A prime that follows the weights changes with
+nearly every pod that comes or goes, and a new size deals all slots anew. And when the size does
+change, each slot of the smaller table is exactly 2^k of the larger one (slots are found by
+multiplication, `hash * size >> 32`), so old owners can be carried over without loss; see
+`transition`. The paper needs a prime only so that every walk visits each slot; an odd skip that is
+no multiple of 1,021 does that too."""
 
 import ctypes
 import hashlib
@@ -34,10 +36,11 @@ _EMPTY = 0xFFFF
 
 
 class Table(NamedTuple):
-    """`slots[i]` is the place in `nodes` of the node that has slot i. Empty when no node has a weight.
+    """`slots[i]` is the place in `nodes` of the node that has slot i. Empty when no node has a
+    weight.
 
-    `nodes` are sorted and only those that have a slot; `slots` are unsigned 16-bit numbers, in the machine's order.
-    """
+    `nodes` are sorted and only those that have a slot; `slots` are unsigned 16-bit numbers, in the
+    machine's order."""
 
     nodes: tuple[str, ...]
     slots: bytes
@@ -68,7 +71,8 @@ def table_size(total_weight: int) -> int:
 
 
 def sizes_down_from(size: int) -> Iterator[int]:
-    """The sizes of tables from this one down to the smallest, each half of the previous one. 0: the empty table."""
+    """The sizes of tables from this one down to the smallest, each half of the previous one. 0: the
+    empty table."""
     yield size
     while size > SMALLEST:
         size //= 2
@@ -76,7 +80,8 @@ def sizes_down_from(size: int) -> Iterator[int]:
 
 
 def quotas(weights: Sequence[int], size: int) -> list[int]:
-    """How many of `size` slots each weight gets: its share rounded down, the rest to the largest remainders (ties: first)."""
+    """How many of `size` slots each weight gets: its share rounded down, the rest to the largest
+    remainders (ties: first)."""
     total = sum(weights)
     if weights[0] * len(weights) == total and len(set(weights)) == 1:
         whole, left = divmod(size, len(weights))
@@ -91,7 +96,8 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
 
 @lru_cache(maxsize=32768)
 def walk(name: str, size: int) -> tuple[int, int]:
-    """Where a node's walk over the table begins, and its stride, which visits every slot. Both from its name alone."""
+    """Where a node's walk over the table begins, and its stride, which visits every slot. Both from
+    its name alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
     if skip % SMALLEST == 0:
@@ -100,11 +106,18 @@ def walk(name: str, size: int) -> tuple[int, int]:
 
 
 def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
-    """The input of a fill for these (name, weight) pairs. `size`: slots; 0: as many as the weights call for."""
+    """The input of a fill for these (name, weight) pairs. `size`: slots; 0: as many as the weights
+    call for."""
     weights = [weight for _, weight in members]
     size = size or table_size(sum(weights))
     turns = [walk(name, size) for name, _ in members]
-    return Walks(size, [offset for offset, _ in turns], [skip for _, skip in turns], weights, quotas(weights, size))
+    return Walks(
+        size,
+        [offset for offset, _ in turns],
+        [skip for _, skip in turns],
+        weights,
+        quotas(weights, size),
+    )
 
 
 def fill_in_python(turns: Walks) -> "array[int]":
@@ -130,13 +143,17 @@ def fill_in_python(turns: Walks) -> "array[int]":
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it has not been built.
+    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it
+    has not been built.
 
-    It takes some microseconds, for which the interpreter is kept: to get it back could take a thread a hundred times that."""
+    It takes some microseconds, for which the interpreter is kept: to get it back could take a
+    thread a hundred times that."""
     try:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
-        raise Refused(f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py") from error
+        raise Refused(
+            f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py"
+        ) from error
 
 
 def at(numbers: "array[int]") -> ctypes.c_void_p:
@@ -147,7 +164,8 @@ def at(numbers: "array[int]") -> ctypes.c_void_p:
 def fill_in_c(turns: Walks) -> "array[int]":
     """The same through the compiled fill. Raises Refused if it has not been built."""
     slots, count = array("H", bytes(2 * turns.size)), len(turns.weights)
-    # One array of four columns, and plain numbers: to make what C is given would take longer than what it does with it.
+    # One array of four columns, and plain numbers: to make what C is given would take longer than
+    # what it does with it.
     columns = array("I", [*turns.offsets, *turns.skips, *turns.weights, *turns.quotas])
     address, _ = columns.buffer_info()
     places = [address + 4 * count * column for column in range(4)]
@@ -166,7 +184,8 @@ def _filling() -> Callable[..., int]:
 
 
 def table(weights: Weights) -> Table:
-    """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are passed over.
+    """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are
+    passed over.
 
     Raises Refused for more nodes than a slot can name.
     """
@@ -179,19 +198,31 @@ def table(weights: Weights) -> Table:
 
 
 def table_of(weights: Weights, size: int) -> Table:
-    """The table for these pairs with `size` slots, one of the sizes above, instead of the size that the weights call for. With
-    fewer slots shares are coarser, and a node whose share is less than half a slot has no slot. Raises Refused as `table`."""
+    """The table for these pairs with `size` slots, one of the sizes above, instead of the size that
+    the weights call for. With fewer slots shares are coarser, and a node whose share is less than
+    half a slot has no slot. Raises Refused as `table`."""
     return _sized(weights, size)
 
 
 def prepare(many: Iterable[Weights]) -> None:
-    """Have the small tables among these at hand for `table`. They are filled in one call, beside which other threads work."""
-    missing = {weights: members for weights in many if weights not in _small and (members := _few(weights))}
+    """Have the small tables among these at hand for `table`. They are filled in one call, beside
+    which other threads work."""
+    missing = {
+        weights: members for weights in many if weights not in _small and (members := _few(weights))
+    }
     given = [walks(members) for members in missing.values()]
     columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
-    counts, sizes = array("I", [len(each.weights) for each in given]), array("I", [each.size for each in given])
+    counts, sizes = (
+        array("I", [len(each.weights) for each in given]),
+        array("I", [each.size for each in given]),
+    )
     slots = array("H", bytes(2 * sum(sizes)))
-    if _filling_all()(len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))) != 0:
+    if (
+        _filling_all()(
+            len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
+        )
+        != 0
+    ):
         raise MemoryError("filling Maglev tables")
     end = 0
     for (weights, members), each in zip(missing.items(), given, strict=True):
@@ -226,14 +257,17 @@ def _deal(weights: Weights, size: int = 0) -> Table:
     if not members:
         return EMPTY
     if len(members) > MOST_NODES:
-        raise Refused(f"{len(members)} nodes for one listener", fix=f"at most {MOST_NODES} nodes can share one")
+        raise Refused(
+            f"{len(members)} nodes for one listener",
+            fix=f"at most {MOST_NODES} nodes can share one",
+        )
     given = walks(members, size)
     return _named(members, given, fill_in_c(given))
 
 
 def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
-    """The slots with the names of those that have any: a node whose share is less than half a slot may have none, and names
-    without slots would make equal tables look different."""
+    """The slots with the names of those that have any: a node whose share is less than half a slot
+    may have none, and names without slots would make equal tables look different."""
     names = [name for name, _ in members]
     if 0 in given.quotas:
         has_slot = [quota > 0 for quota in given.quotas]
@@ -244,7 +278,8 @@ def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
 
 
 class _Kept(dict[Weights, Table]):
-    """Of the tables that were made last so many as there are to be; threads may use it at the same time."""
+    """Of the tables that were made last so many as there are to be; threads may use it at the same
+    time."""
 
     def __setitem__(self, weights: Weights, made: Table) -> None:
         super().__setitem__(weights, made)
@@ -253,8 +288,8 @@ class _Kept(dict[Weights, Table]):
                 self.pop(oldest, None)
 
 
-# Apart, so that memory is bounded: 2 KiB or 4 KiB for each small table, of which a cluster has thousands, up to 128 KiB for
-# each large one, of which a rolling update makes hundreds.
+# Apart, so that memory is bounded: 2 KiB or 4 KiB for each small table, of which a cluster has
+# thousands, up to 128 KiB for each large one, of which a rolling update makes hundreds.
 _small = _Kept()
 _large = lru_cache(maxsize=128)(_deal)
 _sized = lru_cache(maxsize=64)(_deal)

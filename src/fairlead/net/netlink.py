@@ -1,8 +1,8 @@
 """Netlink messages as bytes, and what the kernel tells without being asked.
 
-In: kinds, flags, attributes; groups of events. Out: messages to send; messages received, taken apart as far as all kinds are
-alike. What an attribute means is for who asks. Follows netlink(7), Linux include/uapi/linux/netlink.h.
-"""
+In: kinds, flags, attributes; groups of events. Out: messages to send; messages received, taken
+apart as far as all kinds are alike. What an attribute means is for who asks. Follows netlink(7),
+Linux include/uapi/linux/netlink.h."""
 
 import asyncio
 import ctypes
@@ -12,7 +12,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-REQUEST, ACK, DUMP_INTERRUPTED, EXCLUSIVE, DUMP, CREATE, APPEND = 0x1, 0x4, 0x10, 0x200, 0x300, 0x400, 0x800
+REQUEST, ACK, DUMP_INTERRUPTED, EXCLUSIVE, DUMP, CREATE, APPEND = (
+    0x1,
+    0x4,
+    0x10,
+    0x200,
+    0x300,
+    0x400,
+    0x800,
+)
 ERROR, DONE = 2, 3
 SOL_NETLINK = 270
 RECEIVE_BYTES = 1 << 20
@@ -31,7 +39,8 @@ def message(kind: int, flags: int, body: bytes, *, sequence: int = 0) -> bytes:
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Kind, flags, sequence number and body of each message that was received, up to the first that is none."""
+    """Kind, flags, sequence number and body of each message that was received, up to the first that
+    is none."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
@@ -78,8 +87,12 @@ class Passed(NamedTuple):
     value: int
 
     def program(self) -> bytes:
-        """As a socket filter (classic BPF), which begins at the message's header and drops what it answers 0 for."""
-        tests = [(_JUMP_IF_EQUAL, len(self.kinds) - 1 - number, 0, kind) for number, kind in enumerate(self.kinds)]
+        """As a socket filter (classic BPF), which begins at the message's header and drops what it
+        answers 0 for."""
+        tests = [
+            (_JUMP_IF_EQUAL, len(self.kinds) - 1 - number, 0, kind)
+            for number, kind in enumerate(self.kinds)
+        ]
         tests[-1] = (_JUMP_IF_EQUAL, 0, 2, self.kinds[-1])
         steps = [
             (_LOAD_BYTE, 0, 0, _KIND_AT),  # the low one; kinds of rtnetlink are below 256
@@ -93,13 +106,16 @@ class Passed(NamedTuple):
 
 
 class Hearing:
-    """What rtnetlink tells of these groups from now on, in the network namespace in which it was made. Close it.
+    """What rtnetlink tells of these groups from now on, in the network namespace in which it was
+    made. Close it.
 
-    passed: what the kernel need not tell. A thousand changes of one's own would take the room of those that matter.
-    """
+    passed: what the kernel need not tell. A thousand changes of one's own would take the room of
+    those that matter."""
 
     def __init__(self, groups: Sequence[int], passed: Passed | None = None) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        )
         self._socket.setblocking(False)
         if passed is not None:
             program = ctypes.create_string_buffer(passed.program())
@@ -110,7 +126,9 @@ class Hearing:
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BYTES)
-        except PermissionError:  # in a container without the right; overruns are noticed all the same
+        except (
+            PermissionError
+        ):  # in a container without the right; overruns are noticed all the same
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
 """Elements of nftables sets and maps as bytes of netlink, and back.
 
-In: keys and values as the kernel compares them. Out: messages for a batch; elements of messages that list a set. Pure.
-Invariant: `listed` gives back what `changing` was given. Follows linux/netfilter/nf_tables.h.
+In: keys and values as the kernel compares them. Out: messages for a batch; elements of messages
+that list a set. Pure. Invariant: `listed` gives back what `changing` was given. Follows
+linux/netfilter/nf_tables.h.
 
-Why: libnftables parses each element as text and lists it as JSON. With 250,000 of them that takes seconds and, to list them,
-a gigabyte; as bytes it takes a fifth of the time and no memory to speak of.
-"""
+Why: libnftables parses each element as text and lists it as JSON. With 250,000 of them that takes
+seconds and, to list them, a gigabyte; as bytes it takes a fifth of the time and no memory to speak
+of."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -30,8 +31,8 @@ _SIGNED = struct.Struct(">i")
 
 
 class Listed(NamedTuple):
-    """An element of a set. `end`: of a range, its last key; else empty. `value`: of a map of data; `verdict` and `chain`: of a
-    map of verdicts."""
+    """An element of a set. `end`: of a range, its last key; else empty. `value`: of a map of data;
+    `verdict` and `chain`: of a map of verdicts."""
 
     key: bytes
     end: bytes = b""
@@ -60,7 +61,8 @@ def comment(text: str) -> bytes:
 
 
 def element(key: bytes, end: bytes = b"", *rest: bytes) -> bytes:
-    """One element. `end`: of a set of ranges, the last key. `rest`: made by `value`, `verdict`, `comment`."""
+    """One element. `end`: of a set of ranges, the last key. `rest`: made by `value`, `verdict`,
+    `comment`."""
     inner = _nested(_KEY, key)
     if end:
         inner += _nested(_KEY_END, end)
@@ -131,5 +133,6 @@ def _comment(data: bytes) -> str:
 
 
 def _nested(kind: int, data: bytes) -> bytes:
-    """An attribute that holds data as one attribute, both of which are full words, as keys and values are."""
+    """An attribute that holds data as one attribute, both of which are full words, as keys and
+    values are."""
     return _HEADERS.pack(8 + len(data), kind | _NESTED, 4 + len(data), _VALUE) + data

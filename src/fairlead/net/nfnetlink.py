@@ -1,13 +1,14 @@
-"""Put into nftables what libnftables cannot write, or writes slowly, and count rules without listing what they look up, as
-netlink messages of our own.
+"""Put into nftables what libnftables cannot write, or writes slowly, and count rules without
+listing what they look up, as netlink messages of our own.
 
-In: a table, a chain, expressions; elements of its sets (`nfelements`). Out: the chain with that one rule, or the elements as
-wanted, in one transaction; the elements that a set has; how many rules chains have.
-Invariant: all of it is there or nothing. Follows linux/netfilter/nf_tables.h and nfnetlink.h.
+In: a table, a chain, expressions; elements of its sets (`nfelements`). Out: the chain with that one
+rule, or the elements as wanted, in one transaction; the elements that a set has; how many rules
+chains have. Invariant: all of it is there or nothing. Follows linux/netfilter/nf_tables.h and
+nfnetlink.h.
 
-Why a rule: libnftables 1.0.6 (Debian 12) ends the process ("Assertion `dreg < ctx->reg_low' failed") on a map update whose key
-or value is a concatenation of more than 16 bytes, so on every one with an IPv6 address in it.
-"""
+Why a rule: libnftables 1.0.6 (Debian 12) ends the process ("Assertion `dreg < ctx->reg_low'
+failed") on a map update whose key or value is a concatenation of more than 16 bytes, so on every
+one with an IPv6 address in it."""
 
 import contextlib
 import errno
@@ -49,7 +50,8 @@ _HEADER_BYTES = 4
 """Of struct nfgenmsg, before the attributes."""
 _SO_SNDBUFFORCE, _CAP_ACK = 32, 10
 _SEND_BYTES = 16 << 20
-"""A batch is one datagram: 5,000 elements are half a megabyte, those of the largest Service more."""
+"""A batch is one datagram: 5,000 elements are half a megabyte, those of the largest Service
+more."""
 
 _META_NFPROTO, _META_L4PROTO = 15, 16
 _EQUAL = 0
@@ -78,8 +80,8 @@ class Expression(NamedTuple):
 
 
 def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
-    """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6 saddr timeout Ns :
-    ip6 daddr . th dport }`, for packets of IPv6."""
+    """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6
+    saddr timeout Ns : ip6 daddr . th dport }`, for packets of IPv6."""
     original = attribute(3, b"\0")
     ipv6 = attribute(3 | _NESTED, attribute(1, bytes([socket.AF_INET6])))
     return (
@@ -108,8 +110,12 @@ class Nfnetlink:
     def __init__(self, *, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
-        self._socket.setsockopt(SOL_NETLINK, _CAP_ACK, 1)  # a refusal does not repeat what it refuses
-        with contextlib.suppress(PermissionError):  # whoever may not do this may change no rules either, and is told so then
+        self._socket.setsockopt(
+            SOL_NETLINK, _CAP_ACK, 1
+        )  # a refusal does not repeat what it refuses
+        with contextlib.suppress(
+            PermissionError
+        ):  # whoever may not do this may change no rules either, and is told so then
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BYTES)
         self._sequence = 0
 
@@ -118,29 +124,44 @@ class Nfnetlink:
         self._socket.close()
 
     def generation(self) -> int:
-        """The number of the present ruleset: it grows with every transaction of anybody in this namespace, and not when
-        packets fill a map. Raises Refused without the right to ask, Unavailable if the kernel does not answer."""
+        """The number of the present ruleset: it grows with every transaction of anybody in this
+        namespace, and not when packets fill a map. Raises Refused without the right to ask,
+        Unavailable if the kernel does not answer."""
         self._sequence += 1
         try:
-            self._socket.send(_message(_SUBSYSTEM << 8 | _GET_GENERATION, 0, socket.AF_UNSPEC, b"", sequence=self._sequence))
+            self._socket.send(
+                _message(
+                    _SUBSYSTEM << 8 | _GET_GENERATION,
+                    0,
+                    socket.AF_UNSPEC,
+                    b"",
+                    sequence=self._sequence,
+                )
+            )
             while True:
                 answer = self._socket.recv(65536)
-                _acknowledgements(answer, self._sequence)  # a refusal comes as an error, and nothing after it
+                _acknowledgements(
+                    answer, self._sequence
+                )  # a refusal comes as an error, and nothing after it
                 kind, sequence = struct.unpack_from("=4xH2xI", answer)
                 if kind == _SUBSYSTEM << 8 | _NEW_GENERATION and sequence == self._sequence:
                     (number,) = struct.unpack_from(">I", answer, 24)  # NFTA_GEN_ID comes first
                     return int(number)
         except PermissionError as error:
             tried = f"asking for the generation of the nftables ruleset: {error.strerror}"
-            raise Refused(tried, fix="run as root or with CAP_NET_ADMIN in this network namespace") from error
+            raise Refused(
+                tried, fix="run as root or with CAP_NET_ADMIN in this network namespace"
+            ) from error
         except OSError as error:
             raise Unavailable(
-                f"asking for the generation of the nftables ruleset failed: {error.strerror or 'timed out'}"
+                "asking for the generation of the nftables ruleset failed: "
+                f"{error.strerror or 'timed out'}"
             ) from error
 
     def rules(self, table: str) -> Counter[str]:
-        """How many rules each chain of the table of family `inet` has; none where there is no such table. Raises Unavailable
-        if the kernel does not answer, or others change rules all the while."""
+        """How many rules each chain of the table of family `inet` has; none where there is no such
+        table. Raises Unavailable if the kernel does not answer, or others change rules all the
+        while."""
         try:
             for _ in range(_READINGS):
                 chains = list(self._dumped(table))
@@ -148,14 +169,20 @@ class Nfnetlink:
                     return Counter(chains)
         except OSError as error:
             raise Unavailable(
-                f"counting the rules of table inet {table} over netlink failed: {error.strerror or 'timed out'}"
+                f"counting the rules of table inet {table} over netlink failed: "
+                f"{error.strerror or 'timed out'}"
             ) from error
-        raise Unavailable(f"counting the rules of table inet {table} over netlink: others change them all the while")
+        raise Unavailable(
+            f"counting the rules of table inet {table} over netlink: others change them all the "
+            "while"
+        )
 
     def _dumped(self, table: str) -> Iterator[str]:
         """For each rule its chain; nothing for a reading during which rules have changed."""
         self._sequence += 1
-        asked = _message(_SUBSYSTEM << 8 | _GET_RULE, DUMP, INET, _text(1, table), sequence=self._sequence)
+        asked = _message(
+            _SUBSYSTEM << 8 | _GET_RULE, DUMP, INET, _text(1, table), sequence=self._sequence
+        )
         self._socket.send(asked)
         while True:
             received = self._socket.recv(1 << 16)
@@ -173,24 +200,32 @@ class Nfnetlink:
                         yield found[2].rstrip(b"\0").decode()
 
     def change(self, table: str, changes: Iterable[ElementChange]) -> None:
-        """Carry out all of them, in their order, in one transaction. Blocks; thousands of elements take some ten milliseconds.
+        """Carry out all of them, in their order, in one transaction. Blocks; thousands of elements
+        take some ten milliseconds.
 
-        Raises Conflict if a set, an element to delete or a chain to go to is not there, or an element is there with another
-        value; Refused without the right, else Unavailable.
-        """
+        Raises Conflict if a set, an element to delete or a chain to go to is not there, or an
+        element is there with another value; Refused without the right, else Unavailable."""
         self._sequence += 1
         begin = self._sequence
-        bodies = [(each.verb, each.set, body) for each in changes for body in changing(table, each.set, each.elements)]
+        bodies = [
+            (each.verb, each.set, body)
+            for each in changes
+            for body in changing(table, each.set, each.elements)
+        ]
         if not bodies:
             return
-        parts = [_message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM, sequence=begin)]
+        parts = [
+            _message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM, sequence=begin)
+        ]
         about = {begin: "committing changes of elements"}
         for verb, name, body in bodies:
             self._sequence += 1
             about[self._sequence] = f"{verb} element inet {table} {name}"
             kind, flags = (_DELETE_ELEMENT, 0) if verb == "delete" else (_NEW_ELEMENT, CREATE)
             last = ACK if self._sequence == begin + len(bodies) else 0
-            parts.append(_message(_SUBSYSTEM << 8 | kind, flags | last, INET, body, sequence=self._sequence))
+            parts.append(
+                _message(_SUBSYSTEM << 8 | kind, flags | last, INET, body, sequence=self._sequence)
+            )
         parts.append(_message(_BATCH_END, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM))
         try:
             self._socket.send(b"".join(parts))
@@ -199,13 +234,15 @@ class Nfnetlink:
             raise _failure("changing elements over netlink", error) from error
 
     def elements(self, table: str, name: str) -> list[Listed]:
-        """The elements of a set; none if there is no such set. Elements that somebody changes meanwhile may be among them or
-        not. Raises Refused without the right, else Unavailable."""
+        """The elements of a set; none if there is no such set. Elements that somebody changes
+        meanwhile may be among them or not. Raises Refused without the right, else Unavailable."""
         self._sequence += 1
         found: list[Listed] = []
         try:
             body = listing(table, name)
-            self._socket.send(_message(_SUBSYSTEM << 8 | _GET_ELEMENT, DUMP, INET, body, sequence=self._sequence))
+            self._socket.send(
+                _message(_SUBSYSTEM << 8 | _GET_ELEMENT, DUMP, INET, body, sequence=self._sequence)
+            )
             while True:
                 for kind, _, sequence, body in messages(self._socket.recv(1 << 17)):
                     if sequence != self._sequence:
@@ -218,10 +255,13 @@ class Nfnetlink:
                         raise OSError(code, os.strerror(code))
                     found += listed(body[_HEADER_BYTES:])
         except OSError as error:
-            raise _failure(f"listing the elements of {name} in table inet {table}", error) from error
+            raise _failure(
+                f"listing the elements of {name} in table inet {table}", error
+            ) from error
 
     def _acknowledged(self, about: Mapping[int, str]) -> None:
-        """Wait until the last message of a batch is confirmed. Raises what the first that was refused stands for."""
+        """Wait until the last message of a batch is confirmed. Raises what the first that was
+        refused stands for."""
         last = max(about)
         while True:
             for kind, _, sequence, body in messages(self._socket.recv(1 << 17)):
@@ -235,8 +275,8 @@ class Nfnetlink:
     def add_chain(self, table: str, chain: str, rule: tuple[Expression, ...]) -> None:
         """Make the chain in the table of family `inet`, with this one rule. Blocks for a moment.
 
-        Raises Conflict if the table or a map is not there, Refused without the right or on an old kernel, else Unavailable.
-        """
+        Raises Conflict if the table or a map is not there, Refused without the right or on an old
+        kernel, else Unavailable."""
         try:
             self._sequence += 1
             self._socket.send(_batch(table, chain, rule, self._sequence))
@@ -244,7 +284,9 @@ class Nfnetlink:
             while acknowledged < 2:
                 acknowledged += _acknowledgements(self._socket.recv(65536), self._sequence)
         except OSError as error:
-            raise _failure(f"adding chain {chain} to table inet {table} over netlink", error) from error
+            raise _failure(
+                f"adding chain {chain} to table inet {table} over netlink", error
+            ) from error
 
 
 def _failure(tried: str, error: OSError) -> FairleadError:
@@ -262,13 +304,22 @@ def _failure(tried: str, error: OSError) -> FairleadError:
 
 def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) -> bytes:
     listed = b"".join(
-        attribute(1 | _NESTED, _text(1, expression.name) + attribute(2 | _NESTED, expression.attributes)) for expression in rule
+        attribute(
+            1 | _NESTED, _text(1, expression.name) + attribute(2 | _NESTED, expression.attributes)
+        )
+        for expression in rule
     )
     here = _text(1, table)
     return b"".join(
         (
             _message(_BATCH_BEGIN, 0, socket.AF_UNSPEC, b"", resource=_SUBSYSTEM),
-            _message(_SUBSYSTEM << 8 | _NEW_CHAIN, ACK | CREATE, INET, here + _text(3, chain), sequence=sequence),
+            _message(
+                _SUBSYSTEM << 8 | _NEW_CHAIN,
+                ACK | CREATE,
+                INET,
+                here + _text(3, chain),
+                sequence=sequence,
+            ),
             _message(
                 _SUBSYSTEM << 8 | _NEW_RULE,
                 ACK | CREATE | APPEND,
@@ -282,7 +333,8 @@ def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) 
 
 
 def _acknowledgements(received: bytes, sequence: int) -> int:
-    """How many messages of this sequence number the answers confirm. Raises OSError for the first that was refused.
+    """How many messages of this sequence number the answers confirm. Raises OSError for the first
+    that was refused.
 
     Answers to an earlier batch may still come: a refused one leaves more than one behind.
     """
@@ -295,12 +347,16 @@ def _acknowledgements(received: bytes, sequence: int) -> int:
     return count
 
 
-def _message(kind: int, flags: int, family: int, body: bytes, *, resource: int = 0, sequence: int = 0) -> bytes:
+def _message(
+    kind: int, flags: int, family: int, body: bytes, *, resource: int = 0, sequence: int = 0
+) -> bytes:
     return message(kind, flags, struct.pack(">BBH", family, 0, resource) + body, sequence=sequence)
 
 
 def _payload(base: int, *, offset: int, length: int, register: int) -> Expression:
-    return Expression("payload", _number(1, register) + _number(2, base) + _number(3, offset) + _number(4, length))
+    return Expression(
+        "payload", _number(1, register) + _number(2, base) + _number(3, offset) + _number(4, length)
+    )
 
 
 def _number(kind: int, value: int) -> bytes:

@@ -1,11 +1,12 @@
 """Change and read the kernel's nftables through libnftables, in this process.
 
 In: commands in nft's own language. Out: what nft printed, or an error with nft's words in it.
-Invariant: one `run` is one netlink transaction, so either all its commands are in force afterwards or none.
+Invariant: one `run` is one netlink transaction, so either all its commands are in force afterwards
+or none.
 
-A long-lived context is the point: a change costs 0.1 ms, against 10 to 190 ms for an `nft` process that first reads the whole
-ruleset. The context belongs to the network namespace in which it was made. Follows libnftables(3) and libnftables-json(5).
-"""
+A long-lived context is the point: a change costs 0.1 ms, against 10 to 190 ms for an `nft` process
+that first reads the whole ruleset. The context belongs to the network namespace in which it was
+made. Follows libnftables(3) and libnftables-json(5)."""
 
 import ctypes
 import os
@@ -26,12 +27,13 @@ _OUTPUT_NUMERIC_SYMBOL = 1 << 9
 _LONGEST_MESSAGE = 600
 _MOST_DESCRIPTORS = 1024
 
-# The library keeps what it knows of interfaces and names in variables of its own, shared by all contexts, and frees them at the
-# end of each run: two threads in it at once end the process.
+# The library keeps what it knows of interfaces and names in variables of its own, shared by all
+# contexts, and frees them at the end of each run: two threads in it at once end the process.
 _lock = threading.Lock()
 
 Record = Mapping[str, object]
-"""One thing in a listing, as libnftables-json(5) describes it: `{"map": {"family": "inet", "name": …}}`."""
+"""One thing in a listing, as libnftables-json(5) describes it: `{"map": {"family": "inet", "name":
+…}}`."""
 
 
 class _Listing(msgspec.Struct):
@@ -42,12 +44,12 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 class Nftables:
-    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take turns, whichever their
-    contexts."""
+    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take
+    turns, whichever their contexts."""
 
     def __init__(self) -> None:
-        """Raises Refused if the library is not installed, Unavailable if this process has too many files open already: make
-        contexts early."""
+        """Raises Refused if the library is not installed, Unavailable if this process has too many
+        files open already: make contexts early."""
         self._library = _load()
         with _lock:
             _check_descriptors()
@@ -60,9 +62,9 @@ class Nftables:
     def run(self, commands: str) -> str:
         """Carry out the commands in one transaction and return what nft printed.
 
-        Raises Conflict if something that they name is missing or in the way, Refused if they may not or cannot be carried
-        out by this kernel or user, Unavailable if the kernel had no room or time.
-        """
+        Raises Conflict if something that they name is missing or in the way, Refused if they may
+        not or cannot be carried out by this kernel or user, Unavailable if the kernel had no room
+        or time."""
         return self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False)
 
     def check(self, commands: str) -> None:
@@ -70,8 +72,11 @@ class Nftables:
         self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=True)
 
     def listing(self, command: str) -> Sequence[Record]:
-        """The things that a `list …` command shows, protocols and symbols as numbers. Raises as `run` does."""
-        text = self._run(command, _OUTPUT_JSON | _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False)
+        """The things that a `list …` command shows, protocols and symbols as numbers. Raises as
+        `run` does."""
+        text = self._run(
+            command, _OUTPUT_JSON | _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False
+        )
         records = _decode_listing(text).nftables
         return [record for record in records if "metainfo" not in record]
 
@@ -85,7 +90,12 @@ class Nftables:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _run(self, commands: str, flags: int, *, dry: bool) -> str:
@@ -105,9 +115,11 @@ class Nftables:
 def failure(commands: str, errors: str) -> FairleadError:
     """The error that nft's words stand for. Pure.
 
-    nft quotes the offending line, which may hold thousands of elements: only its `Error:` lines are kept.
-    """
-    complaints = [line[line.index("Error:") + 7 :] for line in errors.splitlines() if "Error:" in line]
+    nft quotes the offending line, which may hold thousands of elements: only its `Error:` lines are
+    kept."""
+    complaints = [
+        line[line.index("Error:") + 7 :] for line in errors.splitlines() if "Error:" in line
+    ]
     said = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
     first = commands.strip().partition("\n")[0]
     message = f"nft {_shortened(first, 120)}: {_shortened(said, _LONGEST_MESSAGE)}"
@@ -115,7 +127,11 @@ def failure(commands: str, errors: str) -> FairleadError:
         return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
     if "Operation not supported" in said or "Protocol not supported" in said:
         return Refused(message, fix="use a kernel with CONFIG_NF_TABLES_INET and CONFIG_NFT_NAT")
-    if "No such file or directory" in said or "File exists" in said or "Device or resource busy" in said:
+    if (
+        "No such file or directory" in said
+        or "File exists" in said
+        or "Device or resource busy" in said
+    ):
         return Conflict(message)
     if "syntax error" in said:
         return Refused(message, fix="this libnftables is too old, 1.0.6 is enough")
@@ -127,18 +143,24 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def _check_descriptors() -> None:
-    """The library waits by select(2), and ends the process where its socket's number is too high for that (FD_SETSIZE)."""
+    """The library waits by select(2), and ends the process where its socket's number is too high
+    for that (FD_SETSIZE)."""
     lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.close(lowest)
     if lowest >= _MOST_DESCRIPTORS:
-        raise Unavailable(f"opening a libnftables context failed: {lowest} files are open, it takes {_MOST_DESCRIPTORS}")
+        raise Unavailable(
+            f"opening a libnftables context failed: {lowest} files are open, it takes "
+            f"{_MOST_DESCRIPTORS}"
+        )
 
 
 def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise Refused(f"loading {LIBRARY} failed: {error}", fix="install it: apt-get install libnftables1") from error
+        raise Refused(
+            f"loading {LIBRARY} failed: {error}", fix="install it: apt-get install libnftables1"
+        ) from error
     context = ctypes.c_void_p
     for name, result, arguments in (
         ("nft_ctx_new", context, [ctypes.c_uint32]),

@@ -1,7 +1,7 @@
 """How much longer a packet becomes in a tunnel: gateways and nodes must agree on it.
 
-In: the tunnel's kind and the family of its outer packets. Out: bytes. Follows RFC 2003 and 2473 (IPIP), RFC 7348 (VXLAN).
-"""
+In: the tunnel's kind and the family of its outer packets. Out: bytes. Follows RFC 2003 and 2473
+(IPIP), RFC 7348 (VXLAN)."""
 
 IP_HEADER = {False: 20, True: 40}
 """By whether it is IPv6."""

@@ -1,10 +1,9 @@
 """Programs in the kernel: loaded, and tried on packets.
 
-In: a program's spec (`elf`) and the maps that it works on. Out: a `Program`, the owner of one file descriptor, which lives as
-long as something holds it: the descriptor, a pin, or the place it is attached at (`tc`, `xdp`).
-Invariant: a program that the kernel refuses comes with the verifier's reasons.
-Follows bpf(2) and Linux Documentation/bpf/bpf_prog_run.rst.
-"""
+In: a program's spec (`elf`) and the maps that it works on. Out: a `Program`, the owner of one file
+descriptor, which lives as long as something holds it: the descriptor, a pin, or the place it is
+attached at (`tc`, `xdp`). Invariant: a program that the kernel refuses comes with the verifier's
+reasons. Follows bpf(2) and Linux Documentation/bpf/bpf_prog_run.rst."""
 
 import ctypes
 import errno
@@ -25,15 +24,16 @@ _PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
 _MOST_MAPS = 64
 """The kernel's limit of maps that one program may use (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
-"""For test_run: as if the device had summed the packet. Where the program lets that sum go wrong, the run fails (EBADMSG)."""
+"""For test_run: as if the device had summed the packet. Where the program lets that sum go wrong,
+the run fails (EBADMSG)."""
 _PSEUDO_MAP_FD = 1
 _LOG_SIZES = (1 << 20, 1 << 24)
 _LOG_LINES_SHOWN = 25
 
 
 class Trial(NamedTuple):
-    """What a program did with a packet: its verdict, the packet after it, the context after it (not for XDP), and how long
-    one run took on average."""
+    """What a program did with a packet: its verdict, the packet after it, the context after it (not
+    for XDP), and how long one run took on average."""
 
     verdict: int
     packet: bytes
@@ -45,21 +45,34 @@ class Program(Descriptor):
     """A loaded program. It runs once something attaches it."""
 
     @classmethod
-    def load(cls, spec: ProgramSpec, maps: Mapping[str, Map], *, program_type: int, license_name: str = "GPL") -> Self:
-        """Have the kernel verify and compile it, with these maps in the places where it names them."""
+    def load(
+        cls,
+        spec: ProgramSpec,
+        maps: Mapping[str, Map],
+        *,
+        program_type: int,
+        license_name: str = "GPL",
+    ) -> Self:
+        """Have the kernel verify and compile it, with these maps in the places where it names
+        them."""
         code = bytearray(spec.instructions)
         for offset, name in spec.map_references:
             code[offset + 1] = code[offset + 1] & 0x0F | _PSEUDO_MAP_FD << 4
             struct.pack_into("<i", code, offset + 4, maps[name].descriptor)
         try:
-            return cls(_load_patiently(bytes(code), spec.name, program_type, license_name), f"program {spec.name}")
+            return cls(
+                _load_patiently(bytes(code), spec.name, program_type, license_name),
+                f"program {spec.name}",
+            )
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS):
                 raise failure(error, f"loading program {spec.name}") from error
             reasons = _verifier_log(bytes(code), spec.name, program_type, license_name)
             raise Refused(
-                f"the kernel refused program {spec.name}: {error.strerror}; the verifier said:\n{reasons}",
-                fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, please report the lines above",
+                f"the kernel refused program {spec.name}: {error.strerror}; the verifier "
+                f"said:\n{reasons}",
+                fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, "
+                "please report the lines above",
             ) from error
 
     @classmethod
@@ -68,13 +81,19 @@ class Program(Descriptor):
         return cls(open_pin(path), f"program {path.name}")
 
     def test_run(
-        self, packet: bytes, *, context: bytes = b"", repeat: int = 1, with_context: bool = True, flags: int = 0
+        self,
+        packet: bytes,
+        *,
+        context: bytes = b"",
+        repeat: int = 1,
+        with_context: bool = True,
+        flags: int = 0,
     ) -> Trial:
         """Run it on a packet without sending anything (BPF_PROG_TEST_RUN).
 
-        `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing, but maps change as ever.
-        with_context: ask for the context after it too, which XDP programs cannot be asked for.
-        """
+        `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing,
+        but maps change as ever. with_context: ask for the context after it too, which XDP programs
+        cannot be asked for."""
         data = ctypes.create_string_buffer(packet, len(packet))
         out = ctypes.create_string_buffer(len(packet) + 512)
         given = ctypes.create_string_buffer(context, len(context)) if context else None
@@ -82,7 +101,16 @@ class Program(Descriptor):
         attributes = bytearray(
             struct.pack(
                 "<IIIIQQIIIIQQIIII",
-                *(self.descriptor, 0, len(packet), len(out), address_of(data), address_of(out), repeat, 0),
+                *(
+                    self.descriptor,
+                    0,
+                    len(packet),
+                    len(out),
+                    address_of(data),
+                    address_of(out),
+                    repeat,
+                    0,
+                ),
                 *(len(context), len(after) if after else 0),
                 *(address_of(given) if given else 0, address_of(after) if after else 0),
                 *(flags, 0, 0, 0),
@@ -94,16 +122,21 @@ class Program(Descriptor):
             raise failure(error, f"test-running {self.name}") from error
         _, verdict, _, size = struct.unpack_from("<4I", attributes)
         duration_ns, _, context_size = struct.unpack_from("<3I", attributes, 36)
-        return Trial(verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns)
+        return Trial(
+            verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns
+        )
 
 
 def maps_of(program_id: int) -> frozenset[int]:
-    """The IDs of the maps that a loaded program uses; empty if the program is gone or cannot be inspected."""
+    """The IDs of the maps that a loaded program uses; empty if the program is gone or cannot be
+    inspected."""
     answer = ctypes.create_string_buffer(80)
     numbers = (ctypes.c_uint32 * _MOST_MAPS)()
     struct.pack_into("<IQ", answer, 52, _MOST_MAPS, ctypes.addressof(numbers))
     try:
-        with Descriptor(call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}") as program:
+        with Descriptor(
+            call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}"
+        ) as program:
             program.inform(answer)
     except (OSError, FairleadError):
         return frozenset()
@@ -111,7 +144,9 @@ def maps_of(program_id: int) -> frozenset[int]:
     return frozenset(numbers[:count])
 
 
-def _load(code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Array[ctypes.c_char] | None") -> int:
+def _load(
+    code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Array[ctypes.c_char] | None"
+) -> int:
     instructions = ctypes.create_string_buffer(code, len(code))
     license_text = ctypes.create_string_buffer(license_name.encode())
     return call(
@@ -119,7 +154,14 @@ def _load(code: bytes, name: str, kind: int, license_name: str, log: "ctypes.Arr
         struct.pack(
             "<IIQQIIQII16s",
             *(kind, len(code) // 8, address_of(instructions), address_of(license_text)),
-            *(1 if log else 0, len(log) if log else 0, address_of(log) if log else 0, 0, 0, name[:15].encode()),
+            *(
+                1 if log else 0,
+                len(log) if log else 0,
+                address_of(log) if log else 0,
+                0,
+                0,
+                name[:15].encode(),
+            ),
         )
         + bytes(64),
     )

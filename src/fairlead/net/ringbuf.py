@@ -1,11 +1,11 @@
 """Read what a program in the kernel puts into a ring buffer map.
 
-In: a map of type BPF_MAP_TYPE_RINGBUF. Out: records, in the order in which they were begun. Nobody waits for a slow reader: the
-program finds the ring full and goes on without; it is for the program to count that.
-Invariant: a record is copied out before its room is given back. One reader at a time, in one thread.
-Follows Documentation/bpf/ringbuf.rst: a page with the consumer's position, a page with the producer's, then the data, which is
-mapped twice in a row so that a record that wraps round lies in one piece.
-"""
+In: a map of type BPF_MAP_TYPE_RINGBUF. Out: records, in the order in which they were begun. Nobody
+waits for a slow reader: the program finds the ring full and goes on without; it is for the program
+to count that. Invariant: a record is copied out before its room is given back. One reader at a
+time, in one thread. Follows Documentation/bpf/ringbuf.rst: a page with the consumer's position, a
+page with the producer's, then the data, which is mapped twice in a row so that a record that wraps
+round lies in one piece."""
 
 import mmap
 import struct
@@ -24,9 +24,13 @@ class RingBuffer:
         self.descriptor = ring.descriptor
         self._mask = ring.spec.max_entries - 1
         try:
-            self._consumer = mmap.mmap(ring.descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._consumer = mmap.mmap(
+                ring.descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+            )
             size = mmap.PAGESIZE + 2 * ring.spec.max_entries
-            self._producer = mmap.mmap(ring.descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE)
+            self._producer = mmap.mmap(
+                ring.descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE
+            )
         except OSError as error:
             raise failure(error, f"mapping {ring.name} into memory") from error
 

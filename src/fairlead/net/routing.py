@@ -1,13 +1,15 @@
-"""What the kernel knows of the ways to other hosts: routes, neighbours, interfaces; asked for, and told as they change.
+"""What the kernel knows of the ways to other hosts: routes, neighbours, interfaces; asked for, and
+told as they change.
 
-In: addresses. Out: `Route`, `Neighbour` and `Interface` values; `Changes` as they happen. Nothing is changed, but that the
-kernel can be asked to look for a neighbour. An object belongs to the network namespace in which it was made.
-Invariant: no change is missed without being noticed: one that the kernel could not tell counts as `others`, after which
-everything is to be read anew. Follows rtnetlink(7) and Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h.
+In: addresses. Out: `Route`, `Neighbour` and `Interface` values; `Changes` as they happen. Nothing
+is changed, but that the kernel can be asked to look for a neighbour. An object belongs to the
+network namespace in which it was made. Invariant: no change is missed without being noticed: one
+that the kernel could not tell counts as `others`, after which everything is to be read anew.
+Follows rtnetlink(7) and Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h.
 
-Messages are packed here and not by pyroute2 because a gateway asks for the routes to all nodes at its start and at every
-audit, and hears of every neighbour: 275 us for a route there, 31 us here, and the kernel's overruns can be seen.
-"""
+Messages are packed here and not by pyroute2 because a gateway asks for the routes to all nodes at
+its start and at every audit, and hears of every neighbour: 275 us for a route there, 31 us here,
+and the kernel's overruns can be seen."""
 
 import errno
 import socket
@@ -26,15 +28,18 @@ _NEIGHBOUR = struct.Struct("=BxHiHBB")
 _LINK = struct.Struct("=BxHiII")
 _LOCAL = 2
 _NTF_USE = 0x01
-_UNKNOWN = 0x01 | 0x20 | 0x40  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
+_UNKNOWN = (
+    0x01 | 0x20 | 0x40
+)  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
 _STALE, _FAILED = 0x04, 0x20
 _GROUPS = (1, 3, 5, 7, 8, 9, 11, 19, 32)
-"""RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE, NEXTHOP."""
+"""RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
+NEXTHOP."""
 
 
 class Interface(NamedTuple):
-    """A network device. `number`: its index. `kind`: of a virtual one, as in `ip link add type`. `parent` and `vlan`: of one
-    that stands for a VLAN of another; 0 otherwise."""
+    """A network device. `number`: its index. `kind`: of a virtual one, as in `ip link add type`.
+    `parent` and `vlan`: of one that stands for a VLAN of another; 0 otherwise."""
 
     number: int
     name: str
@@ -46,8 +51,9 @@ class Interface(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How the kernel would send to an address. `here`: it is this host's own. `via`: the router, empty on a link with it.
-    `source`: the address that it would send from. `mtu`: of the route if it has one of its own, else 0."""
+    """How the kernel would send to an address. `here`: it is this host's own. `via`: the router,
+    empty on a link with it. `source`: the address that it would send from. `mtu`: of the route if
+    it has one of its own, else 0."""
 
     here: bool
     interface: int
@@ -57,8 +63,9 @@ class Route(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """Who answers for an address on an interface. `mac` is empty while nobody is known to. `unsure`: it has not been heard of
-    for a while, or did not answer: if it matters, ask the kernel to look."""
+    """Who answers for an address on an interface. `mac` is empty while nobody is known to.
+    `unsure`: it has not been heard of for a while, or did not answer: if it matters, ask the kernel
+    to look."""
 
     interface: int
     address: str
@@ -67,7 +74,8 @@ class Neighbour(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What has happened. `others`: interfaces, addresses or routes changed, or something was not told."""
+    """What has happened. `others`: interfaces, addresses or routes changed, or something was not
+    told."""
 
     neighbours: tuple[Neighbour, ...]
     others: bool
@@ -81,7 +89,9 @@ class Routing:
 
     def __init__(self, *, passing_over: int = 0) -> None:
         self._asking = Asking()
-        passed = Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None  # rtm_protocol
+        passed = (
+            Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None
+        )  # rtm_protocol
         self._hearing = Hearing(_GROUPS, passed)
 
     def close(self) -> None:
@@ -101,13 +111,24 @@ class Routing:
                 return None
             raise Unavailable(f"asking for the route to {address}: {error.strerror}") from error
         said = dict(attributes(answer, _ROUTE.size))
-        via = said.get(5) or said.get(18, b"")[2:]  # RTA_GATEWAY, or RTA_VIA: a family and an address
+        via = (
+            said.get(5) or said.get(18, b"")[2:]
+        )  # RTA_GATEWAY, or RTA_VIA: a family and an address
         metrics = dict(attributes(said.get(8, b""), 0))
-        return Route(answer[7] == _LOCAL, _number(said.get(4)), _text(via), _text(said.get(7, b"")), _number(metrics.get(2)))
+        return Route(
+            answer[7] == _LOCAL,
+            _number(said.get(4)),
+            _text(via),
+            _text(said.get(7, b"")),
+            _number(metrics.get(2)),
+        )
 
     def interfaces(self) -> dict[int, Interface]:
         """All devices, by index."""
-        found = (_interface(each) for each in self._dump(_GET_LINK, _LINK.pack(0, 0, 0, 0, 0), "interfaces"))
+        found = (
+            _interface(each)
+            for each in self._dump(_GET_LINK, _LINK.pack(0, 0, 0, 0, 0), "interfaces")
+        )
         return {each.number: each for each in found}
 
     def neighbours(self) -> dict[tuple[int, str], Neighbour]:
@@ -117,15 +138,17 @@ class Routing:
         return {(each.interface, each.address): each for each in found if each}
 
     def look_for(self, interface: int, address: str) -> None:
-        """Have the kernel find out who answers for the address, or whether the one that it knows still does. What it finds
-        comes as an event."""
+        """Have the kernel find out who answers for the address, or whether the one that it knows
+        still does. What it finds comes as an event."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
         question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
             self._asking.ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
         except OSError as error:
-            raise Unavailable(f"looking for neighbour {address} on interface {interface}: {error.strerror}") from error
+            raise Unavailable(
+                f"looking for neighbour {address} on interface {interface}: {error.strerror}"
+            ) from error
 
     async def changes(self) -> Changes:
         """Wait for the next ones; all that have been told by then."""
@@ -166,7 +189,9 @@ def _interface(body: bytes) -> Interface:
     kind = _name(about.get(1, b""))
     vlan = _number(dict(attributes(about.get(2, b""), 0)).get(1)) if kind == "vlan" else 0
     parent = _number(said.get(5)) if vlan else 0
-    return Interface(index, _name(said.get(3, b"")), said.get(1, b""), _number(said.get(4)), kind, parent, vlan)
+    return Interface(
+        index, _name(said.get(3, b"")), said.get(1, b""), _number(said.get(4)), kind, parent, vlan
+    )
 
 
 def _neighbour(body: bytes) -> Neighbour | None:
@@ -175,4 +200,6 @@ def _neighbour(body: bytes) -> Neighbour | None:
     if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in said:
         return None  # an entry of a bridge's or a tunnel's table
     mac = said.get(2, b"") if not state & _UNKNOWN else b""
-    return Neighbour(interface, _text(said[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED)))
+    return Neighbour(
+        interface, _text(said[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED))
+    )

@@ -1,8 +1,7 @@
 """Questions and orders to the kernel's rtnetlink, each answered before the next is put.
 
-In: a kind of message, flags, a body. Out: the bodies of the answers. A connection belongs to the network namespace in which it
-was made. Follows rtnetlink(7), netlink(7).
-"""
+In: a kind of message, flags, a body. Out: the bodies of the answers. A connection belongs to the
+network namespace in which it was made. Follows rtnetlink(7), netlink(7)."""
 
 import errno
 import os
@@ -35,7 +34,9 @@ class Asking:
     """
 
     def __init__(self, *, strict: bool = False) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        )
         self._socket.settimeout(ANSWER_WITHIN_S)
         if strict:
             self._socket.setsockopt(SOL_NETLINK, _STRICT_CHECK, 1)
@@ -47,8 +48,8 @@ class Asking:
         self._socket.close()
 
     def ask(self, kind: int, flags: int, question: bytes) -> list[bytes]:
-        """The bodies of the answers; an order with the flag ACK has none. A dump that a change interrupted is begun anew.
-        Raises OSError with what the kernel says."""
+        """The bodies of the answers; an order with the flag ACK has none. A dump that a change
+        interrupted is begun anew. Raises OSError with what the kernel says."""
         while True:
             with self._turn:
                 self._sequence += 1
@@ -78,8 +79,8 @@ class Asking:
 
 @contextmanager
 def asking(tried: str, *, strict: bool = False) -> Iterator[Asking]:
-    """A connection for as long as that takes. Raises Refused where rights are missing, Unavailable for all else that the kernel
-    refuses."""
+    """A connection for as long as that takes. Raises Refused where rights are missing, Unavailable
+    for all else that the kernel refuses."""
     connection = Asking(strict=strict)
     try:
         yield connection

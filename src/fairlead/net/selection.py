@@ -1,16 +1,16 @@
 """Choose network interfaces of a host by name, by pattern, by subnet or by default route. Pure.
 
-In: the selectors of a configuration, and the interfaces that are present. Out: the interfaces that each selector chooses,
-and a message about what is missing. A selector is one of
+In: the selectors of a configuration, and the interfaces that are present. Out: the interfaces that
+each selector chooses, and a message about what is missing. A selector is one of
 - a name: `eth0`;
 - a pattern of names, as in a shell: `eth*`, `bond0.*`;
 - a CIDR: every interface that has an address in it;
-- `default-route`: every interface by which a default route leaves, of either IP family.
-Only a name chooses the loopback interface. An interface that is selected by name must be present. One list may serve hosts that
-differ, so the other selectors may choose nothing as long as the list as a whole chooses something.
-Invariant: when a CIDR or `default-route` suddenly chooses nothing, it keeps its former interfaces that still exist: an address
-or a route that is absent for a moment interrupts no traffic.
-"""
+- `default-route`: every interface by which a default route leaves, of either IP family. Only a name
+  chooses the loopback interface. An interface that is selected by name must be present. One list
+  may serve hosts that differ, so the other selectors may choose nothing as long as the list as a
+  whole chooses something. Invariant: when a CIDR or `default-route` suddenly chooses nothing, it
+  keeps its former interfaces that still exist: an address or a route that is absent for a moment
+  interrupts no traffic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -40,7 +40,8 @@ class Present(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """`chosen`: the interfaces of each selector, in the configuration's order. `present`: what there was to choose from."""
+    """`chosen`: the interfaces of each selector, in the configuration's order. `present`: what
+    there was to choose from."""
 
     chosen: Mapping[str, tuple[str, ...]]
     present: tuple[Present, ...]
@@ -61,9 +62,15 @@ class Selection(NamedTuple):
         missing = [each for each in self.unmatched if is_name(each)]
         if not missing and (self.names or not self.chosen):
             return ""
-        what = f"there is no interface {', '.join(missing)}" if missing else f"no interface matches {', '.join(self.chosen)}"
+        what = (
+            f"there is no interface {', '.join(missing)}"
+            if missing
+            else f"no interface matches {', '.join(self.chosen)}"
+        )
         more = len(self.present) - _SHOWN
-        shown = ", ".join(map(str, self.present[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+        shown = ", ".join(map(str, self.present[:_SHOWN])) + (
+            f" and {more} more" if more > 0 else ""
+        )
         return f"{what}; this host has {shown or 'no interface'}"
 
 
@@ -77,12 +84,19 @@ def check(selector: str) -> None:
     if "/" in selector:
         ip_network(selector)
     elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
-        raise ValueError(f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} characters and no space")
+        raise ValueError(
+            f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} "
+            "characters and no space"
+        )
     elif _is_address(selector):
-        raise ValueError(f"{selector!r} is an address; to choose the interface that has it, write it as a CIDR")
+        raise ValueError(
+            f"{selector!r} is an address; to choose the interface that has it, write it as a CIDR"
+        )
 
 
-def select(selectors: Iterable[str], present: Sequence[Present], before: Selection | None = None) -> Selection:
+def select(
+    selectors: Iterable[str], present: Sequence[Present], before: Selection | None = None
+) -> Selection:
     """Apply the selectors to the interfaces that are present. `before`: what was chosen last."""
     former = before.chosen if before is not None else {}
     there = {each.name for each in present}
@@ -96,13 +110,16 @@ def select(selectors: Iterable[str], present: Sequence[Present], before: Selecti
 
 
 def of_host(host: str, everywhere: T, by_host: Mapping[str, T]) -> T:
-    """The value for one host: the value of its own name in `by_host`, else that of the longest pattern that matches its name,
-    else
-    `everywhere`."""
+    """The value for one host: the value of its own name in `by_host`, else that of the longest
+    pattern that matches its name, else `everywhere`."""
     if host in by_host:
         return by_host[host]
     matching = [pattern for pattern in by_host if fnmatchcase(host, pattern)]
-    return by_host[max(matching, key=lambda pattern: (len(pattern), pattern))] if matching else everywhere
+    return (
+        by_host[max(matching, key=lambda pattern: (len(pattern), pattern))]
+        if matching
+        else everywhere
+    )
 
 
 def _matches(selector: str, interface: Present) -> bool:

@@ -1,8 +1,7 @@
 """The connections of each source, and which of them to close first when there are too many.
 
-In: connections that are added, used and removed. Out: the least recently used connection of a source, or of the source with the
-most connections. Every operation takes constant time.
-"""
+In: connections that are added, used and removed. Out: the least recently used connection of a
+source, or of the source with the most connections. Every operation takes constant time."""
 
 from typing import Generic, TypeVar
 
@@ -48,11 +47,13 @@ class Crowd(Generic[T]):
         return next(iter(self._of[source]))
 
     def crowded(self) -> T | None:
-        """The least recently used connection of the source with the most connections; None: there is no connection."""
+        """The least recently used connection of the source with the most connections; None: there
+        is no connection."""
         return self.oldest(next(iter(self._by_count[self._most]))) if self._most else None
 
     def _move(self, source: str, before: int, after: int) -> None:
-        """Move the source to its new number of connections. The highest number changes by at most one, as `after` does."""
+        """Move the source to its new number of connections. The highest number changes by at most
+        one, as `after` does."""
         if before:
             del self._by_count[before][source]
             if not self._by_count[before]:

@@ -1,8 +1,8 @@
 """Read and write the kernel's settings of the calling thread's network namespace.
 
-In: names as sysctl(8) has them, with slashes ("net/ipv4/conf/eth0/rp_filter"), because names of interfaces may have dots.
-Out: values as text. A setting that this kernel does not have reads as None. Follows proc_sys(5).
-"""
+In: names as sysctl(8) has them, with slashes ("net/ipv4/conf/eth0/rp_filter"), because names of
+interfaces may have dots. Out: values as text. A setting that this kernel does not have reads as
+None. Follows proc_sys(5)."""
 
 from pathlib import Path
 
@@ -12,7 +12,8 @@ ROOT = Path("/proc/sys")
 
 
 def read(name: str) -> str | None:
-    """The value, without the line's end; None where there is no such setting, or no such interface."""
+    """The value, without the line's end; None where there is no such setting, or no such
+    interface."""
     try:
         return (ROOT / name).read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -22,7 +23,8 @@ def read(name: str) -> str | None:
 
 
 def write(name: str, value: str) -> None:
-    """Set it. Raises Conflict where it is not there, Refused where it is read-only, as in most containers."""
+    """Set it. Raises Conflict where it is not there, Refused where it is read-only, as in most
+    containers."""
     try:
         (ROOT / name).write_text(value, encoding="ascii")
     except FileNotFoundError as error:

@@ -1,22 +1,25 @@
 """Change the tables of a listener so that no open connection moves.
 
-In: the slots as they are, the new Maglev table, and the nodes that may keep connections. Out: the slots as they shall be.
+In: the slots as they are, the new Maglev table, and the nodes that may keep connections. Out: the
+slots as they shall be.
 
-A packet's hash picks a node in `current`, and, where there is one, in `previous`. What `previous` says of a hash:
+A packet's hash picks a node in `current`, and, where there is one, in `previous`. What `previous`
+says of a hash:
   NONE      every connection there is on the current node; no state is needed
   a node    connections without an entry are on this node, those with one are where the entry says
   TRACKED   connections without an entry are on the current node, those with one are where the entry says
 New connections of a hash whose `previous` is not NONE get an entry (bpf/choose.h).
 
-Invariant: after a transition every open connection to a node that may keep it is found there again, by entry or by table.
-`previous` has a size of its own, the largest of those it was made from. Sizes divide one another (see `maglev`), so each of
-its slots lies within one slot of every table that it descends from, and nothing is lost when a listener grows or shrinks.
-The current table follows from the weights alone, so that gateways of different age agree on where new connections go.
+Invariant: after a transition every open connection to a node that may keep it is found there again,
+by entry or by table. `previous` has a size of its own, the largest of those it was made from. Sizes
+divide one another (see `maglev`), so each of its slots lies within one slot of every table that it
+descends from, and nothing is lost when a listener grows or shrinks. The current table follows from
+the weights alone, so that gateways of different age agree on where new connections go.
 
-A slot that is tracked stays so while more than one node may keep connections: nothing here shows whether a connection from
-before the change is still in use, and an age limit would break those that are. The price is bounded: one more table for each
-listener, and an entry for each new connection there, in a table that makes room by itself. How full it is, is a metric.
-"""
+A slot that is tracked stays so while more than one node may keep connections: nothing here shows
+whether a connection from before the change is still in use, and an age limit would break those that
+are. The price is bounded: one more table for each listener, and an entry for each new connection
+there, in a table that makes room by itself. How full it is, is a metric."""
 
 from array import array
 from collections.abc import Callable, Iterable, Set
@@ -34,9 +37,9 @@ TRACKED = 0xFFFE
 class Slots(NamedTuple):
     """The two tables of a listener; numbers in them are places in `nodes`, or NONE and TRACKED.
 
-    `nodes`: sorted, those that occur. `current`, `previous`: unsigned 16-bit numbers, either may be empty.
-    `by_source`, `previous_by_source`: the table is indexed by the client's address alone, not by the whole flow.
-    """
+    `nodes`: sorted, those that occur. `current`, `previous`: unsigned 16-bit numbers, either may be
+    empty. `by_source`, `previous_by_source`: the table is indexed by the client's address alone,
+    not by the whole flow."""
 
     nodes: tuple[str, ...] = ()
     current: bytes = b""
@@ -46,7 +49,8 @@ class Slots(NamedTuple):
 
 
 def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool = False) -> Slots:
-    """The slots that serve new connections by `table` and leave each open connection of the `keepers` where it is.
+    """The slots that serve new connections by `table` and leave each open connection of the
+    `keepers` where it is.
 
     Repeating it changes nothing. A node that is not among `keepers` loses its connections.
     """
@@ -57,7 +61,11 @@ def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool =
         return new  # nothing is open
     if len(table.nodes) <= 1 and keepers <= set(table.nodes):
         return new  # whatever is open is on the only node: there is nothing to tell apart
-    return old if is_settled(old, table, keepers, by_source=by_source) else by_rule(old, table, keepers, by_source=by_source)
+    return (
+        old
+        if is_settled(old, table, keepers, by_source=by_source)
+        else by_rule(old, table, keepers, by_source=by_source)
+    )
 
 
 def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> Slots:
@@ -65,7 +73,10 @@ def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> 
     # Keepers that no table names count as well: entries may name them.
     names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
     place = {name: i for i, name in enumerate(names)}
-    was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
+    was, before = (
+        _renumber(old.current, old.nodes, place),
+        _renumber(old.previous, old.nodes, place),
+    )
     now = _renumber(table.slots, table.nodes, place)
     rule = _rule({place[name] for name in keepers})
     if before and old.previous_by_source != old.by_source:
@@ -76,18 +87,26 @@ def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> 
         previous = array("H", (TRACKED if each == NONE else each for each in previous))
         previous_by_source = old.by_source
     else:
-        previous, previous_by_source = follow_in_c(was, before, now, {place[name] for name in keepers}), by_source
+        previous, previous_by_source = (
+            follow_in_c(was, before, now, {place[name] for name in keepers}),
+            by_source,
+        )
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
 
 
-def follow_in_python(was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]) -> "array[int]":
-    """The reference: what `previous` becomes, slot by slot, where all tables are indexed by the same hash."""
+def follow_in_python(
+    was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]
+) -> "array[int]":
+    """The reference: what `previous` becomes, slot by slot, where all tables are indexed by the
+    same hash."""
     size = max(len(was), len(before), len(now))
     stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
     return array("H", starmap(_rule(keepers), stretched))
 
 
-def follow_in_c(was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]) -> "array[int]":
+def follow_in_c(
+    was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]
+) -> "array[int]":
     """The same through bpf/transition.c. Raises Refused if it has not been built."""
     size = max(len(was), len(before), len(now))
     may_keep = bytearray(TRACKED)  # for any number of a node
@@ -101,18 +120,20 @@ def follow_in_c(was: "array[int]", before: "array[int]", now: "array[int]", keep
 
 
 def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
-    """Slots that can be written over `old`, one by one, because both tables keep their sizes: in slots whose node is not in
-    `table`, the node of `table` replaces it; no other slot changes. For use when there is no memory for a second pair of
-    tables.
+    """Slots that can be written over `old`, one by one, because both tables keep their sizes: in
+    slots whose node is not in `table`, the node of `table` replaces it; no other slot changes. For
+    use when there is no memory for a second pair of tables.
 
-    table: with as many slots as the old current table, or empty.
-    A new node gets only slots of nodes that have left, so shares may differ from the weights. A connection without an entry
-    moves if its node has left but may keep connections, and no table remembers its slot: `old` has no previous table, or one
-    with fewer slots than the current table or with another hash.
-    """
+    table: with as many slots as the old current table, or empty. A new node gets only slots of
+    nodes that have left, so shares may differ from the weights. A connection without an entry moves
+    if its node has left but may keep connections, and no table remembers its slot: `old` has no
+    previous table, or one with fewer slots than the current table or with another hash."""
     names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
     place = {name: i for i, name in enumerate(names)}
-    was, before = _renumber(old.current, old.nodes, place), _renumber(old.previous, old.nodes, place)
+    was, before = (
+        _renumber(old.current, old.nodes, place),
+        _renumber(old.previous, old.nodes, place),
+    )
     dealt, stay = _renumber(table.slots, table.nodes, place), {place[name] for name in table.nodes}
     pairs = zip(was, dealt, strict=True) if dealt else ()
     now = array("H", (node if node in stay else new for node, new in pairs))
@@ -125,19 +146,29 @@ def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
 
 
 def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> bool:
-    """Whether the rule would say again what `previous` says already: no slot has another node, and no keeper has gone. Saves
-    going through all slots where nothing has changed."""
-    if not old.previous or not old.by_source == old.previous_by_source == by_source or len(keepers) < 2:
+    """Whether the rule would say again what `previous` says already: no slot has another node, and
+    no keeper has gone. Saves going through all slots where nothing has changed."""
+    if (
+        not old.previous
+        or not old.by_source == old.previous_by_source == by_source
+        or len(keepers) < 2
+    ):
         return False
     named = nodes_in(array("H", old.previous))
     if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= keepers:
         return False
     place = {name: i for i, name in enumerate(table.nodes)}
-    return _renumber(old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}).tobytes() == table.slots
+    return (
+        _renumber(
+            old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}
+        ).tobytes()
+        == table.slots
+    )
 
 
 def tracked_as(own: Slots, other: Slots) -> Slots:
-    """The slots, tracked also where another gateway's are: its connections there may have entries, which count here then.
+    """The slots, tracked also where another gateway's are: its connections there may have entries,
+    which count here then.
 
     No connection moves by it: one without an entry is where it was before.
     """
@@ -149,12 +180,19 @@ def tracked_as(own: Slots, other: Slots) -> Slots:
     mine, theirs = array("H", own.previous), array("H", other.previous)
     size = max(len(mine), len(theirs))
     pairs = zip(_stretch(mine, size), _stretch(theirs, size), strict=True)
-    previous = array("H", (TRACKED if mine == NONE and (crossed or theirs != NONE) else mine for mine, theirs in pairs))
+    previous = array(
+        "H",
+        (
+            TRACKED if mine == NONE and (crossed or theirs != NONE) else mine
+            for mine, theirs in pairs
+        ),
+    )
     return own._replace(previous=_condense(previous).tobytes(), previous_by_source=by_source)
 
 
 def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:
-    """What `previous` becomes for a hash, from its old current node, its old previous one, and its new current one."""
+    """What `previous` becomes for a hash, from its old current node, its old previous one, and its
+    new current one."""
 
     @cache
     def previous(was: int, before: int, now: int) -> int:
@@ -172,7 +210,8 @@ def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:
 
 
 def _without_current(before: "array[int]", rule: Callable[[int, int, int], int]) -> "array[int]":
-    """The tables are indexed by different hashes, so that no slot of one belongs to a slot of the other.
+    """The tables are indexed by different hashes, so that no slot of one belongs to a slot of the
+    other.
 
     All slots have been tracked since that began; they stay so.
     """
@@ -185,7 +224,8 @@ def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "a
 
 
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
-    """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers that occur."""
+    """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers
+    that occur."""
     out = array("H", bytes(2 * len(slots)))
     renumber_at(slots, to, out.buffer_info()[0])
     return out
@@ -198,7 +238,8 @@ def renumber_at(slots: "array[int]", to: "array[int]", address: int) -> None:
 
 @cache
 def _renumbering() -> Callable[..., None]:
-    """`renumber` of bpf/transition.c, which takes plain numbers: a value of ctypes for each would cost more than the work."""
+    """`renumber` of bpf/transition.c, which takes plain numbers: a value of ctypes for each would
+    cost more than the work."""
     renumbering = library().renumber
     renumbering.argtypes, renumbering.restype = (c_uint32, c_void_p, c_void_p, c_void_p), None
     return renumbering
@@ -234,7 +275,11 @@ def _condense(slots: "array[int]") -> "array[int]":
 
 
 def _canonical(
-    names: tuple[str, ...], now: "array[int]", previous: "array[int]", by_source: bool, previous_by_source: bool
+    names: tuple[str, ...],
+    now: "array[int]",
+    previous: "array[int]",
+    by_source: bool,
+    previous_by_source: bool,
 ) -> Slots:
     """Equal slots as equal values: no name that does not occur."""
     used = nodes_in(now, previous)

@@ -1,10 +1,10 @@
 """VXLAN devices that only receive: the end of a tunnel to this host.
 
-In: what a device should be. Out: the kernel has it, up. Nothing is learnt and nothing is sent by it: it knows no other end.
-A device without a local address takes packets over IPv4 alone, one with an IPv6 address over IPv6 alone: it takes two for both.
-Invariant: a device of the same name that is no VXLAN device is somebody else's and is left alone.
-Follows RFC 7348, Linux Documentation/networking/vxlan.rst, include/uapi/linux/if_link.h.
-"""
+In: what a device should be. Out: the kernel has it, up. Nothing is learnt and nothing is sent by
+it: it knows no other end. A device without a local address takes packets over IPv4 alone, one with
+an IPv6 address over IPv6 alone: it takes two for both. Invariant: a device of the same name that is
+no VXLAN device is somebody else's and is left alone. Follows RFC 7348, Linux
+Documentation/networking/vxlan.rst, include/uapi/linux/if_link.h."""
 
 import errno
 from ipaddress import ip_interface
@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.iproute import asking
 
-_TAKEN = "another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
+_TAKEN = (
+    "another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
+)
 _FIXES = {
     errno.EOPNOTSUPP: "this kernel has no VXLAN (CONFIG_VXLAN): choose tunnel.kind ipip",
     errno.EEXIST: _TAKEN,
@@ -22,7 +24,8 @@ _FIXES = {
 
 
 class Vxlan(NamedTuple):
-    """A device: its name, network identifier, UDP port, this host's address at which packets arrive, its hardware address."""
+    """A device: its name, network identifier, UDP port, this host's address at which packets
+    arrive, its hardware address."""
 
     name: str
     vni: int
@@ -37,8 +40,8 @@ class Vxlan(NamedTuple):
 
 
 async def have(device: Vxlan) -> None:
-    """Make the device, or make it anew if it is another one, and switch it on. Raises Refused where the kernel has no VXLAN,
-    or the name or port is somebody else's."""
+    """Make the device, or make it anew if it is another one, and switch it on. Raises Refused where
+    the kernel has no VXLAN, or the name or port is somebody else's."""
     async with asking(f"making the device {device.name}", _FIXES) as route:
         found = await _find(route, device.name)
         if found is not None and _described(found) != device:
@@ -46,19 +49,27 @@ async def have(device: Vxlan) -> None:
             await route.link("del", index=found["index"])
             found = None
         if found is None:
-            await route.link("add", ifname=device.name, kind="vxlan", address=device.mac, **_attributes(device))
+            await route.link(
+                "add", ifname=device.name, kind="vxlan", address=device.mac, **_attributes(device)
+            )
             found = await _find(route, device.name)
         if found is not None and not found["flags"] & 1:
             await route.link("set", index=found["index"], state="up")
 
 
 async def set_address(name: str, interface: str) -> None:
-    """Give the device an address of IPv4 with its length ("192.0.2.1/32"). Raises Unavailable, also if there is no device."""
+    """Give the device an address of IPv4 with its length ("192.0.2.1/32"). Raises Unavailable, also
+    if there is no device."""
     parsed = ip_interface(interface)
     async with asking(f"adding address {interface} to {name}") as route:
         if (found := await _find(route, name)) is None:
             raise Unavailable(f"adding address {interface} to {name}: there is no such device")
-        await route.addr("replace", index=found["index"], address=str(parsed.ip), prefixlen=parsed.network.prefixlen)
+        await route.addr(
+            "replace",
+            index=found["index"],
+            address=str(parsed.ip),
+            prefixlen=parsed.network.prefixlen,
+        )
 
 
 async def remove(name: str) -> bool:
@@ -72,7 +83,11 @@ async def remove(name: str) -> bool:
 
 
 def _attributes(device: Vxlan) -> dict[str, object]:
-    attributes: dict[str, object] = {"vxlan_id": device.vni, "vxlan_port": device.port, "vxlan_learning": 0}
+    attributes: dict[str, object] = {
+        "vxlan_id": device.vni,
+        "vxlan_port": device.port,
+        "vxlan_learning": 0,
+    }
     if device.ipv6:
         # Gateways do not compute the outer checksum: the inner packet has its own (RFC 6935).
         return attributes | {"vxlan_local6": device.local, "vxlan_udp_zero_csum6_rx": 1}
@@ -98,7 +113,10 @@ def _kind(message: Any) -> str:
 
 def _check_ours(message: Any, name: str) -> None:
     if _kind(message) != "vxlan":
-        raise Refused(f"there is a device {name} that is none of VXLAN's", fix=f"rename or remove it: ip link del {name}")
+        raise Refused(
+            f"there is a device {name} that is none of VXLAN's",
+            fix=f"rename or remove it: ip link del {name}",
+        )
 
 
 def _described(message: Any) -> Vxlan | None:
@@ -107,7 +125,9 @@ def _described(message: Any) -> Vxlan | None:
         return None
     data = message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")
     local = data.get_attr("IFLA_VXLAN_LOCAL") or data.get_attr("IFLA_VXLAN_LOCAL6") or ""
-    if data.get_attr("IFLA_VXLAN_LEARNING") or (":" in local and not data.get_attr("IFLA_VXLAN_UDP_ZERO_CSUM6_RX")):
+    if data.get_attr("IFLA_VXLAN_LEARNING") or (
+        ":" in local and not data.get_attr("IFLA_VXLAN_UDP_ZERO_CSUM6_RX")
+    ):
         return None
     name, mac = message.get_attr("IFLA_IFNAME"), message.get_attr("IFLA_ADDRESS")
     return Vxlan(name, data.get_attr("IFLA_VXLAN_ID"), data.get_attr("IFLA_VXLAN_PORT"), local, mac)

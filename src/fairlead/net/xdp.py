@@ -1,11 +1,12 @@
-"""Attach a program to what a network driver receives, before the kernel makes a packet of it, and see where it is attached.
+"""Attach a program to what a network driver receives, before the kernel makes a packet of it, and
+see where it is attached.
 
-In: a loaded program, an interface's index, a path on a bpffs. Out: a BPF link, pinned there, which holds the program attached
-for as long as the pin or a descriptor lives. Replacing the program is one step in the kernel, with no packet between the two.
-Invariant: a program that something else attached is never replaced or taken away.
-Native mode (in the network driver) and generic mode (in the kernel, for any interface) exclude each other on an interface.
-Follows bpf(2), BPF_LINK_CREATE and BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in include/uapi/linux/if_link.h.
-"""
+In: a loaded program, an interface's index, a path on a bpffs. Out: a BPF link, pinned there, which
+holds the program attached for as long as the pin or a descriptor lives. Replacing the program is
+one step in the kernel, with no packet between the two. Invariant: a program that something else
+attached is never replaced or taken away. Native mode (in the network driver) and generic mode (in
+the kernel, for any interface) exclude each other on an interface. Follows bpf(2), BPF_LINK_CREATE
+and BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in include/uapi/linux/if_link.h."""
 
 import errno
 import os
@@ -64,7 +65,9 @@ async def attached(interface: int) -> Attached | None:
 
 def _program_name(number: int) -> str:
     try:
-        with Descriptor(call(_PROG_GET_FD_BY_ID, struct.pack("<III", number, 0, 0)), f"XDP program {number}") as program:
+        with Descriptor(
+            call(_PROG_GET_FD_BY_ID, struct.pack("<III", number, 0, 0)), f"XDP program {number}"
+        ) as program:
             return program.information(80)[64:80].rstrip(b"\0").decode(errors="replace")
     except OSError:
         return ""
@@ -82,16 +85,18 @@ def read_link(pin: Path) -> Link | None:
 async def attach(interface: int, program: Program, pin: Path, *, mode: str) -> None:
     """Have `program` run on what the interface receives, by the link at `pin`.
 
-    A link of this interface and mode that is there takes the program in place of its own. One of another interface or mode,
-    or of an interface that is gone, is taken away first. Raises Refused, with its name, where another program is attached,
-    and where the interface cannot do the mode.
+    A link of this interface and mode that is there takes the program in place of its own. One of
+    another interface or mode, or of an interface that is gone, is taken away first. Raises Refused,
+    with its name, where another program is attached, and where the interface cannot do the mode.
     """
     present, link = await attached(interface), read_link(pin)
     if link and link.interface == interface and present and present.mode == mode:
         _replace(link, program)
         return
     detach(pin)
-    wanted = struct.pack("<4I", program.descriptor, interface, _ATTACH_TYPE_XDP, _FLAGS[mode]) + bytes(32)
+    wanted = struct.pack(
+        "<4I", program.descriptor, interface, _ATTACH_TYPE_XDP, _FLAGS[mode]
+    ) + bytes(32)
     try:
         made = Descriptor(call(_LINK_CREATE, wanted), f"the XDP link of interface {interface}")
     except OSError as error:
@@ -105,16 +110,24 @@ def _replace(link: Link, program: Program) -> None:
         try:
             call(_LINK_UPDATE, struct.pack("<4I", opened.descriptor, program.descriptor, 0, 0))
         except OSError as error:
-            raise failure(error, f"replacing the XDP program of interface {link.interface}") from error
+            raise failure(
+                error, f"replacing the XDP program of interface {link.interface}"
+            ) from error
 
 
 def _refusal(error: OSError, interface: int, mode: str, present: Attached | None) -> FairleadError:
     tried = f"attaching an XDP program ({mode}) to interface {interface}"
     if error.errno in (errno.EBUSY, errno.EEXIST) and present:
-        return Refused(f"{tried}: {present} is there already", fix="take that one away, or set gateway.attach to tc")
+        return Refused(
+            f"{tried}: {present} is there already",
+            fix="take that one away, or set gateway.attach to tc",
+        )
     if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ERANGE, errno.ENOSPC, errno.ENOMEM):
         reasons = "its driver has no XDP, or its MTU, queues or offloads (LRO) do not allow it"
-        return Refused(f"{tried}: {os.strerror(error.errno)}; {reasons}", fix="set gateway.attach to tc or xdp-generic")
+        return Refused(
+            f"{tried}: {os.strerror(error.errno)}; {reasons}",
+            fix="set gateway.attach to tc or xdp-generic",
+        )
     return failure(error, tried)
 
 

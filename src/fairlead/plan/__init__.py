@@ -1,1 +1,2 @@
-"""Pure decisions: who may get traffic, which address a Service holds, what a balancer and what a node must do."""
+"""Pure decisions: who may get traffic, which address a Service holds, what a balancer and what a
+node must do."""

@@ -1,12 +1,12 @@
 """The annotations that a Service is read by: our own, and those that it brings from another system.
 
-In: a Service's annotations. Out: what they say, by the first name of each list that is there: our own comes first; and Notes on
-those that say something which the class of the Service does otherwise, or that nobody knows. What is said of connections that
-end at the balancer is read in `proxying.py`.
-So manifests written for MetalLB or for OpenStack's cloud controller work unchanged where the wish can be met, and where it
-cannot, their owner is told what comes instead. Nothing is passed over in silence.
-Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is its old prefix), cloud-provider-openstack 1.34.
-"""
+In: a Service's annotations. Out: what they say, by the first name of each list that is there: our
+own comes first; and Notes on those that say something which the class of the Service does
+otherwise, or that nobody knows. What is said of connections that end at the balancer is read in
+`proxying.py`. So manifests written for MetalLB or for OpenStack's cloud controller work unchanged
+where the wish can be met, and where it cannot, their owner is told what comes instead. Nothing is
+passed over in silence. Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is
+its old prefix), cloud-provider-openstack 1.34."""
 
 import difflib
 import re
@@ -31,7 +31,8 @@ INTERNAL = ("fairlead.io/internal", "service.beta.kubernetes.io/openstack-intern
 """`true`: a load balancer of OpenStack is reached from inside alone, and has no floating IP."""
 
 DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
-"""How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes it (`5m`, `1h30m`)."""
+"""How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes
+it (`5m`, `1h30m`)."""
 
 PROXY_WISHES = (
     "proxy-protocol",
@@ -48,7 +49,8 @@ PROXY_WISHES = (
     "health-monitor-max-retries",
     "health-monitor-max-retries-down",
 )
-"""What a balancer that ends connections can do: `fairlead.io/NAME`, or OpenStack's name for the same."""
+"""What a balancer that ends connections can do: `fairlead.io/NAME`, or OpenStack's name for the
+same."""
 
 OCTAVIA_WISHES = (
     "octavia-provider",
@@ -68,10 +70,12 @@ OCTAVIA_WISHES = (
     "floating-subnet-id",
     "floating-subnet-tags",
 )
-"""What only OpenStack's load balancers have, under the same names; `octavia-provider` and `members` are ours alone."""
+"""What only OpenStack's load balancers have, under the same names; `octavia-provider` and `members`
+are ours alone."""
 
 LOAD_BALANCER_ID = "load-balancer-id"
-"""The load balancer that a Service is to be on, beside others; cloud-provider-openstack writes there the one that it made."""
+"""The load balancer that a Service is to be on, beside others; cloud-provider-openstack writes
+there the one that it made."""
 
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
@@ -84,7 +88,10 @@ LONGEST_QUOTE = 60
 
 _HEADER = "pods see the client's own address without any header; make them expect none"
 _PASSED_ON = "packets are passed on as they are, so it is for the pods to decide"
-_BY_PLAN = "nodes with ready pods get their share by the number of these pods, and are watched without asking"
+_BY_PLAN = (
+    "nodes with ready pods get their share by the number of these pods, and are watched "
+    "without asking"
+)
 _BY_POOL = "addresses come from pools; choose one by fairlead.io/address-pool"
 
 INSTEAD = {
@@ -96,13 +103,17 @@ INSTEAD = {
     "timeout-tcp-inspect": _PASSED_ON,
     "connection-limit": _PASSED_ON,
     "default-tls-container-ref": _PASSED_ON,
-    "lb-method": "every ready pod gets the same share; for one pod per client use spec.sessionAffinity",
+    "lb-method": (
+        "every ready pod gets the same share; for one pod per client use spec.sessionAffinity"
+    ),
     "enable-health-monitor": _BY_PLAN,
     "health-monitor-delay": _BY_PLAN,
     "health-monitor-timeout": _BY_PLAN,
     "health-monitor-max-retries": _BY_PLAN,
     "health-monitor-max-retries-down": _BY_PLAN,
-    "node-selector": "to keep nodes out, label them node.kubernetes.io/exclude-from-external-load-balancers",
+    "node-selector": (
+        "to keep nodes out, label them node.kubernetes.io/exclude-from-external-load-balancers"
+    ),
     "hostname": "the address itself is published",
     "class": _BY_POOL,
     "floating-network-id": _BY_POOL,
@@ -115,12 +126,16 @@ INSTEAD = {
     "member-subnet-id": _BY_POOL,
     "octavia-provider": "no load balancer of OpenStack serves this Service",
     "members": "nodes with ready pods are members",
-    "load-balancer-id": "no load balancer of OpenStack serves this Service; delete that one there if nobody needs it",
+    "load-balancer-id": (
+        "no load balancer of OpenStack serves this Service; delete that one "
+        "there if nobody needs it"
+    ),
     "flavor-id": "no load balancer of OpenStack serves this Service",
     "availability-zone": "no load balancer of OpenStack serves this Service",
     "internal": _BY_POOL,
 }
-"""What class direct does in the place of each of these wishes. `load-balancer-address` is a report, not a wish."""
+"""What class direct does in the place of each of these wishes. `load-balancer-address` is a report,
+not a wish."""
 
 INSTEAD_PROXY = {
     **{wish: what for wish, what in INSTEAD.items() if wish not in PROXY_WISHES},
@@ -156,7 +171,8 @@ _KNOWN = frozenset(
 
 
 def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
-    """(name, value) of the first of these annotations that is there and not empty; two empty texts if none is."""
+    """(name, value) of the first of these annotations that is there and not empty; two empty texts
+    if none is."""
     for name in names:
         if value := annotations.get(name, "").strip():
             return name, value
@@ -164,7 +180,8 @@ def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, st
 
 
 def names_of(wish: str) -> tuple[str, str]:
-    """The annotations that say it; ours first, but for one that the controller writes to say something else."""
+    """The annotations that say it; ours first, but for one that the controller writes to say
+    something else."""
     ours = _OURS + wish
     return (ours if ours != _MARK else _OPENSTACK + wish), _OPENSTACK + wish
 
@@ -176,7 +193,8 @@ def quoted(text: str) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """A number of seconds, or a duration as Go's time.ParseDuration reads it, of h, m, s and ms; None if it is neither."""
+    """A number of seconds, or a duration as Go's time.ParseDuration reads it, of h, m, s and ms;
+    None if it is neither."""
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return float(text)
     parts = _PART.findall(text) if text.isascii() else []
@@ -197,12 +215,18 @@ def not_understood(annotations: Mapping[str, str]) -> list[Note]:
     if not name or seconds_of(text) is not None:
         return unknown(annotations)
     message = f"{name} is {quoted(text)}, which is no time; the gateways' own limit holds"
-    note = Note(NOT_UNDERSTOOD, f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m")
+    note = Note(
+        NOT_UNDERSTOOD,
+        f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m",
+    )
     return [note, *unknown(annotations)]
 
 
-def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str] = INSTEAD) -> list[Note]:
-    """What this Service asks for and its class does otherwise: one Note for each thing done instead."""
+def without_effect(
+    annotations: Mapping[str, str], instead: Mapping[str, str] = INSTEAD
+) -> list[Note]:
+    """What this Service asks for and its class does otherwise: one Note for each thing done
+    instead."""
     without: dict[str, list[str]] = {}
     for name in sorted(annotations):
         wish = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)
@@ -211,7 +235,10 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str] = 
         if wished and (ours or name.startswith(_OPENSTACK)):
             without.setdefault(instead[wish], []).append(name)
     return [
-        Note(WITHOUT_EFFECT, f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}")
+        Note(
+            WITHOUT_EFFECT,
+            f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}",
+        )
         for what, names in without.items()
     ]
 
@@ -224,5 +251,10 @@ def unknown(annotations: Mapping[str, str]) -> list[Note]:
         if name.startswith(_OURS) and name not in known:
             like = difflib.get_close_matches(name, sorted(known), 1, 0.75)
             hint = f"did you mean {like[0]}?" if like else f"known are {', '.join(sorted(known))}"
-            notes.append(Note(NOT_UNDERSTOOD, f"{name} ({quoted(annotations[name])}) is no annotation of ours; {hint}"))
+            notes.append(
+                Note(
+                    NOT_UNDERSTOOD,
+                    f"{name} ({quoted(annotations[name])}) is no annotation of ours; {hint}",
+                )
+            )
     return notes

@@ -1,9 +1,9 @@
 """What each of Octavia's providers cannot do, and what comes of it when a Service asks for it.
 
-In: a provider and a wish. Out: a `Lack`: whether the Service is refused or served otherwise, and the sentence that tells it.
-Pure. Found by asking both providers of Octavia 19 (ovn-octavia-provider 11): what the API refuses with 501, and what it takes
-and does not carry out. Names of wishes are those of annotations; source ranges are a field of the Service.
-"""
+In: a provider and a wish. Out: a `Lack`: whether the Service is refused or served otherwise, and
+the sentence that tells it. Pure. Found by asking both providers of Octavia 19 (ovn-octavia-provider
+11): what the API refuses with 501, and what it takes and does not carry out. Names of wishes are
+those of annotations; source ranges are a field of the Service."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -22,8 +22,8 @@ PROTOCOLS: frozenset[Protocol] = frozenset({"TCP", "UDP", "SCTP"})
 
 
 class Lack(Value, frozen=True):
-    """`refused`: what it is for would not work without, so the Service is not served so. `otherwise`: it is served all the
-    same, and `instead` says how."""
+    """`refused`: what it is for would not work without, so the Service is not served so.
+    `otherwise`: it is served all the same, and `instead` says how."""
 
     what: Literal["refused", "otherwise"]
     instead: str
@@ -36,13 +36,17 @@ _MACHINE = Lack("otherwise", "provider ovn needs no machines of its own")
 
 LACKS: Mapping[Provider, Mapping[str, Lack]] = {
     "amphora": {
-        "lb-method": Lack("otherwise", "provider amphora shares connections in turn, by the number of ready pods"),
+        "lb-method": Lack(
+            "otherwise", "provider amphora shares connections in turn, by the number of ready pods"
+        ),
     },
     "ovn": {
         "proxy-protocol": _HEADER,
         "x-forwarded-for": _HEADER,
         SOURCE_RANGES: Lack("refused", "provider ovn lets everybody in"),
-        "lb-method": Lack("otherwise", "provider ovn chooses a node by both addresses and ports of a connection"),
+        "lb-method": Lack(
+            "otherwise", "provider ovn chooses a node by both addresses and ports of a connection"
+        ),
         "timeout-client-data": _TIME,
         "timeout-member-connect": _TIME,
         "timeout-member-data": _TIME,

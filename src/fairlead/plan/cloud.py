@@ -1,16 +1,25 @@
-"""The plan of class `fairlead.io/octavia`: what a load balancer of OpenStack must do for each Service of it.
+"""The plan of class `fairlead.io/octavia`: what a load balancer of OpenStack must do for each
+Service of it.
 
-In: a view of the cluster, the configuration, the provider of each load balancer that is there. Out: LoadBalancers, or why
-there is none. Pure. Members are nodes with ready pods, weighted by them, on the API's word alone: no probes of ours,
-Octavia asks by itself. `addresses` are those that the Service shows, to be had again should the load balancer be lost.
-"""
+In: a view of the cluster, the configuration, the provider of each load balancer that is there. Out:
+LoadBalancers, or why there is none. Pure. Members are nodes with ready pods, weighted by them, on
+the API's word alone: no probes of ours, Octavia asks by itself. `addresses` are those that the
+Service shows, to be had again should the load balancer be lost."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fairlead.config import OCTAVIA, Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service, ServicePort
-from fairlead.model import Family, Listener, LoadBalancer, Note, OctaviaStanding, ServiceKey, UnservedPort
+from fairlead.model import (
+    Family,
+    Listener,
+    LoadBalancer,
+    Note,
+    OctaviaStanding,
+    ServiceKey,
+    UnservedPort,
+)
 from fairlead.plan.addresses import Wanted, family_of, held_by, wanted_by
 from fairlead.plan.annotations import INSTEAD_OCTAVIA, not_understood, without_effect
 from fairlead.plan.balancer import (
@@ -45,17 +54,27 @@ def plan_cloud(
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
-        if service is None or class_of(service, config.default_class) != OCTAVIA or config.octavia is None:
+        if (
+            service is None
+            or class_of(service, config.default_class) != OCTAVIA
+            or config.octavia is None
+        ):
             continue
         try:
-            planned[key] = _balancer(cluster, service, config, config.octavia, standing_of(key, service.metadata.uid))
+            planned[key] = _balancer(
+                cluster, service, config, config.octavia, standing_of(key, service.metadata.uid)
+            )
         except Refused as error:
             planned[key] = error
     return planned
 
 
 def _balancer(
-    cluster: Cluster, service: Service, config: Config, octavia: OctaviaConfig, standing: OctaviaStanding | None
+    cluster: Cluster,
+    service: Service,
+    config: Config,
+    octavia: OctaviaConfig,
+    standing: OctaviaStanding | None,
 ) -> LoadBalancer:
     slices, annotations = cluster.slices_of(service.key), service.metadata.annotations
     served, unserved, notes = _ports(service)
@@ -77,9 +96,13 @@ def _balancer(
         requested.get("IPv6", ""),
         both=len(families) > 1,
     )
-    settings, more = settings_of(annotations, asks, octavia, standing.provider if standing is not None else None)
+    settings, more = settings_of(
+        annotations, asks, octavia, standing.provider if standing is not None else None
+    )
     expected = bool(settings.header or settings.forwarded_for)
-    suffix, hostname_notes = hostname_suffix_after(annotations, config.proxy.hostname_suffix if expected else "")
+    suffix, hostname_notes = hostname_suffix_after(
+        annotations, config.proxy.hostname_suffix if expected else ""
+    )
     notes += [*more, *hostname_notes, *spec_notes(service, families, ranges, cluster.nodes)]
     notes += [*endpoint_notes(service, served, families, slices, cluster.nodes)]
     notes += [*without_effect(annotations, INSTEAD_OCTAVIA), *not_understood(annotations)]
@@ -90,15 +113,26 @@ def _balancer(
         every = port.protocol in settings.all_nodes
         members = all_members(nodes, family) if every else found.members
         notes += more if not every else []
-        listeners.append(Listener(family, port.port, port.protocol, policy, port.node_port, members))
+        listeners.append(
+            Listener(family, port.port, port.protocol, policy, port.node_port, members)
+        )
     if settings.node_selector and not nodes:
-        message = f"no node has the labels {settings.node_selector}, so the load balancer has no members"
+        message = (
+            f"no node has the labels {settings.node_selector}, so the load balancer has no members"
+        )
         notes.append(Note(NO_NODE_SELECTED, message))
     hostname, more = hostname_in(annotations)
     notes += more
-    if settings.provider == "ovn" and any(len({each.weight for each in one.members} - {0}) > 1 for one in listeners):
-        message = "nodes have different numbers of ready pods, and provider ovn gives each node the same share"
-        notes.append(Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)"))
+    if settings.provider == "ovn" and any(
+        len({each.weight for each in one.members} - {0}) > 1 for one in listeners
+    ):
+        message = (
+            "nodes have different numbers of ready pods, and provider ovn gives each node "
+            "the same share"
+        )
+        notes.append(
+            Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)")
+        )
     by_proxy = settings.provider == "amphora" and (expected or octavia.ip_mode == "Proxy")
     return LoadBalancer(
         service=service.key,
@@ -119,10 +153,13 @@ def _balancer(
 
 
 def _families(
-    annotations: Mapping[str, str], wanted: Wanted, octavia: OctaviaConfig, standing: OctaviaStanding | None
+    annotations: Mapping[str, str],
+    wanted: Wanted,
+    octavia: OctaviaConfig,
+    standing: OctaviaStanding | None,
 ) -> tuple[Sequence[Family], list[Note]]:
-    """Of what its load balancer has addresses; IPv4 first, and of one family the Service's first. What there is stays as it is.
-    Raises Refused for a Service that must have both and cannot."""
+    """Of what its load balancer has addresses; IPv4 first, and of one family the Service's first.
+    What there is stays as it is. Raises Refused for a Service that must have both and cannot."""
     first, *others = wanted.families
     if not others:
         return (first,), []
@@ -132,7 +169,12 @@ def _families(
     else:
         has = [family for family in wanted.families if family in standing.families]
         lacks = (
-            "" if len(has) > 1 else f"its load balancer has addresses of {standing.families[0]} alone, and that cannot change"
+            ""
+            if len(has) > 1
+            else (
+                f"its load balancer has addresses of {standing.families[0]} alone, and that "
+                "cannot change"
+            )
         )
         first = has[0] if has else first
         fix = "make the Service anew for another"
@@ -149,10 +191,15 @@ def _ports(service: Service) -> tuple[list[ServicePort], tuple[UnservedPort, ...
     if not homeless:
         return list(service.spec.ports), (), []
     names = ", ".join(f"{port.port}/{port.protocol}" for port in homeless)
-    message = f"not served: {names}: class {OCTAVIA} reaches nodes by node ports, and there are none"
+    message = (
+        f"not served: {names}: class {OCTAVIA} reaches nodes by node ports, and there are none"
+    )
     message += "; set spec.allocateLoadBalancerNodePorts to true"
     if len(homeless) == len(service.spec.ports):
         raise Refused(message)
-    unserved = sorted(UnservedPort(port.port, port.protocol, CLASS_PREFIX + NODE_PORT_MISSING) for port in homeless)
+    unserved = sorted(
+        UnservedPort(port.port, port.protocol, CLASS_PREFIX + NODE_PORT_MISSING)
+        for port in homeless
+    )
     served = [port for port in service.spec.ports if port.node_port]
     return served, tuple(unserved), [Note(NODE_PORT_MISSING, message, "Programmed")]

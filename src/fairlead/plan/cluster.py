@@ -1,9 +1,9 @@
-"""The plan of each role: from the whole cluster to one intent for each Service that concerns the role.
+"""The plan of each role: from the whole cluster to one intent for each Service that concerns the
+role.
 
-In: a view of the cluster, the configuration, the Services to look at. Out: intents, or why there is none. A Service that
-needs nothing of the role is left out. Pure: what must be remembered from one time to the next (who was given which address) is
-a Ledger that the caller keeps.
-"""
+In: a view of the cluster, the configuration, the Services to look at. Out: intents, or why there is
+none. A Service that needs nothing of the role is left out. Pure: what must be remembered from one
+time to the next (who was given which address) is a Ledger that the caller keeps."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -15,7 +15,18 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
-from fairlead.plan.addresses import Assigned, Facts, Rival, facts_of, family_of, held_by, keeps, order_of, ports_of, shown_by
+from fairlead.plan.addresses import (
+    Assigned,
+    Facts,
+    Rival,
+    facts_of,
+    family_of,
+    held_by,
+    keeps,
+    order_of,
+    ports_of,
+    shown_by,
+)
 from fairlead.plan.balancer import (
     CLASS_PREFIX,
     PORT_CONFLICT,
@@ -51,7 +62,8 @@ class Cluster(Protocol):
 
 
 class Addressed(Cluster, Protocol):
-    """What the controller reads besides, to give addresses. `pools` is another object whenever a pool is another one."""
+    """What the controller reads besides, to give addresses. `pools` is another object whenever a
+    pool is another one."""
 
     @property
     def pools(self) -> Mapping[str, AddressPool]: ...
@@ -72,9 +84,9 @@ def plan_controller(
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
     """The LoadBalancers of the classes that gateways serve, with the addresses that they are given.
 
-    The ledger remembers who was given what. One change may touch others, who waited for what it freed: their intents come
-    too. When it is new, or the pools are, everything is looked at, whatever the keys.
-    """
+    The ledger remembers who was given what. One change may touch others, who waited for what it
+    freed: their intents come too. When it is new, or the pools are, everything is looked at,
+    whatever the keys."""
     concerned: Collection[ServiceKey] = keys
     if ledger.source is not cluster.pools:
         ledger.use(read_pools(config.pools, cluster.pools.values()), cluster.pools)
@@ -89,15 +101,24 @@ def plan_controller(
         if class_name not in CLASSES:
             if class_name.startswith(CLASS_PREFIX):
                 known = ", ".join(sorted(CLASSES))
-                planned[key] = Refused(f"there is no class {class_name}", fix=f"make the Service anew with one of {known}")
+                planned[key] = Refused(
+                    f"there is no class {class_name}",
+                    fix=f"make the Service anew with one of {known}",
+                )
             continue  # another controller's
         if class_name == OCTAVIA:
             if config.octavia is None:
-                planned[key] = Refused(f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it")
+                planned[key] = Refused(
+                    f"class {OCTAVIA} is not configured",
+                    fix="say in `octavia` which cloud is to serve it",
+                )
             continue  # a plan of its own: plan.cloud
         try:
             planned[key] = _with_keep_note(
-                _balancer(cluster, config, service, class_name, ledger.result(key)), config, service, ledger
+                _balancer(cluster, config, service, class_name, ledger.result(key)),
+                config,
+                service,
+                ledger,
             )
         except Refused as error:
             planned[key] = error
@@ -118,7 +139,11 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
 
 
 def _balancer(
-    cluster: Addressed, config: Config, service: Service, class_name: str, result: Assigned | Refused | None
+    cluster: Addressed,
+    config: Config,
+    service: Service,
+    class_name: str,
+    result: Assigned | Refused | None,
 ) -> LoadBalancer:
     """What a Service gets at the addresses that it was assigned. Raises Refused."""
     if not isinstance(result, Assigned):
@@ -145,27 +170,41 @@ def _balancer(
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
 
 
-def _with_keep_note(balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger) -> LoadBalancer:
-    """Tell the owner of the Service, before the Service is deleted, that its addresses will not be kept."""
+def _with_keep_note(
+    balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger
+) -> LoadBalancer:
+    """Tell the owner of the Service, before the Service is deleted, that its addresses will not be
+    kept."""
     namespace = service.metadata.namespace
-    if not keeps(service) or not (why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))):
+    if not keeps(service) or not (
+        why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))
+    ):
         return balancer
     note = Note(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
     return msgspec.structs.replace(balancer, notes=(*balancer.notes, note))
 
 
 def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:
-    """The grants with the ports that are served: a port that no class of ours can serve is held by nobody."""
-    served = {(address, f"{each.protocol}/{each.port}") for each in balancer.listeners for address in balancer.listening(each)}
+    """The grants with the ports that are served: a port that no class of ours can serve is held by
+    nobody."""
+    served = {
+        (address, f"{each.protocol}/{each.port}")
+        for each in balancer.listeners
+        for address in balancer.listening(each)
+    }
     return tuple(
-        msgspec.structs.replace(grant, ports=tuple(port for port in grant.ports if (grant.address, port) in served))
+        msgspec.structs.replace(
+            grant, ports=tuple(port for port in grant.ports if (grant.address, port) in served)
+        )
         for grant in grants
     )
 
 
-def plan_gateway(cluster: Cluster, config: Config, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the classes that gateways serve, at the addresses that the controller published, their members
-    confirmed by this gateway's own probes."""
+def plan_gateway(
+    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
+) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+    """The LoadBalancers of the classes that gateways serve, at the addresses that the controller
+    published, their members confirmed by this gateway's own probes."""
     return {
         key: told if isinstance(told, Refused) else confirmed(told, cluster.verdict_of)
         for key, told in plan_gateway_unconfirmed(cluster, config, keys).items()
@@ -179,12 +218,22 @@ def plan_gateway_unconfirmed(
     planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
-        if service is None or (class_name := class_of(service, config.default_class)) not in GATEWAY_CLASSES:
+        if (
+            service is None
+            or (class_name := class_of(service, config.default_class)) not in GATEWAY_CLASSES
+        ):
             continue
         if class_name is None or not (addresses := held_by(service)):
             continue
         try:
-            told = plan_unconfirmed(service, cluster.slices_of(key), cluster.nodes, addresses, class_name, at_gateway=True)
+            told = plan_unconfirmed(
+                service,
+                cluster.slices_of(key),
+                cluster.nodes,
+                addresses,
+                class_name,
+                at_gateway=True,
+            )
         except Refused as error:
             planned[key] = error
         else:
@@ -192,9 +241,11 @@ def plan_gateway_unconfirmed(
     return planned
 
 
-def _without_rivals(cluster: Cluster, config: Config, service: Service, told: Unconfirmed) -> Unconfirmed:
-    """The controller never lets two Services show one port of an address. Should it happen all the same, the older has it,
-    so that all gateways agree."""
+def _without_rivals(
+    cluster: Cluster, config: Config, service: Service, told: Unconfirmed
+) -> Unconfirmed:
+    """The controller never lets two Services show one port of an address. Should it happen all the
+    same, the older has it, so that all gateways agree."""
     balancer = told.balancer
     older: dict[tuple[str, str], ServiceKey] = {}
     for address in balancer.addresses:
@@ -217,13 +268,25 @@ def _without_rivals(cluster: Cluster, config: Config, service: Service, told: Un
     ]
     lost = {(family_of(rival.address), rival.port) for rival in rivals}
     pairs = zip(balancer.listeners, told.found, strict=True)
-    left = [(each, found) for each, found in pairs if (each.family, f"{each.protocol}/{each.port}") not in lost]
-    notes = (*balancer.notes, Note(PORT_CONFLICT, port_conflict(rivals), "Programmed")) if rivals else balancer.notes
-    balancer = msgspec.structs.replace(balancer, listeners=tuple(listener for listener, _ in left), notes=notes)
+    left = [
+        (each, found)
+        for each, found in pairs
+        if (each.family, f"{each.protocol}/{each.port}") not in lost
+    ]
+    notes = (
+        (*balancer.notes, Note(PORT_CONFLICT, port_conflict(rivals), "Programmed"))
+        if rivals
+        else balancer.notes
+    )
+    balancer = msgspec.structs.replace(
+        balancer, listeners=tuple(listener for listener, _ in left), notes=notes
+    )
     return Unconfirmed(balancer, tuple(found for _, found in left))
 
 
-def plan_node(cluster: Cluster, node_name: str, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService | Refused]:
+def plan_node(
+    cluster: Cluster, node_name: str, keys: Collection[ServiceKey]
+) -> Mapping[ServiceKey, NodeService | Refused]:
     """What this node must do for each Service that a service proxy has business with."""
     planned: dict[ServiceKey, NodeService | Refused] = {}
     node = cluster.nodes.get(node_name)

@@ -1,10 +1,10 @@
 """Whether a Service is to be on a load balancer of OpenStack that was not made for it by us.
 
-In: a Service, the configuration. Out: which one that is. Pure.
-cloud-provider-openstack writes `load-balancer-id` on every Service that it serves, and users write it to have several Services
-on one load balancer; by the load balancer's name the one is told from the other. Names: `GetLoadBalancerName` and
-`GetLoadBalancerLegacyName` of cloud-provider-openstack 1.34, which cuts them at 255 characters.
-"""
+In: a Service, the configuration. Out: which one that is. Pure. cloud-provider-openstack writes
+`load-balancer-id` on every Service that it serves, and users write it to have several Services on
+one load balancer; by the load balancer's name the one is told from the other. Names:
+`GetLoadBalancerName` and `GetLoadBalancerLegacyName` of cloud-provider-openstack 1.34, which cuts
+them at 255 characters."""
 
 import uuid
 
@@ -28,7 +28,8 @@ def elsewhere_of(service: Service, config: OctaviaConfig) -> OctaviaElsewhere | 
         id_ = str(uuid.UUID(text))
     except ValueError:
         raise Refused(
-            f"{name} is {quoted(text)}, which is no id of a load balancer", fix="see openstack loadbalancer list"
+            f"{name} is {quoted(text)}, which is no id of a load balancer",
+            fix="see openstack loadbalancer list",
         ) from None
     return OctaviaElsewhere(id_, names)
 

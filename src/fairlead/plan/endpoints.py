@@ -1,10 +1,9 @@
 """Who may receive the traffic of one Service port.
 
-In: the EndpointSlices of one Service. Out: its candidates, and those among them that are to be used.
-Follows kube-proxy: a ready endpoint is used; if there is none, those that are serving while terminating (KEP-1669).
-Slices are joined by port *name* (the number may differ between slices); an endpoint that stands in two slices for a moment
-counts once, and its better state counts.
-"""
+In: the EndpointSlices of one Service. Out: its candidates, and those among them that are to be
+used. Follows kube-proxy: a ready endpoint is used; if there is none, those that are serving while
+terminating (KEP-1669). Slices are joined by port *name* (the number may differ between slices); an
+endpoint that stands in two slices for a moment counts once, and its better state counts."""
 
 from collections.abc import Iterable
 from operator import itemgetter
@@ -14,7 +13,8 @@ from fairlead.model import Family, Protocol, Value
 
 
 class Candidate(Value, frozen=True):
-    """An endpoint that answers for one port of a Service. `node` is empty where the slice names none."""
+    """An endpoint that answers for one port of a Service. `node` is empty where the slice names
+    none."""
 
     address: str
     port: int
@@ -25,7 +25,9 @@ class Candidate(Value, frozen=True):
     hints: EndpointHints | None = None
 
 
-def candidates(slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family) -> tuple[Candidate, ...]:
+def candidates(
+    slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family
+) -> tuple[Candidate, ...]:
     """Every endpoint of the Service port in one family, sorted, each address and port once."""
     found = endpoints(slices, port_name=port_name, protocol=protocol, family=family)
     return tuple(
@@ -62,21 +64,27 @@ def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool]:
 
 
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Those that get new connections: the ready ones, or else those that still serve while they terminate."""
+    """Those that get new connections: the ready ones, or else those that still serve while they
+    terminate."""
     among = tuple(among)
     ready = [candidate for candidate in among if candidate.ready]
     if len(ready) == len(among):
         return among
-    return tuple(ready or [candidate for candidate in among if candidate.serving and candidate.terminating])
+    return tuple(
+        ready or [candidate for candidate in among if candidate.serving and candidate.terminating]
+    )
 
 
 def near(chosen: tuple[Candidate, ...], node: str, zone: str) -> tuple[Candidate, ...]:
-    """Those of the usable ones that are meant for clients on this node, or else in its zone. All of them unless each is ready
-    and says whom it is for, and one is for this node or zone: hints that leave somebody without an endpoint are for nobody."""
+    """Those of the usable ones that are meant for clients on this node, or else in its zone. All of
+    them unless each is ready and says whom it is for, and one is for this node or zone: hints that
+    leave somebody without an endpoint are for nobody."""
     if not all(each.ready and each.hints for each in chosen):
         return chosen
     for own, names in ((node, _nodes), (zone, _zones)):
-        if all(map(names, chosen)) and (found := tuple(each for each in chosen if own in names(each))):
+        if all(map(names, chosen)) and (
+            found := tuple(each for each in chosen if own in names(each))
+        ):
             return found
     return chosen
 

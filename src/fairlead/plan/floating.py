@@ -1,9 +1,9 @@
 """Whether a load balancer of OpenStack has a floating IP, and which.
 
-In: annotations of a Service (ours, or OCCM's of the same name), the configuration, the addresses that it asks for. Out: a
-FloatingWish, or None for a load balancer that is reached from inside alone; and Notes on what has no effect. Pure.
-Meanings: cloud-provider-openstack 1.34. A floating IP is IPv4, so load balancers of IPv6 have none.
-"""
+In: annotations of a Service (ours, or OCCM's of the same name), the configuration, the addresses
+that it asks for. Out: a FloatingWish, or None for a load balancer that is reached from inside
+alone; and Notes on what has no effect. Pure. Meanings: cloud-provider-openstack 1.34. A floating IP
+is IPv4, so load balancers of IPv6 have none."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,11 @@ REPORT = "loadbalancer.openstack.org/load-balancer-address"
 
 
 def floating_of(
-    wishes: Wishes, annotations: Mapping[str, str], config: OctaviaConfig, family: Family, address: str
+    wishes: Wishes,
+    annotations: Mapping[str, str],
+    config: OctaviaConfig,
+    family: Family,
+    address: str,
 ) -> FloatingWish | None:
     """`address`: what the Service asks for; with a floating IP, it is that one."""
     given = [name for wish in FLOATING_WISHES if (name := wishes.given(wish))]
@@ -29,7 +33,9 @@ def floating_of(
     if not config.floating_network_id:
         outside = found(annotations, INTERNAL)[0] if not internal else ""
         _without_effect(
-            wishes, [*given, *([outside] if outside else [])], "no floating IPs are configured (octavia.floatingNetworkId)"
+            wishes,
+            [*given, *([outside] if outside else [])],
+            "no floating IPs are configured (octavia.floatingNetworkId)",
         )
         return None
     if internal:
@@ -41,10 +47,16 @@ def floating_of(
     subnet = {wish: wishes.read(wish, lambda text: text, "", "") for wish in SUBNET_WISHES}
     if not any(subnet.values()) and not wishes.given("floating-network-id"):
         subnet = dict(
-            zip(SUBNET_WISHES, (config.floating_subnet_id, config.floating_subnet, config.floating_subnet_tags), strict=True)
+            zip(
+                SUBNET_WISHES,
+                (config.floating_subnet_id, config.floating_subnet, config.floating_subnet_tags),
+                strict=True,
+            )
         )
     return FloatingWish(
-        network_id=wishes.read("floating-network-id", lambda text: text, "", config.floating_network_id),
+        network_id=wishes.read(
+            "floating-network-id", lambda text: text, "", config.floating_network_id
+        ),
         address=address,
         again=annotations.get(REPORT, "").strip(),
         keep=keep,

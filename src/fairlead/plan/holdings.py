@@ -1,9 +1,8 @@
 """Which addresses are held, by whom and under which sharing key: the index under `plan.ledger`.
 
-In: Services that come to an address or leave it. Out: its holders; the addresses of a sharing key; what is free in a pool;
-news for those who wait. It also counts how many addresses of each pool are held.
-Invariant: pure, but for its memory; no answer costs more when there are many Services.
-"""
+In: Services that come to an address or leave it. Out: its holders; the addresses of a sharing key;
+what is free in a pool; news for those who wait. It also counts how many addresses of each pool are
+held. Invariant: pure, but for its memory; no answer costs more when there are many Services."""
 
 import ipaddress
 from collections.abc import Collection

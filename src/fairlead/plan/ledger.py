@@ -1,13 +1,14 @@
 """Who has which address: every Service's share of the pools, kept up to date Service by Service.
 
-In: the pools, and `Facts` of the Services that changed. Out: for each Service an `Assigned` or a refusal, and which of them
-are new: a change of one Service may touch those that waited for what it gave back.
-Rules: what is held stays, before anything new is given; a request by name comes next, then an address of the same sharing
-key, then the lowest free address of the first pool that may be used; the older Service comes first. An address never changes
-unless its Service asks for another one. A port that another Service has at the address is refused, the others are served.
-Invariants: pure, but for its memory; no port of an address is given twice; to assign all anew gives the same as to assign
-what changed; what one change costs depends on the Services that it concerns, not on how many there are.
-"""
+In: the pools, and `Facts` of the Services that changed. Out: for each Service an `Assigned` or a
+refusal, and which of them are new: a change of one Service may touch those that waited for what it
+gave back. Rules: what is held stays, before anything new is given; a request by name comes next,
+then an address of the same sharing key, then the lowest free address of the first pool that may be
+used; the older Service comes first. An address never changes unless its Service asks for another
+one. A port that another Service has at the address is refused, the others are served. Invariants:
+pure, but for its memory; no port of an address is given twice; to assign all anew gives the same as
+to assign what changed; what one change costs depends on the Services that it concerns, not on how
+many there are."""
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,8 +25,8 @@ NOTHING: Ports = frozenset()
 
 
 class _Record:
-    """One Service in the ledger. `given` is what it may have; what it holds besides is in its facts. `draft` is what it
-    will be given, as far as is found out yet."""
+    """One Service in the ledger. `given` is what it may have; what it holds besides is in its
+    facts. `draft` is what it will be given, as far as is found out yet."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -46,7 +47,9 @@ class Ledger:
         """What the pools were made of."""
         self.looked_at = 0
         self._records: dict[ServiceKey, _Record] = {}
-        self._keepers: dict[str, set[ServiceKey]] = {}  # by namespace, the deleted Services for which an address is kept
+        self._keepers: dict[
+            str, set[ServiceKey]
+        ] = {}  # by namespace, the deleted Services for which an address is kept
         self._lines = Lines()
         self._holdings = Holdings(self._lines)
 
@@ -68,7 +71,8 @@ class Ledger:
                     yield taken.pool, address, key
 
     def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
-        """All addresses that are kept for deleted Services: the pool, the Service, and since when."""
+        """All addresses that are kept for deleted Services: the pool, the Service, and since
+        when."""
         for keys in self._keepers.values():
             for key in keys:
                 for taken in self._records[key].facts.taken.values():
@@ -78,7 +82,9 @@ class Ledger:
     def kept_in(self, namespace: str) -> int:
         """How many addresses this namespace keeps."""
         keepers = self._keepers.get(namespace, ())
-        return sum(taken.kept for key in keepers for taken in self._records[key].facts.taken.values())
+        return sum(
+            taken.kept for key in keepers for taken in self._records[key].facts.taken.values()
+        )
 
     @property
     def known(self) -> Collection[ServiceKey]:
@@ -86,7 +92,8 @@ class Ledger:
         return self._records.keys()
 
     def use(self, pools: Pools, source: object = None) -> None:
-        """From here on these are the pools, made of `source`. Every Service must then be assigned anew."""
+        """From here on these are the pools, made of `source`. Every Service must then be assigned
+        anew."""
         self.source = source
         self._holdings.use(pools)
 
@@ -100,7 +107,11 @@ class Ledger:
             before.setdefault(key, self.result(key))
             self._hold(key)
         self._serve(batch, before)
-        for key in [key for key in before if not self._records[key].facts.taken and self._records[key].facts.wanted is None]:
+        for key in [
+            key
+            for key in before
+            if not self._records[key].facts.taken and self._records[key].facts.wanted is None
+        ]:
             self._refresh(key)
             del self._records[key]
         return {key for key, result in before.items() if _words(self.result(key)) != _words(result)}
@@ -111,7 +122,9 @@ class Ledger:
         old, record.facts = record.facts, facts
         self._note_keeper(key)
         wanted = facts.wanted
-        if (order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)) != record.order:
+        if (
+            order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)
+        ) != record.order:
             self._await(record, set())  # it waits at another place from now on
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
@@ -126,7 +139,9 @@ class Ledger:
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
                 doubted.update(self._holdings.of(address))
-                self._lines.tell(("address", address), ("sharing", key.namespace, taken.sharing_key))
+                self._lines.tell(
+                    ("address", address), ("sharing", key.namespace, taken.sharing_key)
+                )
         return doubted - {key}
 
     def _note_keeper(self, key: ServiceKey) -> None:
@@ -139,7 +154,8 @@ class Ledger:
             del self._keepers[key.namespace]
 
     def _refresh(self, key: ServiceKey) -> None:
-        """Bring the index in line with what a Service holds now, and note what became free by that, and what was taken."""
+        """Bring the index in line with what a Service holds now, and note what became free by that,
+        and what was taken."""
         record = self._records[key]
         holding = {address: taken.ports for address, taken in record.facts.taken.items()}
         for address in record.given.values():
@@ -157,9 +173,12 @@ class Ledger:
                 self._holdings.share(address, (key.namespace, name))
 
     def _sharing_key(self, key: ServiceKey, address: str) -> str:
-        """Under which key this Service shares that address: that of the grant, if it has one, else what it asks for."""
+        """Under which key this Service shares that address: that of the grant, if it has one, else
+        what it asks for."""
         facts = self._records[key].facts
-        if (taken := facts.taken.get(address)) is not None and (taken.granted is not None or taken.kept):
+        if (taken := facts.taken.get(address)) is not None and (
+            taken.granted is not None or taken.kept
+        ):
             return taken.sharing_key
         return facts.wanted.sharing_key if isinstance(facts.wanted, Wanted) else ""
 
@@ -167,13 +186,18 @@ class Ledger:
         return [other for other in self._holdings.of(address) if other != key]
 
     def _stranger(self, key: ServiceKey, address: str) -> ServiceKey | None:
-        """Somebody who has the address and does not share it with this Service: by the grant as well as by its own wish."""
+        """Somebody who has the address and does not share it with this Service: by the grant as
+        well as by its own wish."""
         wanted = self._records[key].facts.wanted
         mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
         for other in sorted(self._others(key, address)):
             theirs = self._records[other].facts.wanted
             wishes = theirs.sharing_key if isinstance(theirs, Wanted) else mine
-            if not mine or other.namespace != key.namespace or {wishes, self._sharing_key(other, address)} != {mine}:
+            if (
+                not mine
+                or other.namespace != key.namespace
+                or {wishes, self._sharing_key(other, address)} != {mine}
+            ):
                 return other
         return None
 
@@ -191,7 +215,9 @@ class Ledger:
             given = address in theirs.given.values() and port in theirs.ports
             shown = taken.shown is not None and port in taken.shown
             if shown and mine.shown is not None and port in mine.shown:
-                shown = theirs.order < record.order  # both show it and neither was granted it: it is the older one's
+                shown = (
+                    theirs.order < record.order
+                )  # both show it and neither was granted it: it is the older one's
                 given = given and shown
             if granted or given or shown:
                 rivals.append(other)
@@ -202,28 +228,42 @@ class Ledger:
         return frozenset(port for port in wanted.ports if not self._rivals(key, address, port))
 
     def _hold(self, key: ServiceKey) -> None:
-        """What is held stays, unless the Service now asks for another address of that family or no longer for the family."""
+        """What is held stays, unless the Service now asks for another address of that family or no
+        longer for the family."""
         record = self._records[key]
         wanted = record.facts.wanted
         if not isinstance(wanted, Wanted):
             return
         asked = {family_of(address): address for address in wanted.requested}
         record.draft = {}
-        for address in sorted({*record.facts.taken, *record.given.values()}, key=lambda each: _claim(record, each)):
+        for address in sorted(
+            {*record.facts.taken, *record.given.values()}, key=lambda each: _claim(record, each)
+        ):
             family = family_of(address)
             taken = record.facts.taken.get(address, Taken())
-            if family in record.draft or family not in wanted.families or asked.get(family, address) != address:
+            if (
+                family in record.draft
+                or family not in wanted.families
+                or asked.get(family, address) != address
+            ):
                 continue
             owned = taken.granted is not None or taken.shown is not None
-            if owned or (self._stranger(key, address) is None and self._may_keep(key, wanted, address)):
+            if owned or (
+                self._stranger(key, address) is None and self._may_keep(key, wanted, address)
+            ):
                 record.draft[family] = address
 
-        kept = {family: address for family, address in record.given.items() if record.draft.get(family) == address}
+        kept = {
+            family: address
+            for family, address in record.given.items()
+            if record.draft.get(family) == address
+        }
         if kept != record.given:
             self._give(key, kept, record.ports)
 
     def _may_keep(self, key: ServiceKey, wanted: Wanted, address: str) -> bool:
-        """Whether an address that was not granted yet, or was kept, would be given to this Service now."""
+        """Whether an address that was not granted yet, or was kept, would be given to this Service
+        now."""
         if wanted.ports and not self._free_ports(key, wanted, address):
             return False
         if self._records[key].facts.taken.get(address, Taken()).kept:
@@ -273,19 +313,29 @@ class Ledger:
         if not found[0].allows(wanted.applicant):
             return refusals.not_for(address, found[0].name)
         if (other := self._stranger(key, address)) is not None:
-            is_kept = self._records[other].holding[address] == NOTHING and self._records[other].facts.wanted is None
+            is_kept = (
+                self._records[other].holding[address] == NOTHING
+                and self._records[other].facts.wanted is None
+            )
             return refusals.kept(address, other) if is_kept else refusals.held(address, other)
         if wanted.ports and not self._free_ports(key, wanted, address):
             return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
         return None
 
-    def _all_rivals(self, key: ServiceKey, ports: Iterable[str], addresses: Iterable[str]) -> list[Rival]:
+    def _all_rivals(
+        self, key: ServiceKey, ports: Iterable[str], addresses: Iterable[str]
+    ) -> list[Rival]:
         places = [(port, address) for port in sorted(ports) for address in sorted(addresses)]
-        return [Rival(port, at, holder) for port, at in places for holder in self._rivals(key, at, port)]
+        return [
+            Rival(port, at, holder) for port, at in places for holder in self._rivals(key, at, port)
+        ]
 
-    def _serve(self, batch: Iterable[ServiceKey], before: dict[ServiceKey, Assigned | Refused | None]) -> None:
-        """Give these Services what they want, those that ask by name first; and with them, one after the other, those that
-        wait for what is free now. `before` takes in the results of all that are looked at."""
+    def _serve(
+        self, batch: Iterable[ServiceKey], before: dict[ServiceKey, Assigned | Refused | None]
+    ) -> None:
+        """Give these Services what they want, those that ask by name first; and with them, one
+        after the other, those that wait for what is free now. `before` takes in the results of all
+        that are looked at."""
         queue = [self._place(self._records[key].order, ()) for key in batch]
         heapq.heapify(queue)
         while True:
@@ -303,11 +353,16 @@ class Ledger:
         wanted = self._records[order[1]].facts.wanted
         return not (isinstance(wanted, Wanted) and wanted.requested), order, wait
 
-    def _next_in_line(self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None) -> None:
+    def _next_in_line(
+        self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None
+    ) -> None:
         """Put the next Service into the queue that waits for this, if there is any of it."""
         if wait[0] == "pool":
             pool = self.pools.by_name.get(wait[1])
-            if pool is None or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None:
+            if (
+                pool is None
+                or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None
+            ):
                 return
         if (order := self._lines.next(wait, after)) is not None:
             heapq.heappush(queue, self._place(order, wait))
@@ -357,7 +412,9 @@ class Ledger:
             notes.append(refusals.skipped(family))
         ports = self._ports_at(key, wanted, given.values())
         rivals = self._all_rivals(key, wanted.ports - ports, given.values())
-        if rivals:  # which may be others later, at each of the addresses: it has a port at all of them or at none
+        # which may be others later, at each of the addresses: it has a port at all of them or at
+        # none
+        if rivals:
             waits |= {("address", address) for address in given.values()}
         if wanted.ports and not ports:
             return refusals.all_ports_taken(rivals)
@@ -374,8 +431,13 @@ class Ledger:
         return Grant(address, tuple(sorted(ports)), pool, wanted.sharing_key, wanted.keep)
 
     def _candidates(self, wanted: Wanted) -> list[Pool]:
-        """The pools that a Service may have a new address of, in the order in which they are tried."""
-        named = [pool for pool in self.pools.in_order if (pool.name == wanted.pool if wanted.pool else pool.auto_assign)]
+        """The pools that a Service may have a new address of, in the order in which they are
+        tried."""
+        named = [
+            pool
+            for pool in self.pools.in_order
+            if (pool.name == wanted.pool if wanted.pool else pool.auto_assign)
+        ]
         return [pool for pool in named if pool.allows(wanted.applicant)]
 
     def _free(self, wanted: Wanted, family: Family) -> str | None:
@@ -383,18 +445,29 @@ class Ledger:
         return next((address for address in found if address is not None), None)
 
     def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
-        """An address of the same sharing key: one where all its ports are free, else where some are, never one where none is.
-        What it serves already at its other address must be free there too."""
+        """An address of the same sharing key: one where all its ports are free, else where some
+        are, never one where none is. What it serves already at its other address must be free there
+        too."""
         if not wanted.sharing_key:
             return None
         record = self._records[key]
         needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NOTHING
         some = None
-        for address in sorted(self._holdings.shared((key.namespace, wanted.sharing_key)), key=number):
-            if family_of(address) != family or self._stranger(key, address) or not self._others(key, address):
+        for address in sorted(
+            self._holdings.shared((key.namespace, wanted.sharing_key)), key=number
+        ):
+            if (
+                family_of(address) != family
+                or self._stranger(key, address)
+                or not self._others(key, address)
+            ):
                 continue
             found = self.pools.find(address)
-            if found is None or not found[0].allows(wanted.applicant) or (wanted.pool and found[0].name != wanted.pool):
+            if (
+                found is None
+                or not found[0].allows(wanted.applicant)
+                or (wanted.pool and found[0].name != wanted.pool)
+            ):
                 continue  # nobody new gets an address that has left its pool
             free = self._free_ports(key, wanted, address)
             if free == wanted.ports:
@@ -405,12 +478,16 @@ class Ledger:
 
 
 def _claim(record: _Record, address: str) -> tuple[int, int]:
-    """How good the claim of a Service to an address is: granted, then shown, then given a moment ago, then kept for it."""
+    """How good the claim of a Service to an address is: granted, then shown, then given a moment
+    ago, then kept for it."""
     taken = record.facts.taken.get(address, Taken())
-    rank = 0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
+    rank = (
+        0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
+    )
     return rank, number(address)
 
 
 def _words(result: Assigned | Refused | None) -> Assigned | str | None:
-    """Exceptions are equal to none but themselves; two refusals are the same when they say the same."""
+    """Exceptions are equal to none but themselves; two refusals are the same when they say the
+    same."""
     return str(result) if isinstance(result, Refused) else result

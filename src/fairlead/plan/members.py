@@ -1,18 +1,25 @@
 """Which nodes are members of a listener, with which weight, in which state.
 
-In: a Service's port, its EndpointSlices, the Nodes, and what probes of the nodes have shown. Out: Members.
-Members are nodes with usable pods, weighted by their number, under policy Local by obligation and under Cluster because it
-saves the hop. A node enters once its health port has confirmed it and leaves on the API's word or on failed probes, whichever
-is first; if no probe succeeds although the API shows usable pods, the API is believed: a broken prober must not take a
-service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of nodes does not count), KEP-3836 (leaving nodes).
-Invariant: pure; sorted; equal clusters give equal values.
-"""
+In: a Service's port, its EndpointSlices, the Nodes, and what probes of the nodes have shown. Out:
+Members. Members are nodes with usable pods, weighted by their number, under policy Local by
+obligation and under Cluster because it saves the hop. A node enters once its health port has
+confirmed it and leaves on the API's word or on failed probes, whichever is first; if no probe
+succeeds although the API shows usable pods, the API is believed: a broken prober must not take a
+service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of nodes does not
+count), KEP-3836 (leaving nodes). Invariant: pure; sorted; equal clusters give equal values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fairlead.kube.objects import AUTOSCALER_TAINT, EXCLUDE_LABEL, EndpointSlice, Node, Service, ServicePort
+from fairlead.kube.objects import (
+    AUTOSCALER_TAINT,
+    EXCLUDE_LABEL,
+    EndpointSlice,
+    Node,
+    Service,
+    ServicePort,
+)
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
 from fairlead.plan.endpoints import endpoints
 
@@ -20,11 +27,12 @@ HEALTH_CHECKS_FAILING = "HealthChecksFailing"
 """Reason of the Note that says: every probe fails, the API is believed instead."""
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
-"""Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until it is well for a while."""
+"""Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until
+it is well for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
-"""Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and gets no new connections. If
-the path to the node is the cause, Kubernetes cannot detect it."""
+"""Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and
+gets no new connections. If the path to the node is the cause, Kubernetes cannot detect it."""
 
 MOST_LISTED = 5
 """So many nodes are named in a message."""
@@ -32,7 +40,8 @@ MOST_LISTED = 5
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
 INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
-"""What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes (Kubernetes 1.34)."""
+"""What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes
+(Kubernetes 1.34)."""
 
 VerdictOf = Callable[[str, int], Verdict | None]
 """(node address, health port) -> verdict."""
@@ -48,13 +57,16 @@ def node_address(node: Node, family: Family) -> str | None:
 
 
 def leaving(node: Node) -> bool:
-    """Whether the node is on its way out: being deleted, or about to be by the autoscaler (KEP-3836)."""
-    return node.metadata.deletion_timestamp is not None or any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints)
+    """Whether the node is on its way out: being deleted, or about to be by the autoscaler
+    (KEP-3836)."""
+    return node.metadata.deletion_timestamp is not None or any(
+        taint.key == AUTOSCALER_TAINT for taint in node.spec.taints
+    )
 
 
 def excluded(node: Node) -> bool:
-    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label. Readiness does not count here
-    (KEP-3458): probes know better and sooner."""
+    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label.
+    Readiness does not count here (KEP-3458): probes know better and sooner."""
     # Asked for every endpoint there is, and of nodes of which hardly any is leaving.
     metadata = node.metadata
     if (node.spec.taints or metadata.deletion_timestamp is not None) and leaving(node):
@@ -64,7 +76,8 @@ def excluded(node: Node) -> bool:
 
 
 class Unproved(NamedTuple):
-    """Members of a listener on the API's word, and what of its endpoints matters once probes have their say."""
+    """Members of a listener on the API's word, and what of its endpoints matters once probes have
+    their say."""
 
     members: tuple[Member, ...]
     leaving_weights: Mapping[str, int]
@@ -76,27 +89,46 @@ class Unproved(NamedTuple):
 
 
 def members_of(
-    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], nodes: Mapping[str, Node]
+    service: Service,
+    port: ServicePort,
+    family: Family,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
 ) -> tuple[Unproved, list[Note]]:
     """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
-    leaving = [each.node_name or "" for each in known if each.conditions.terminating and each.serving]
+    leaving = [
+        each.node_name or "" for each in known if each.conditions.terminating and each.serving
+    ]
     there = nodes.keys() & {each.node_name or "" for each in known}
     admitted = {name for name in there if not excluded(nodes[name])}
     leaving_weights = _counted(leaving, admitted)
     weights = _counted(ready, admitted) or leaving_weights
     if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
-        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of them.
+        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of
+        # them.
         weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
-    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to another pod at once, so
-    # that it must not be kept on a node where nobody serves.
-    holding = there if port.protocol != "UDP" else there & {each.node_name or "" for each in known if each.serving}
+    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to
+    # another pod at once, so that it must not be kept on a node where nobody serves.
+    holding = (
+        there
+        if port.protocol != "UDP"
+        else there & {each.node_name or "" for each in known if each.serving}
+    )
     notes, members = [], []
     for name in sorted(weights.keys() | holding):
         if (address := node_address(nodes[name], family)) is None:
-            message = f"node {name} has pods of this Service but no {family} InternalIP, and gets no traffic over {family}"
-            notes.append(Note("NodeAddressMissing", f"{message}; does its kubelet know the address (--node-ip)?"))
+            message = (
+                f"node {name} has pods of this Service but no {family} InternalIP, and "
+                f"gets no traffic over {family}"
+            )
+            notes.append(
+                Note(
+                    "NodeAddressMissing",
+                    f"{message}; does its kubelet know the address (--node-ip)?",
+                )
+            )
         else:
             weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
@@ -125,21 +157,31 @@ _WELL = frozenset[Verdict | None](("up", "believed"))
 
 
 def confirm(
-    found: Unproved, monitor: HealthMonitor, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
+    found: Unproved,
+    monitor: HealthMonitor,
+    verdict_of: VerdictOf,
+    tunnels: Mapping[str, str] = NO_TUNNELS,
 ) -> tuple[tuple[Member, ...], list[Note]]:
-    """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the address of each node that
-    is probed through one.
+    """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the
+    address of each node that is probed through one.
 
-    Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on (see the drivers), and the
-    pods that are about to go, but still serve, may take what comes if nobody does: their nodes drain, but have a weight. They
-    are no more than that, for such a pod may have closed its port already. Nobody proved and all asked: the probes are not
-    believed.
-    """
+    Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on
+    (see the drivers), and the pods that are about to go, but still serve, may take what comes if
+    nobody does: their nodes drain, but have a weight. They are no more than that, for such a pod
+    may have closed its port already. Nobody proved and all asked: the probes are not believed."""
     members = found.members
-    if _WELL.issuperset([verdict_of(each.address, monitor.port) for each in members if each.state == "active"]):
+    if _WELL.issuperset(
+        [verdict_of(each.address, monitor.port) for each in members if each.state == "active"]
+    ):
         return members, []  # mostly it is so
-    proved = {member: verdict_of(member.address, monitor.port) for member in members if member.state == "active"}
-    confirmed = tuple([_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members])
+    proved = {
+        member: verdict_of(member.address, monitor.port)
+        for member in members
+        if member.state == "active"
+    }
+    confirmed = tuple(
+        [_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members]
+    )
     flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
     notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
     silent = [each for each in proved if proved[each] == "down"]
@@ -148,11 +190,18 @@ def confirm(
     if not _WELL.isdisjoint(proved.values()):
         return confirmed, notes
     if flapping:  # better than nobody
-        return tuple(_in_state(each, "active") if each.node in flapping else each for each in confirmed), notes
+        return tuple(
+            _in_state(each, "active") if each.node in flapping else each for each in confirmed
+        ), notes
     if None in proved.values():
         asked = {each.node for each in proved}
         return tuple(
-            Member(each.node, each.address, 0 if each.node in asked else found.leaving_weights.get(each.node, 0), "draining")
+            Member(
+                each.node,
+                each.address,
+                0 if each.node in asked else found.leaving_weights.get(each.node, 0),
+                "draining",
+            )
             if each.state == "draining" and verdict_of(each.address, monitor.port) != "down"
             else each
             for each in confirmed
@@ -160,25 +209,32 @@ def confirm(
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
     note = Note(
         HEALTH_CHECKS_FAILING,
-        f"no node with ready pods answers 200 at its health port {monitor.port} ({_ways(proved, tunnels)}); "
-        f"traffic goes to these nodes, because the API shows their pods as ready; {_to_check(proved, tunnels)}",
+        f"no node with ready pods answers 200 at its health port {monitor.port} "
+        f"({_ways(proved, tunnels)}); "
+        "traffic goes to these nodes, because the API shows their pods as ready; "
+        f"{_to_check(proved, tunnels)}",
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
     # A node that answers nothing at all is the worst choice, unless there is no other.
     if answering:
-        return tuple(_in_state(each, "down") if each in proved and each not in answering else each for each in members), notes
+        return tuple(
+            _in_state(each, "down") if each in proved and each not in answering else each
+            for each in members
+        ), notes
     return members, notes
 
 
 def listed(texts: Sequence[str]) -> str:
-    """The first texts, and the number of the others: an Event has 1,024 characters, and its remedy comes last."""
+    """The first texts, and the number of the others: an Event has 1,024 characters, and its remedy
+    comes last."""
     more = f" and {len(texts) - MOST_LISTED} more" if len(texts) > MOST_LISTED else ""
     return ", ".join(texts[:MOST_LISTED]) + more
 
 
 def _ways(members: Collection[Member], tunnels: Mapping[str, str]) -> str:
-    """These nodes with their addresses, and with the tunnel through which each is probed, if any."""
+    """These nodes with their addresses, and with the tunnel through which each is probed, if
+    any."""
     return listed(
         [
             f"{each.node} ({each.address})"
@@ -196,14 +252,18 @@ def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
         return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
     let = " and ".join(carried[kind] for kind in sorted(kinds))
     return (
-        "check that `fairlead node` runs there in the gateway's version, that its `tunnel` section is the same and names the "
+        "check that `fairlead node` runs there in the gateway's version, that its `tunnel` "
+        "section is the same and names the "
         f"gateway, and that firewalls between gateway and nodes let {let} pass"
     )
 
 
 def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
     """The Note does not change while the same nodes do not answer."""
-    message = f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no new connections go there"
+    message = (
+        f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no "
+        "new connections go there"
+    )
     return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
 
 
@@ -211,7 +271,10 @@ def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:
     """The same for as long as the same nodes flap."""
     message = f"the health port {monitor.port} of {listed(names)} ceases to answer again and again"
     remedy = "look at the service proxy, the load and the network there"
-    return Note(HEALTH_CHECKS_FLAPPING, f"{message}: no new connections go there until it has answered for a while; {remedy}")
+    return Note(
+        HEALTH_CHECKS_FLAPPING,
+        f"{message}: no new connections go there until it has answered for a while; {remedy}",
+    )
 
 
 def _in_state(member: Member, state: MemberState) -> Member:

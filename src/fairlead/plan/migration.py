@@ -1,11 +1,12 @@
-"""What it takes to hand Services over from MetalLB or OpenStack's cloud controller, with the addresses that they have.
+"""What it takes to hand Services over from MetalLB or OpenStack's cloud controller, with the
+addresses that they have.
 
-In: Services as those systems leave them, MetalLB's IPAddressPools, the pools that are there already. Out: AddressPools to apply
-first, and for each Service what stays, what changes, and what its owner has to do.
-The rule that it rests on: an address that a Service shows when it comes to us is granted to it before anything else
-(`addresses`), so a take-over never changes one. A pool for it only keeps it from being called stranded.
-Invariant: pure. Kinds and annotations: MetalLB 0.16 (`metallb.io/v1beta1`), cloud-provider-openstack 1.34.
-"""
+In: Services as those systems leave them, MetalLB's IPAddressPools, the pools that are there
+already. Out: AddressPools to apply first, and for each Service what stays, what changes, and what
+its owner has to do. The rule that it rests on: an address that a Service shows when it comes to us
+is granted to it before anything else (`addresses`), so a take-over never changes one. A pool for it
+only keeps it from being called stranded. Invariant: pure. Kinds and annotations: MetalLB 0.16
+(`metallb.io/v1beta1`), cloud-provider-openstack 1.34."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -40,7 +41,8 @@ _MARKS: tuple[tuple[str, System], ...] = (
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """What is there before a migration: Services, Fairlead's own pools, and MetalLB's as they are written."""
+    """What is there before a migration: Services, Fairlead's own pools, and MetalLB's as they are
+    written."""
 
     services: tuple[Service, ...]
     address_pools: tuple[AddressPool, ...]
@@ -48,7 +50,8 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Prospect(msgspec.Struct, frozen=True):
-    """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed over as it is."""
+    """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed
+    over as it is."""
 
     service: str
     system: System
@@ -59,13 +62,21 @@ class Prospect(msgspec.Struct, frozen=True):
 
 
 def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises Refused for one that is not
-    understood whole: a restriction must not be overlooked."""
+    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises
+    Refused for one that is not understood whole: a restriction must not be overlooked."""
     metadata, spec = pool.get("metadata") or {}, pool.get("spec") or {}
     name = metadata.get("name")
     if not name or not spec.get("addresses"):
-        raise Refused(f"IPAddressPool {name or '(without a name)'} has no spec.addresses", fix="look at it in MetalLB")
-    made = {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": name}, "spec": spec}
+        raise Refused(
+            f"IPAddressPool {name or '(without a name)'} has no spec.addresses",
+            fix="look at it in MetalLB",
+        )
+    made = {
+        "apiVersion": GROUP_VERSION,
+        "kind": "AddressPool",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
     fix = "write an AddressPool for it by hand (docs/addresses.md)"
     if unknown := sorted(spec.keys() - FIELDS):
         raise Refused(f"IPAddressPool {name}: spec.{unknown[0]} is not known", fix=fix)
@@ -77,23 +88,38 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
-    """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool; nobody gets a new one from
-    it unasked. None if there are none."""
-    shown = {address for service in services if _is_balanced(service) for address in held_by(service)}
+    """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool;
+    nobody gets a new one from it unasked. None if there are none."""
+    shown = {
+        address for service in services if _is_balanced(service) for address in held_by(service)
+    }
     if not (left := sorted(address for address in shown if pools.find(address) is None)):
         return None
     spec = {"addresses": left, "autoAssign": False}
-    return {"apiVersion": GROUP_VERSION, "kind": "AddressPool", "metadata": {"name": TAKEN_OVER}, "spec": spec}
+    return {
+        "apiVersion": GROUP_VERSION,
+        "kind": "AddressPool",
+        "metadata": {"name": TAKEN_OVER},
+        "spec": spec,
+    }
 
 
-def prospects(services: Iterable[Service], pools: Pools, default_class: str | None) -> list[Prospect]:
+def prospects(
+    services: Iterable[Service], pools: Pools, default_class: str | None
+) -> list[Prospect]:
     """One for each Service of type LoadBalancer, in the order of their names."""
-    return [_prospect(each, pools, default_class) for each in sorted(services, key=lambda each: each.key) if _is_balanced(each)]
+    return [
+        _prospect(each, pools, default_class)
+        for each in sorted(services, key=lambda each: each.key)
+        if _is_balanced(each)
+    ]
 
 
 def system_of(service: Service) -> System:
     """Who serves it now, by the marks that it bears."""
-    return next((system for mark, system in _MARKS if service.metadata.annotations.get(mark)), "unknown")
+    return next(
+        (system for mark, system in _MARKS if service.metadata.annotations.get(mark)), "unknown"
+    )
 
 
 def _prospect(service: Service, pools: Pools, default_class: str | None) -> Prospect:
@@ -106,11 +132,17 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
     for address, place in zip(addresses, found, strict=True):
         if place is None:
             remarks.append(
-                f"{address} is in no pool: it stays, with a warning, until a pool has it (see `fairlead migrate pools`)"
+                f"{address} is in no pool: it stays, with a warning, until a pool has it (see "
+                "`fairlead migrate pools`)"
             )
     if any(entry.hostname and shown_address(entry) is None for entry in ingress):
-        remarks.append("it shows a hostname and no address: it gets an address of a pool, and DNS must follow")
-    if service.metadata.annotations.get(CLASS_ANNOTATION) is None and CLEANUP_FINALIZER in service.metadata.finalizers:
+        remarks.append(
+            "it shows a hostname and no address: it gets an address of a pool, and DNS must follow"
+        )
+    if (
+        service.metadata.annotations.get(CLASS_ANNOTATION) is None
+        and CLEANUP_FINALIZER in service.metadata.finalizers
+    ):
         remarks.append(_finalizer_remark(service))
     return Prospect(
         str(service.key),
@@ -123,26 +155,34 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
 
 
 def _finalizer_remark(service: Service) -> str:
-    """All such controllers share one finalizer, each with a claim of its own to it, which ours cannot take off for another."""
+    """All such controllers share one finalizer, each with a claim of its own to it, which ours
+    cannot take off for another."""
     left = [name for name in service.metadata.finalizers if name != CLEANUP_FINALIZER]
     patch = msgspec.json.encode({"metadata": {"finalizers": left}}).decode()
     return (
-        "another controller has put its finalizer on it; once that one is stopped for good, take it off (ours comes at once), "
+        "another controller has put its finalizer on it; once that one is stopped for good, take "
+        "it off (ours comes at once), "
         "or the Service cannot be deleted: "
-        f"kubectl patch service -n {service.metadata.namespace} {service.metadata.name} --type=merge -p '{patch}'"
+        f"kubectl patch service -n {service.metadata.namespace} {service.metadata.name} "
+        f"--type=merge -p '{patch}'"
     )
 
 
 def _class_obstacle(service: Service, addresses: Sequence[str], default_class: str | None) -> str:
-    """Why its class keeps it from coming to us; the API lets nobody change the class of a Service."""
+    """Why its class keeps it from coming to us; the API lets nobody change the class of a
+    Service."""
     name = service.spec.load_balancer_class
     if (name or default_class) in CLASSES:
         return ""
     if not name:
-        return "it names no class: set defaultClass in the configuration once the other controller is stopped"
+        return (
+            "it names no class: set defaultClass in the configuration once the other "
+            "controller is stopped"
+        )
     same = f" and annotation fairlead.io/addresses={','.join(addresses)}" if addresses else ""
     return (
-        f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and spec.loadBalancerClass to null, "
+        f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and "
+        "spec.loadBalancerClass to null, "
         f"then back to LoadBalancer with class {min(CLASSES)}{same}; it is not served in between"
     )
 

@@ -1,9 +1,9 @@
 """What one node must do for one Service: the node's view of the plan.
 
-In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service proxy has no business
-with it (no ClusterIP, ExternalName, another proxy's). Semantics are kube-proxy's.
-What is no address or no port, as old API servers let it in, is passed over and told in a Note: the rest is served.
-"""
+In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service
+proxy has no business with it (no ClusterIP, ExternalName, another proxy's). Semantics are
+kube-proxy's. What is no address or no port, as old API servers let it in, is passed over and told
+in a Note: the rest is served."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,32 +27,59 @@ NOT_UNDERSTOOD = "FieldNotUnderstood"
 """Reason of a Note about what is passed over."""
 
 
-def plan_node_service(service: Service, slices: Sequence[EndpointSlice], node_name: str, zone: str = "") -> NodeService | None:
-    """The share of one node in one Service. `zone`: the node's, if it has one. A Service being deleted is served until it is
-    gone."""
+def plan_node_service(
+    service: Service, slices: Sequence[EndpointSlice], node_name: str, zone: str = ""
+) -> NodeService | None:
+    """The share of one node in one Service. `zone`: the node's, if it has one. A Service being
+    deleted is served until it is gone."""
     spec = service.spec
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
     notes: list[Note] = []
     named = spec.cluster_ips or (spec.cluster_ip,)
-    cluster_ips = _read((address for address in named if address and address != "None"), "spec.clusterIPs", notes)
+    cluster_ips = _read(
+        (address for address in named if address and address != "None"), "spec.clusterIPs", notes
+    )
     external_ips = _read(spec.external_ips, "spec.externalIPs", notes)
-    ingress = _readable(service.status.load_balancer.ingress, notes) if spec.type == "LoadBalancer" else ()
+    ingress = (
+        _readable(service.status.load_balancer.ingress, notes)
+        if spec.type == "LoadBalancer"
+        else ()
+    )
     if not cluster_ips and not notes:
         return None
     local: set[str] = set()
     ports = []
     for port in spec.ports:
         if not 0 < port.port <= LAST_PORT or not 0 <= port.node_port <= LAST_PORT:
-            notes.append(_note(f"port {port.port}, node port {port.node_port} of spec.ports is no port number"))
+            notes.append(
+                _note(
+                    f"port {port.port}, node port {port.node_port} of spec.ports is no port number"
+                )
+            )
             continue
         for family in dict.fromkeys(family_of(address) for address in cluster_ips):
-            known = _sound(candidates(slices, port_name=port.name, protocol=port.protocol, family=family), family, notes)
+            known = _sound(
+                candidates(slices, port_name=port.name, protocol=port.protocol, family=family),
+                family,
+                notes,
+            )
             here = tuple(candidate for candidate in known if candidate.node == node_name)
             local |= {candidate.address for candidate in here if candidate.ready}
             shown = [address for entry, address in ingress if not _failed(entry, port)]
-            ports.append(_port(service, port, family, (cluster_ips, shown, external_ips), known, here, node_name, zone))
+            ports.append(
+                _port(
+                    service,
+                    port,
+                    family,
+                    (cluster_ips, shown, external_ips),
+                    known,
+                    here,
+                    node_name,
+                    zone,
+                )
+            )
     return NodeService(
         service=service.key,
         uid=service.metadata.uid,
@@ -89,13 +116,19 @@ def _port(
         node_port=port.node_port if service.spec.type != "ClusterIP" else 0,
         cluster_backends=_backends(near(usable(known), node_name, zone), node_name),
         local_backends=_backends(usable(here), node_name),
-        serving_backends=_backends((c for c in known if c.serving), node_name) if port.protocol != "TCP" else (),
+        serving_backends=_backends((c for c in known if c.serving), node_name)
+        if port.protocol != "TCP"
+        else (),
     )
 
 
 def _failed(ingress: LoadBalancerIngress, port: ServicePort) -> bool:
-    """Whether the address is shown with an error for the port: there, it may be another Service's that shares the address."""
-    return any(each.error and (each.port, each.protocol) == (port.port, port.protocol) for each in ingress.ports)
+    """Whether the address is shown with an error for the port: there, it may be another Service's
+    that shares the address."""
+    return any(
+        each.error and (each.port, each.protocol) == (port.port, port.protocol)
+        for each in ingress.ports
+    )
 
 
 def _of(family: Family, addresses: Iterable[str]) -> tuple[str, ...]:
@@ -117,10 +150,16 @@ def _read(texts: Iterable[str], where: str, notes: list[Note]) -> tuple[str, ...
     return tuple(found)
 
 
-def _readable(ingress: Iterable[LoadBalancerIngress], notes: list[Note]) -> Sequence[tuple[LoadBalancerIngress, str]]:
+def _readable(
+    ingress: Iterable[LoadBalancerIngress], notes: list[Note]
+) -> Sequence[tuple[LoadBalancerIngress, str]]:
     """The entries that a node is to answer for, with their addresses."""
     entries = [entry for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
-    return [(entry, address) for entry in entries for address in _read((entry.ip,), "status.loadBalancer.ingress", notes)]
+    return [
+        (entry, address)
+        for entry in entries
+        for address in _read((entry.ip,), "status.loadBalancer.ingress", notes)
+    ]
 
 
 def _sound(found: Sequence[Candidate], family: Family, notes: list[Note]) -> Sequence[Candidate]:
@@ -131,7 +170,9 @@ def _sound(found: Sequence[Candidate], family: Family, notes: list[Note]) -> Seq
         if address is None or family_of(address) != family or not 0 < each.port <= LAST_PORT:
             notes.append(_note(f"endpoint {each.address!r} port {each.port} is none of {family}"))
         else:
-            sound.append(each if address == each.address else msgspec.structs.replace(each, address=address))
+            sound.append(
+                each if address == each.address else msgspec.structs.replace(each, address=address)
+            )
     return sound
 
 
@@ -140,12 +181,19 @@ def _note(what: str) -> Note:
 
 
 def _health_check(service: Service, local: Iterable[str], notes: list[Note]) -> HealthCheck | None:
-    """Counts *ready* local endpoints, in the family that has most of them: a pod that has two addresses is one pod."""
+    """Counts *ready* local endpoints, in the family that has most of them: a pod that has two
+    addresses is one pod."""
     spec = service.spec
-    if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local" or not spec.health_check_node_port:
+    if (
+        spec.type != "LoadBalancer"
+        or spec.external_traffic_policy != "Local"
+        or not spec.health_check_node_port
+    ):
         return None
     if not 0 < spec.health_check_node_port <= LAST_PORT:
-        notes.append(_note(f"{spec.health_check_node_port} of spec.healthCheckNodePort is no port number"))
+        notes.append(
+            _note(f"{spec.health_check_node_port} of spec.healthCheckNodePort is no port number")
+        )
         return None
     by_family: dict[Family, int] = {}
     for address in local:

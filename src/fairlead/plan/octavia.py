@@ -1,11 +1,12 @@
-"""What a Service of class `fairlead.io/octavia` asks of OpenStack's load balancers, and by which provider it is served.
+"""What a Service of class `fairlead.io/octavia` asks of OpenStack's load balancers, and by which
+provider it is served.
 
-In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`, the configuration, the provider of the load
-balancer that is there. Out: OctaviaSettings, and a Note for each wish that cannot be used or is met otherwise.
-A wish without which the Service would not work is refused, with the way out; what a provider lacks says `capabilities.py`.
-Invariant: pure; whatever annotations say, the settings are within the limits that Octavia takes, and such as the provider has.
-Names, units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.30.
-"""
+In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`, the configuration,
+the provider of the load balancer that is there. Out: OctaviaSettings, and a Note for each wish that
+cannot be used or is met otherwise. A wish without which the Service would not work is refused, with
+the way out; what a provider lacks says `capabilities.py`. Invariant: pure; whatever annotations
+say, the settings are within the limits that Octavia takes, and such as the provider has. Names,
+units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.30."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -97,17 +98,24 @@ class _Choice(NamedTuple):
 def settings_of(
     annotations: Mapping[str, str], asks: Asks, config: OctaviaConfig, standing: Provider | None
 ) -> tuple[OctaviaSettings, list[Note]]:
-    """`standing`: the provider of the load balancer that the Service has; it stays. Raises Refused for what is essential to the
-    Service and the provider lacks, and without a place to be."""
+    """`standing`: the provider of the load balancer that the Service has; it stays. Raises Refused
+    for what is essential to the Service and the provider lacks, and without a place to be."""
     wishes = Wishes(annotations)
     if tls := wishes.given("default-tls-container-ref"):
-        raise Refused(f"{tls}: load balancers of this class end no TLS", fix="remove it, and let an ingress controller end TLS")
+        raise Refused(
+            f"{tls}: load balancers of this class end no TLS",
+            fix="remove it, and let an ingress controller end TLS",
+        )
     config = _of_class(wishes, config)
     header = wishes.choice("proxy-protocol", HEADERS, "")
     forwarded_for = wishes.choice("x-forwarded-for", SWITCHES, False)
     limit = wishes.number("connection-limit", -1, MOST_CONNECTIONS, -1)
     method: OctaviaMethod | None = wishes.choice("lb-method", {**_METHODS}, None)
-    off = {"proxy-protocol": not header, "x-forwarded-for": not forwarded_for, "connection-limit": limit == -1}
+    off = {
+        "proxy-protocol": not header,
+        "x-forwarded-for": not forwarded_for,
+        "connection-limit": limit == -1,
+    }
     asked = [wish for wish in _SETTINGS if wishes.given(wish) and not off.get(wish)]
     if asks.restricted and not config.manage_security_groups:
         asked.append(SOURCE_RANGES)
@@ -120,7 +128,10 @@ def settings_of(
     wishes.notes += _otherwise(wishes, lacking, choice)
     if header and forwarded_for:
         one, other = wishes.given("proxy-protocol"), wishes.given("x-forwarded-for")
-        message = f"{other} has no effect beside {one}: pods are told the client's address in one way; remove one of the two"
+        message = (
+            f"{other} has no effect beside {one}: pods are told the client's address in "
+            "one way; remove one of the two"
+        )
         wishes.notes.append(Note(NOT_UNDERSTOOD, message))
     if provider == "amphora" and asks.local:
         wishes.notes += _hidden(asks.protocols, header, forwarded_for and not header)
@@ -130,7 +141,9 @@ def settings_of(
         provider=provider,
         why=choice.why,
         standing=choice.standing,
-        place=_place(wishes, config, asks, "" if floating else asks.address, machine=provider == "amphora"),
+        place=_place(
+            wishes, config, asks, "" if floating else asks.address, machine=provider == "amphora"
+        ),
         header=header,
         forwarded_for=forwarded_for and not header,
         method=method or _usual_method(provider, config),
@@ -157,11 +170,20 @@ def _of_class(wishes: Wishes, config: OctaviaConfig) -> OctaviaConfig:
         return config
     if (found := config.classes.get(name)) is None:
         known = ", ".join(sorted(config.classes)) or "none"
-        message = f"{wishes.given('class')} is {quoted(name)}, and the configuration has no such class ({known})"
+        message = (
+            f"{wishes.given('class')} is {quoted(name)}, and the configuration has no such "
+            f"class ({known})"
+        )
         raise Refused(message, fix="name one of octavia.classes, or add it there")
     placed = found if found.subnet_id or found.network_id else config
-    # A subnet is of a network: with another network, or a subnet named otherwise, what is said in general is of no use.
-    floats = (found.floating_network_id, found.floating_subnet_id, found.floating_subnet, found.floating_subnet_tags)
+    # A subnet is of a network: with another network, or a subnet named otherwise, what is said in
+    # general is of no use.
+    floats = (
+        found.floating_network_id,
+        found.floating_subnet_id,
+        found.floating_subnet,
+        found.floating_subnet_tags,
+    )
     floating = found if any(floats) else config
     return msgspec.structs.replace(
         config,
@@ -177,11 +199,16 @@ def _of_class(wishes: Wishes, config: OctaviaConfig) -> OctaviaConfig:
 
 
 def has_both(annotations: Mapping[str, str], config: OctaviaConfig) -> str:
-    """Why a load balancer that is to be made cannot have addresses of both families; nothing if it can."""
+    """Why a load balancer that is to be made cannot have addresses of both families; nothing if it
+    can."""
     wishes = Wishes(annotations)
     if own := [name for wish in PLACES if (name := wishes.given(wish))]:
         return f"{', '.join(own)} says where its one address is to be"
-    return "" if _of_class(wishes, config).subnet_id_v6 else "the configuration has no octavia.subnetIdV6"
+    return (
+        ""
+        if _of_class(wishes, config).subnet_id_v6
+        else "the configuration has no octavia.subnetIdV6"
+    )
 
 
 def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
@@ -191,17 +218,21 @@ def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
 
 
 def _all_nodes(
-    wishes: Wishes, config: OctaviaConfig, protocols: Sequence[Protocol], asking: Iterable[tuple[Protocol, OctaviaAsking]]
+    wishes: Wishes,
+    config: OctaviaConfig,
+    protocols: Sequence[Protocol],
+    asking: Iterable[tuple[Protocol, OctaviaAsking]],
 ) -> tuple[Protocol, ...]:
-    """Where every node is a member: nobody but a monitor can tell then which has pods, and over UDP-CONNECT it cannot, as
-    nodes drop what is for pods that they do not have."""
+    """Where every node is a member: nobody but a monitor can tell then which has pods, and over
+    UDP-CONNECT it cannot, as nodes drop what is for pods that they do not have."""
     if not wishes.choice("members", MEMBERS, config.members == "all"):
         return ()
     told = {protocol for protocol, type_ in asking if type_ in TELLING}
     if unknown := [protocol for protocol in protocols if protocol not in told]:
         name = wishes.given("members") or "octavia.members: all"
         message = (
-            f"{name} has no effect over {', '.join(unknown)}: no monitor would find out there which nodes have no ready pods"
+            f"{name} has no effect over {', '.join(unknown)}: no monitor would find out "
+            "there which nodes have no ready pods"
         )
         wishes.notes.append(Note(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods"))
     return tuple(protocol for protocol in protocols if protocol in told)
@@ -218,8 +249,13 @@ def _choose(
     wanted = wishes.choice(PROVIDER, _PROVIDERS, config.provider)
     if standing is not None:
         if wanted not in ("auto", standing) and (name := wishes.given(PROVIDER)):
-            message = f"{name} has no effect: the load balancer is of provider {standing}, and that cannot change"
-            wishes.notes.append(Note(WITHOUT_EFFECT, f"{message}; make the Service anew for another"))
+            message = (
+                f"{name} has no effect: the load balancer is of provider {standing}, and "
+                "that cannot change"
+            )
+            wishes.notes.append(
+                Note(WITHOUT_EFFECT, f"{message}; make the Service anew for another")
+            )
         return _Choice(standing, "it is there", standing)
     if wanted != "auto":
         return _Choice(wanted, f"{wishes.given(PROVIDER) or 'the configuration'} says so", None)
@@ -229,26 +265,43 @@ def _choose(
     if lacking:
         return _Choice("amphora", f"provider ovn has no {', '.join(lacking)}", None)
     if method is not None and method not in METHODS["amphora"]:
-        return _Choice("ovn", f"provider amphora has no {wishes.given('lb-method')} of this kind", None)
+        return _Choice(
+            "ovn", f"provider amphora has no {wishes.given('lb-method')} of this kind", None
+        )
     if asks.local:
-        return _Choice("ovn", "with externalTrafficPolicy Local pods are to see the client's address, and get no header", None)
+        return _Choice(
+            "ovn",
+            "with externalTrafficPolicy Local pods are to see the client's address, and get no "
+            "header",
+            None,
+        )
     return _Choice(
-        "amphora", "with externalTrafficPolicy Cluster nothing speaks against shares by the number of ready pods", None
+        "amphora",
+        "with externalTrafficPolicy Cluster nothing speaks against shares by the number of ready "
+        "pods",
+        None,
     )
 
 
 def _otherwise(wishes: Wishes, lacking: Iterable[str], choice: _Choice) -> list[Note]:
-    """One Note for each thing that the provider does instead. Raises Refused for what it must not."""
+    """One Note for each thing that the provider does instead. Raises Refused for what it must
+    not."""
     instead: dict[str, list[str]] = {}
     for wish in lacking:
         lack, name = LACKS[choice.provider][wish], _called(wishes, wish)
         if lack.what == "refused":
             other = OTHER_PROVIDER[choice.provider]
             anew = "make the Service anew with" if choice.standing is not None else "set"
-            raise Refused(f"{name}: {lack.instead}", fix=f"remove it, or {anew} fairlead.io/{PROVIDER}: {other}")
+            raise Refused(
+                f"{name}: {lack.instead}",
+                fix=f"remove it, or {anew} fairlead.io/{PROVIDER}: {other}",
+            )
         instead.setdefault(lack.instead, []).append(name)
     return [
-        Note(WITHOUT_EFFECT, f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}")
+        Note(
+            WITHOUT_EFFECT,
+            f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}",
+        )
         for what, names in instead.items()
     ]
 
@@ -258,15 +311,19 @@ def _called(wishes: Wishes, wish: str) -> str:
 
 
 def _hidden(protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: bool) -> list[Note]:
-    """Who asks for policy Local wants to see clients, and behind a machine that ends or rewrites connections pods do not."""
-    hidden = [protocol for protocol in protocols if protocol != "TCP" or not (header or forwarded_for)]
+    """Who asks for policy Local wants to see clients, and behind a machine that ends or rewrites
+    connections pods do not."""
+    hidden = [
+        protocol for protocol in protocols if protocol != "TCP" or not (header or forwarded_for)
+    ]
     if not hidden:
         return []
     ways = [f"set fairlead.io/{PROVIDER}: ovn and make the Service anew"]
     if hidden == ["TCP"]:
         ways.insert(0, "have pods take a PROXY header (fairlead.io/proxy-protocol)")
     message = (
-        f"over {', '.join(hidden)} pods see an address of the load balancer in place of the client's: {', or '.join(ways)}"
+        f"over {', '.join(hidden)} pods see an address of the load balancer in place of "
+        f"the client's: {', or '.join(ways)}"
     )
     return [Note(CLIENT_HIDDEN, message)]
 
@@ -274,8 +331,8 @@ def _hidden(protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: b
 def _checks(
     wishes: Wishes, provider: Provider, asks: Asks, config: OctaviaConfig
 ) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaAsking], ...]]:
-    """A node without ready pods says so on its health port, to who can ask there over HTTP: provider amphora. Its node port
-    drops what is sent there, which TCP notices and UDP does not."""
+    """A node without ready pods says so on its health port, to who can ask there over HTTP:
+    provider amphora. Its node port drops what is sent there, which TCP notices and UDP does not."""
     default = config.monitor
     checks = OctaviaChecks(
         wishes.number(CHECKS[0], 1, 3600, default.delay_s),
@@ -294,7 +351,9 @@ def _checks(
     return (checks, tuple(asking)) if asking else (None, ())
 
 
-def _place(wishes: Wishes, config: OctaviaConfig, asks: Asks, address: str, *, machine: bool) -> OctaviaPlace:
+def _place(
+    wishes: Wishes, config: OctaviaConfig, asks: Asks, address: str, *, machine: bool
+) -> OctaviaPlace:
     own = {wish: _text(wishes, wish, "") for wish in PLACES}
     second = ""
     if not any(own.values()):
@@ -306,7 +365,8 @@ def _place(wishes: Wishes, config: OctaviaConfig, asks: Asks, address: str, *, m
     if not any(own.values()) and not (asks.elsewhere is not None and asks.elsewhere.id):
         raise Refused(
             "it is not said where the load balancer is to have its address",
-            fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the Service",
+            fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the "
+            "Service",
         )
     return OctaviaPlace(
         own["subnet-id"],

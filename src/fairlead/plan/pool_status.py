@@ -1,11 +1,12 @@
-"""What an AddressPool shows: how many of its addresses are given, whether it is used, and which it left behind.
+"""What an AddressPool shows: how many of its addresses are given, whether it is used, and which it
+left behind.
 
-In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`. Pure. It names the namespaces
-that keep addresses of it for deleted Services, since when and until when.
-Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that were given from it and that it
-has no more, or it is being deleted: they stay with these Services, and nobody new gets them).
-Invariant: a condition is the same as long as the matter is. Follows the API conventions, section "Typical status properties".
-"""
+In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`.
+Pure. It names the namespaces that keep addresses of it for deleted Services, since when and until
+when. Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that
+were given from it and that it has no more, or it is being deleted: they stay with these Services,
+and nobody new gets them). Invariant: a condition is the same as long as the matter is. Follows the
+API conventions, section "Typical status properties"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -24,7 +25,8 @@ READY = "Ready"
 STRANDED = "Stranded"
 MOST_NAMES = 5
 MOST_NAMESPACES = 100
-"""The maximum number of namespaces that a status names as keeping addresses; `deploy/crds` allows no more."""
+"""The maximum number of namespaces that a status names as keeping addresses; `deploy/crds` allows
+no more."""
 
 
 class PoolCondition(Value, frozen=True):
@@ -37,7 +39,8 @@ class PoolCondition(Value, frozen=True):
 
 
 class PoolState(Value, frozen=True):
-    """Counts by family, IPv4 first. `in_use`: somebody holds an address of it, so that it must not go without a word."""
+    """Counts by family, IPv4 first. `in_use`: somebody holds an address of it, so that it must not
+    go without a word."""
 
     assigned: tuple[int, int]
     available: tuple[int, int]
@@ -47,7 +50,9 @@ class PoolState(Value, frozen=True):
     kept: tuple[KeptAddresses, ...] = ()
 
 
-def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits) -> dict[str, PoolState]:
+def pool_states(
+    ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits
+) -> dict[str, PoolState]:
     """Of all pools."""
     kept: dict[str, dict[str, list[str]]] = {}
     for name, key, since in ledger.kept():
@@ -57,17 +62,24 @@ def pool_states(ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLi
         if name in granted:
             granted[name].append((address, key))
     states = {name: _state(ledger, name, granted[name]) for name in pools}
-    return {name: _with_kept(state, kept[name], limits) if name in kept else state for name, state in states.items()}
+    return {
+        name: _with_kept(state, kept[name], limits) if name in kept else state
+        for name, state in states.items()
+    }
 
 
-def _with_kept(state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits) -> PoolState:
+def _with_kept(
+    state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits
+) -> PoolState:
     """The namespaces that keep most come first. Times that are not known yet are omitted."""
     most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
     told = []
     for namespace in most:
         since = min((each for each in kept[namespace] if each), default="")
         told.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
-    return msgspec.structs.replace(state, kept_addresses=sum(map(len, kept.values())), kept=tuple(told))
+    return msgspec.structs.replace(
+        state, kept_addresses=sum(map(len, kept.values())), kept=tuple(told)
+    )
 
 
 def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]]) -> PoolState:
@@ -83,7 +95,10 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
     assigned = {family: pool.assigned[family] for family in FAMILIES}
     available = {family: pool.size(family) - assigned[family] for family in FAMILIES}
     return PoolState(
-        _counts(assigned), _counts(available), (_ready(None), _stranded(left)), bool(granted or any(assigned.values()))
+        _counts(assigned),
+        _counts(available),
+        (_ready(None), _stranded(left)),
+        bool(granted or any(assigned.values())),
     )
 
 
@@ -105,12 +120,18 @@ def _ready(problem: Problem | None) -> PoolCondition:
 
 def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
     if not left:
-        return PoolCondition(STRANDED, "False", "None", "every address that was given from it is in it")
+        return PoolCondition(
+            STRANDED, "False", "None", "every address that was given from it is in it"
+        )
     held = sorted(f"{address} (Service {key})" for address, key in left)
-    names = ", ".join(held[:MOST_NAMES]) + (f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else "")
+    names = ", ".join(held[:MOST_NAMES]) + (
+        f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else ""
+    )
     message = (
-        f"{names}: given from this pool and not in it any more; they stay with these Services, and nobody new gets them; "
-        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}; one that is kept for a Service that is "
+        f"{names}: given from this pool and not in it any more; they stay with these Services, "
+        "and nobody new gets them; "
+        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}; one that "
+        "is kept for a Service that is "
         "gone is released by: kubectl delete addressgrant"
     )
     return PoolCondition(STRANDED, "True", "AddressesHeld", message)

@@ -1,12 +1,11 @@
 """The pools: which addresses there are to give, to whom, and in which order.
 
-In: the pools of the configuration and AddressPool objects. Out: `Pools`, in which an address or the pools for a Service are
-found; for each object that cannot be used, why.
-Rules: a pool with a range that is none, or that overlaps another pool, is left out whole, the others go on; of two that
-overlap the configuration's stays, then the older. Names and meaning of the fields are MetalLB's: pools made for a Service
-(`serviceAllocation`) come before those for everybody, by their priority.
-Invariant: pure. Free addresses are found without looking at those that are taken.
-"""
+In: the pools of the configuration and AddressPool objects. Out: `Pools`, in which an address or the
+pools for a Service are found; for each object that cannot be used, why. Rules: a pool with a range
+that is none, or that overlaps another pool, is left out whole, the others go on; of two that
+overlap the configuration's stays, then the older. Names and meaning of the fields are MetalLB's:
+pools made for a Service (`serviceAllocation`) come before those for everybody, by their priority.
+Invariant: pure. Free addresses are found without looking at those that are taken."""
 
 import heapq
 import ipaddress
@@ -46,7 +45,8 @@ class Applicant(msgspec.Struct, frozen=True):
 
 
 class Range:
-    """A run of addresses that knows its lowest free one. It is told what is given back, and asks whether one is taken."""
+    """A run of addresses that knows its lowest free one. It is told what is given back, and asks
+    whether one is taken."""
 
     def __init__(self, version: int, first: int, last: int) -> None:
         self.version = version
@@ -56,7 +56,8 @@ class Range:
         self._returned: list[int] = []
 
     def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
-        """The lowest address that is not taken, nor to be avoided; it stays free until somebody takes it."""
+        """The lowest address that is not taken, nor to be avoided; it stays free until somebody
+        takes it."""
         while self._returned:
             if not taken(text := str(_address(self.version, self._returned[0]))):
                 return text
@@ -94,19 +95,26 @@ class Pool:
         )
         if (rule.namespaces or rule.namespace_selectors) and not chosen:
             return False
-        return not rule.service_selectors or any(matches(selector, applicant.labels) for selector in rule.service_selectors)
+        return not rule.service_selectors or any(
+            matches(selector, applicant.labels) for selector in rule.service_selectors
+        )
 
     def lowest_free(self, family: Family, taken: Callable[[str], bool]) -> str | None:
         """The lowest free address of the first range that has one."""
         for range_ in self.ranges:
-            if family_of_version(range_.version) == family and (address := range_.lowest_free(taken, self.avoid)):
+            if family_of_version(range_.version) == family and (
+                address := range_.lowest_free(taken, self.avoid)
+            ):
                 return address
         return None
 
     def size(self, family: Family) -> int:
         """How many addresses it can give in all."""
         ranges = [each for each in self.ranges if family_of_version(each.version) == family]
-        return sum(each.last - each.first + 1 - (buggy_between(each) if self.avoid else 0) for each in ranges)
+        return sum(
+            each.last - each.first + 1 - (buggy_between(each) if self.avoid else 0)
+            for each in ranges
+        )
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -124,7 +132,8 @@ class Pools:
         self.by_name = {pool.name: pool for pool in pools}
         self.problems = problems
         self._sorted = sorted(
-            (((each.version, each.first), each, pool) for pool in pools for each in pool.ranges), key=lambda item: item[0]
+            (((each.version, each.first), each, pool) for pool in pools for each in pool.ranges),
+            key=lambda item: item[0],
         )
         self._firsts = [first for first, _, _ in self._sorted]
 
@@ -135,7 +144,11 @@ class Pools:
         if place < 0:
             return None
         _, range_, pool = self._sorted[place]
-        if range_.version != value.version or int(value) > range_.last or (pool.avoid and is_buggy(value.version, int(value))):
+        if (
+            range_.version != value.version
+            or int(value) > range_.last
+            or (pool.avoid and is_buggy(value.version, int(value)))
+        ):
             return None
         return pool, range_
 
@@ -146,36 +159,61 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
     seen = [(range_, pool.name) for pool in used for range_ in map(parse_range, pool.addresses)]
     names = {pool.name for pool in used}
     problems: dict[str, Problem] = {}
-    for each in sorted(objects, key=lambda each: (each.metadata.creation_timestamp or "", each.metadata.name)):
+    for each in sorted(
+        objects, key=lambda each: (each.metadata.creation_timestamp or "", each.metadata.name)
+    ):
         name, spec = each.metadata.name, each.spec
         if (problem := _problem(each, names, seen)) is not None:
             problems[name] = problem
             continue
         names.add(name)
         seen += [(parse_range(text), name) for text in spec.addresses]
-        used.append(PoolConfig(name, spec.addresses, spec.auto_assign, spec.avoid_buggy_ips, spec.service_allocation))
+        used.append(
+            PoolConfig(
+                name,
+                spec.addresses,
+                spec.auto_assign,
+                spec.avoid_buggy_ips,
+                spec.service_allocation,
+            )
+        )
     return Pools([Pool(config) for config in used], problems)
 
 
-def _problem(pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]) -> Problem | None:
+def _problem(
+    pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]
+) -> Problem | None:
     if pool.metadata.deletion_timestamp is not None:
         return Problem(
-            DELETED, "the pool is being deleted: it gives no addresses, and goes when nobody holds one of it any more"
+            DELETED,
+            "the pool is being deleted: it gives no addresses, and goes when nobody holds one of "
+            "it any more",
         )
     if pool.metadata.name in names:
-        return Problem(OVERLAPS, "a pool of this name is in the configuration file; give this one another name")
+        return Problem(
+            OVERLAPS, "a pool of this name is in the configuration file; give this one another name"
+        )
     own: list[tuple[int, int, int]] = []
     for text in pool.spec.addresses:
         try:
             version, first, last = parse_range(text)
         except ValueError as error:
-            return Problem(INVALID, f"{error}; give addresses, CIDRs or FIRST-LAST in spec.addresses")
-        for (other_version, other_first, other_last), other in (*seen, *((each, "itself") for each in own)):
+            return Problem(
+                INVALID, f"{error}; give addresses, CIDRs or FIRST-LAST in spec.addresses"
+            )
+        for (other_version, other_first, other_last), other in (
+            *seen,
+            *((each, "itself") for each in own),
+        ):
             if version == other_version and first <= other_last and other_first <= last:
                 whose = "another of its own entries" if other == "itself" else f"pool {other}"
-                return Problem(OVERLAPS, f"{text} overlaps {whose}; the pool is not used until it does not")
+                return Problem(
+                    OVERLAPS, f"{text} overlaps {whose}; the pool is not used until it does not"
+                )
         own.append((version, first, last))
-    return None if own else Problem(INVALID, "the pool has no addresses; give some in spec.addresses")
+    return (
+        None if own else Problem(INVALID, "the pool has no addresses; give some in spec.addresses")
+    )
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
@@ -211,7 +249,9 @@ def buggy_between(range_: Range) -> int:
     def below(value: int, ending: int) -> int:
         return (value + 0x100 - ending - 1) // 0x100 if value > ending else 0
 
-    return sum(below(range_.last + 1, ending) - below(range_.first, ending) for ending in (0x00, 0xFF))
+    return sum(
+        below(range_.last + 1, ending) - below(range_.first, ending) for ending in (0x00, 0xFF)
+    )
 
 
 def family_of_version(version: int) -> Family:

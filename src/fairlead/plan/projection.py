@@ -1,10 +1,10 @@
 """What is kept in memory of each object: that which plans and drivers read, and nothing else.
 
-In: an object as it was decoded. Out: a smaller one of the same type, or None for one that the role has no business with.
-A role holds every object of a large cluster, 100,000 endpoints and more; what is not kept costs nothing, and a change of it
-is no change: nobody plans anew because a Node got another label or a Service another condition.
-Invariant: pure; plans of what is kept equal those of the whole objects.
-"""
+In: an object as it was decoded. Out: a smaller one of the same type, or None for one that the role
+has no business with. A role holds every object of a large cluster, 100,000 endpoints and more; what
+is not kept costs nothing, and a change of it is no change: nobody plans anew because a Node got
+another label or a Service another condition. Invariant: pure; plans of what is kept equal those of
+the whole objects."""
 
 import functools
 import sys
@@ -45,7 +45,8 @@ _CLAIMED = (FieldsManager(CLAIM_MANAGER),)
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """What one role keeps. Each may answer None: as if the object was not there. `slice` None: it does not ask for any."""
+    """What one role keeps. Each may answer None: as if the object was not there. `slice` None: it
+    does not ask for any."""
 
     service: Callable[[Service], Service | None]
     slice: Callable[[EndpointSlice], EndpointSlice | None] | None
@@ -53,13 +54,18 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | None:
-    """Addresses, conditions, nodes and ports, which every role reads: where pods are not counted by address, one that moves
-    from one slice to another would count twice. Hints are a service proxy's to heed."""
+    """Addresses, conditions, nodes and ports, which every role reads: where pods are not counted by
+    address, one that moves from one slice to another would count twice. Hints are a service proxy's
+    to heed."""
     if slice_.service is None:
         return None
     metadata = slice_.metadata
     return EndpointSlice(
-        ObjectMeta(metadata.name, sys.intern(metadata.namespace), labels=_those(metadata.labels, (SERVICE_NAME_LABEL,))),
+        ObjectMeta(
+            metadata.name,
+            sys.intern(metadata.namespace),
+            labels=_those(metadata.labels, (SERVICE_NAME_LABEL,)),
+        ),
         slice_.address_type,
         tuple(_endpoint(each, hints) for each in slice_.endpoints or ()),
         slice_.ports,
@@ -75,7 +81,10 @@ def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
             labels=_those(metadata.labels, labels),
             deletion_timestamp=metadata.deletion_timestamp,
         ),
-        NodeSpec(pod_cidrs=node.spec.pod_cidrs, taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT)),
+        NodeSpec(
+            pod_cidrs=node.spec.pod_cidrs,
+            taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT),
+        ),
         NodeStatus(tuple(_internal(node))),
     )
 
@@ -96,13 +105,18 @@ def _internal(node: Node) -> Iterator[NodeAddress]:
 
 
 def whole_service(service: Service) -> Service:
-    """All that the controller may read, which writes it too. Of annotations it must see those that it does not know."""
+    """All that the controller may read, which writes it too. Of annotations it must see those that
+    it does not know."""
     metadata = service.metadata
     claimed = any(each.manager == CLAIM_MANAGER for each in metadata.managed_fields)
     annotations = metadata.annotations
     if LAST_APPLIED_ANNOTATION in annotations:
-        annotations = {name: text for name, text in annotations.items() if name != LAST_APPLIED_ANNOTATION}
-    kept = msgspec.structs.replace(metadata, annotations=annotations, managed_fields=_CLAIMED if claimed else ())
+        annotations = {
+            name: text for name, text in annotations.items() if name != LAST_APPLIED_ANNOTATION
+        }
+    kept = msgspec.structs.replace(
+        metadata, annotations=annotations, managed_fields=_CLAIMED if claimed else ()
+    )
     return msgspec.structs.replace(service, metadata=kept)
 
 
@@ -127,7 +141,11 @@ def published_service(service: Service) -> Service | None:
 CONTROLLER = Projection(whole_service, of_slice, of_node)
 CLOUD_CONTROLLER = Projection(whole_service, of_slice, of_labelled_node)
 GATEWAY = Projection(balanced_service, of_slice, of_node)
-NODE = Projection(node_service, functools.partial(of_slice, hints=True), functools.partial(of_node, labels=(ZONE_LABEL,)))
+NODE = Projection(
+    node_service,
+    functools.partial(of_slice, hints=True),
+    functools.partial(of_node, labels=(ZONE_LABEL,)),
+)
 TUNNEL_NODE = Projection(published_service, None, of_node)
 """A node where kube-proxy runs."""
 
@@ -141,7 +159,9 @@ def _served(service: Service, *, selector: bool) -> Service:
             sys.intern(metadata.namespace),
             uid=metadata.uid,
             labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
-            annotations=_those(metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)),
+            annotations=_those(
+                metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)
+            ),
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,
         ),
@@ -158,13 +178,14 @@ _NONE: Mapping[str, str] = {}
 
 
 def _those(texts: Mapping[str, str], names: Collection[str]) -> Mapping[str, str]:
-    """The entries of these names. None of them: one empty mapping for all, for an empty dictionary is 64 bytes."""
+    """The entries of these names. None of them: one empty mapping for all, for an empty dictionary
+    is 64 bytes."""
     return {name: texts[name] for name in names if name in texts} or _NONE
 
 
 def _endpoint(endpoint: Endpoint, hints: bool) -> Endpoint:
-    """Consumers use the first address alone (EndpointSlice API reference). Names of nodes and conditions are the same again
-    and again: each is kept once."""
+    """Consumers use the first address alone (EndpointSlice API reference). Names of nodes and
+    conditions are the same again and again: each is kept once."""
     conditions = endpoint.conditions
     return Endpoint(
         endpoint.addresses[:1],
@@ -175,5 +196,7 @@ def _endpoint(endpoint: Endpoint, hints: bool) -> Endpoint:
 
 
 @functools.cache
-def _conditions(ready: bool | None, serving: bool | None, terminating: bool | None) -> EndpointConditions:
+def _conditions(
+    ready: bool | None, serving: bool | None, terminating: bool | None
+) -> EndpointConditions:
     return EndpointConditions(ready, serving, terminating)

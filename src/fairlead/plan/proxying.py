@@ -1,17 +1,25 @@
-"""What a Service says of the way its connections are passed on where they end at the balancer (class `fairlead.io/proxy`).
+"""What a Service says of the way its connections are passed on where they end at the balancer
+(class `fairlead.io/proxy`).
 
-In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first. Out:
-ProxySettings, and a Note for each value that cannot be used: what it is, what is allowed, what holds instead. One value that
-is wrong keeps nothing else from being done.
-Invariant: pure; whatever annotations say, the settings are within the limits that HAProxy takes.
-Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does (`50s`).
-"""
+In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours
+comes first. Out: ProxySettings, and a Note for each value that cannot be used: what it is, what is
+allowed, what holds instead. One value that is wrong keeps nothing else from being done. Invariant:
+pure; whatever annotations say, the settings are within the limits that HAProxy takes. Names, units
+and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does
+(`50s`)."""
 
 from collections.abc import Mapping
 
 from fairlead.config import read_suffix
 from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
-from fairlead.plan.annotations import NOT_UNDERSTOOD, PROXY_WISHES, SHARING_KEY, found, names_of, quoted
+from fairlead.plan.annotations import (
+    NOT_UNDERSTOOD,
+    PROXY_WISHES,
+    SHARING_KEY,
+    found,
+    names_of,
+    quoted,
+)
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 MOST_CONNECTIONS = 1_000_000
@@ -30,8 +38,11 @@ _METHODS: Mapping[str, ProxyMethod] = {
 }
 
 
-def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[ProxySettings, list[Note]]:
-    """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which names the method."""
+def settings_of(
+    annotations: Mapping[str, str], *, affinity: bool
+) -> tuple[ProxySettings, list[Note]]:
+    """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
+    names the method."""
     default = ProxySettings()
     reader = Wishes(annotations)
     header = reader.choice("proxy-protocol", HEADERS, default.header)
@@ -40,10 +51,18 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
     limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, default.connection_limit)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
-        message = f"{other} has no effect beside {one}: pods are told the client's address in one way; remove one of the two"
+        message = (
+            f"{other} has no effect beside {one}: pods are told the client's address in "
+            "one way; remove one of the two"
+        )
         reader.notes.append(Note(NOT_UNDERSTOOD, message))
     if affinity and method != "source" and (name := reader.given("lb-method")):
-        reader.notes.append(Note(NOT_UNDERSTOOD, f"{name} has no effect: spec.sessionAffinity keeps each client with its node"))
+        reader.notes.append(
+            Note(
+                NOT_UNDERSTOOD,
+                f"{name} has no effect: spec.sessionAffinity keeps each client with its node",
+            )
+        )
     if affinity:
         reader.notes.append(_affinity())
     settings = ProxySettings(
@@ -61,9 +80,14 @@ def settings_of(annotations: Mapping[str, str], *, affinity: bool) -> tuple[Prox
     return settings, reader.notes
 
 
-def hostname_suffix(annotations: Mapping[str, str], settings: ProxySettings, configured: str) -> tuple[str, list[Note]]:
-    """What is published after the address; `configured`: for Services that do not say it, if their pods expect a header."""
-    return hostname_suffix_after(annotations, configured if settings.header or settings.forwarded_for else "")
+def hostname_suffix(
+    annotations: Mapping[str, str], settings: ProxySettings, configured: str
+) -> tuple[str, list[Note]]:
+    """What is published after the address; `configured`: for Services that do not say it, if their
+    pods expect a header."""
+    return hostname_suffix_after(
+        annotations, configured if settings.header or settings.forwarded_for else ""
+    )
 
 
 def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple[str, list[Note]]:
@@ -74,7 +98,10 @@ def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple
     if text.lower() == NO_SUFFIX:
         return "", []
     if (suffix := read_suffix(text)) is None:
-        message = f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or {NO_SUFFIX}; it counts as not given"
+        message = (
+            f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or "
+            f"{NO_SUFFIX}; it counts as not given"
+        )
         return default, [Note(NOT_UNDERSTOOD, message)]
     return suffix, []
 
@@ -86,13 +113,16 @@ def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
         return "", []
     if (hostname := read_suffix(text)) is not None:
         return hostname, []
-    message = f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and the address is published"
+    message = (
+        f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and "
+        "the address is published"
+    )
     return "", [Note(NOT_UNDERSTOOD, message)]
 
 
 def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
-    """What to tell when new connections begin otherwise than before: who takes both loses nothing, who does not has to be
-    changed first."""
+    """What to tell when new connections begin otherwise than before: who takes both loses nothing,
+    who does not has to be changed first."""
     news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
     both = "pods have to take connections with and without a header before"
     if not before:
@@ -102,23 +132,36 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
     else:
         order = "pods have to understand both versions before"
     instead = (
-        "where they cannot, leave this Service as it was, and move clients to a second one for a port that expects the other"
+        "where they cannot, leave this Service as it was, and move clients to a second one "
+        "for a port that expects the other"
     )
     return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}")
 
 
 def ended(connections: int, most: int) -> Note:
-    """What to tell when connections were cut because HAProxy has been reloaded too often for them."""
+    """What to tell when connections were cut because HAProxy has been reloaded too often for
+    them."""
     ours = "1 connection was" if connections == 1 else f"{connections} connections were"
     why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
-    return Note(OLD_CONNECTIONS_ENDED, f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)")
+    return Note(
+        OLD_CONNECTIONS_ENDED,
+        f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)",
+    )
 
 
 def _affinity() -> Note:
     """Where a service proxy applies the affinity once more, to connections of gateways."""
-    why = "nodes see a gateway in place of its clients, so for all of them it stays with one pod at each node"
-    instead = "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
-    others = "for a pod by client have one pod on each node, with policy Local, or use class fairlead.io/direct"
+    why = (
+        "nodes see a gateway in place of its clients, so for all of them it stays with one pod "
+        "at each node"
+    )
+    instead = (
+        "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
+    )
+    others = (
+        "for a pod by client have one pod on each node, with policy Local, or use class "
+        "fairlead.io/direct"
+    )
     return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 
 

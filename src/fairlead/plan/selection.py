@@ -1,8 +1,9 @@
-"""Which nodes may be members at all, where a Service or the configuration restricts them by their labels.
+"""Which nodes may be members at all, where a Service or the configuration restricts them by their
+labels.
 
-In: Nodes, a text such as `zone=a,disk`: each part a label that a node must have, with this value if there is one. Out: the
-Nodes that have all of them. Pure. Written as cloud-provider-openstack 1.34 reads its `node-selector`.
-"""
+In: Nodes, a text such as `zone=a,disk`: each part a label that a node must have, with this value if
+there is one. Out: the Nodes that have all of them. Pure. Written as cloud-provider-openstack 1.34
+reads its `node-selector`."""
 
 import re
 from collections.abc import Mapping
@@ -32,8 +33,16 @@ def selected(nodes: Mapping[str, Node], selector: str) -> Mapping[str, Node]:
 
 def all_members(nodes: Mapping[str, Node], family: Family) -> tuple[Member, ...]:
     """Every node, whether it has ready pods or not: who asks it must find out."""
-    reached = {name: node_address(node, family) for name, node in sorted(nodes.items()) if not excluded(node)}
-    return tuple(Member(name, address, 1, "active") for name, address in reached.items() if address is not None)
+    reached = {
+        name: node_address(node, family)
+        for name, node in sorted(nodes.items())
+        if not excluded(node)
+    }
+    return tuple(
+        Member(name, address, 1, "active")
+        for name, address in reached.items()
+        if address is not None
+    )
 
 
 def _has(node: Node, label: str, sign: str, value: str) -> bool:

@@ -1,11 +1,11 @@
 """What became of a Service, as the conditions that it shows.
 
-In: the LoadBalancer that was planned, if any, and its Outcome. Out: three conditions in the style of the Gateway API, which
-know three ways in which something may be amiss: what is asked for cannot be had (Accepted), it is not carried out, or in part
-(Programmed), it is carried out but nobody is there to answer (Ready).
-Invariant: pure; a condition is the same as long as the matter is. Services have no generation, so conditions show none.
-Follows the API conventions, section "Typical status properties".
-"""
+In: the LoadBalancer that was planned, if any, and its Outcome. Out: three conditions in the style
+of the Gateway API, which know three ways in which something may be amiss: what is asked for cannot
+be had (Accepted), it is not carried out, or in part (Programmed), it is carried out but nobody is
+there to answer (Ready). Invariant: pure; a condition is the same as long as the matter is. Services
+have no generation, so conditions show none. Follows the API conventions, section "Typical status
+properties"."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -32,9 +32,11 @@ class ServiceCondition(Value, frozen=True):
     message: str
 
 
-def conditions_of(intent: LoadBalancer | None, outcome: Outcome, still_served: Sequence[str]) -> tuple[ServiceCondition, ...]:
-    """The conditions of a Service of ours. `still_served`: the addresses and ports that its status shows and its spec still
-    has, which a Service that is refused or waits goes on with."""
+def conditions_of(
+    intent: LoadBalancer | None, outcome: Outcome, still_served: Sequence[str]
+) -> tuple[ServiceCondition, ...]:
+    """The conditions of a Service of ours. `still_served`: the addresses and ports that its status
+    shows and its spec still has, which a Service that is refused or waits goes on with."""
     if intent is not None and outcome.state == "done":
         return _carried_out(intent)
     if outcome.state == "refused":
@@ -50,16 +52,36 @@ def conditions_of(intent: LoadBalancer | None, outcome: Outcome, still_served: S
             ServiceCondition(PROGRAMMED, "False", reason, before),
             ServiceCondition(READY, "Unknown", reason, before),
         )
-    return (accepted, *(ServiceCondition(type_, "False", reason, outcome.message) for type_ in (PROGRAMMED, READY)))
+    return (
+        accepted,
+        *(
+            ServiceCondition(type_, "False", reason, outcome.message)
+            for type_ in (PROGRAMMED, READY)
+        ),
+    )
 
 
 def _carried_out(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     where = f"served on {', '.join(intent.addresses)}"
-    hindering = "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"  # without a port nobody is reached
+    hindering = (
+        "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
+    )  # without a port nobody is reached
     return (
-        ServiceCondition(ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.hinders)),
-        _condition(PROGRAMMED, "Programmed", where, [note for note in intent.notes if note.hinders == "Programmed"]),
-        _condition(READY, "EndpointsReady", where, [note for note in intent.notes if note.hinders == hindering]),
+        ServiceCondition(
+            ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.hinders)
+        ),
+        _condition(
+            PROGRAMMED,
+            "Programmed",
+            where,
+            [note for note in intent.notes if note.hinders == "Programmed"],
+        ),
+        _condition(
+            READY,
+            "EndpointsReady",
+            where,
+            [note for note in intent.notes if note.hinders == hindering],
+        ),
     )
 
 

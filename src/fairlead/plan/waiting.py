@@ -1,8 +1,9 @@
-"""Who waits for what: Services that could not be given all that they want, in line for what may become free.
+"""Who waits for what: Services that could not be given all that they want, in line for what may
+become free.
 
-In: what a Service waits for; news of what changed. Out: those concerned by the news, one after the other, in order.
-Invariant: pure, but for its memory; finding the next in line does not cost more when the line is long.
-"""
+In: what a Service waits for; news of what changed. Out: those concerned by the news, one after the
+other, in order. Invariant: pure, but for its memory; finding the next in line does not cost more
+when the line is long."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection
@@ -10,7 +11,8 @@ from collections.abc import Collection
 from fairlead.plan.addresses import Order
 
 Wait = tuple[str, ...]
-"""What a Service waits for: `("pool", name, family)`, `("address", address)` or `("sharing", namespace, key)`."""
+"""What a Service waits for: `("pool", name, family)`, `("address", address)` or `("sharing",
+namespace, key)`."""
 
 
 class Lines:

@@ -1,9 +1,9 @@
 """Reads one by one what a Service's annotations wish for, and notes what it cannot use.
 
-In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first. Out: values within their
-limits, and a Note for each text that is none: what it is, what is allowed, what holds instead. Pure.
-Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does (`50s`).
-"""
+In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first.
+Out: values within their limits, and a Note for each text that is none: what it is, what is allowed,
+what holds instead. Pure. Names, units and limits of cloud-provider-openstack 1.34 and Octavia;
+times may also be written as Go does (`50s`)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,12 @@ LONGEST_MS = 2_073_600_000
 """24 days; HAProxy's timers take a little more."""
 HEADERS: Mapping[str, ProxyHeader] = {"true": "v1", "v1": "v1", "v2": "v2", "false": ""}
 SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
-CHECKS = ("health-monitor-delay", "health-monitor-timeout", "health-monitor-max-retries", "health-monitor-max-retries-down")
+CHECKS = (
+    "health-monitor-delay",
+    "health-monitor-timeout",
+    "health-monitor-max-retries",
+    "health-monitor-max-retries-down",
+)
 
 ValueT = TypeVar("ValueT")
 
@@ -28,10 +33,18 @@ class Wishes:
         self._annotations = annotations
         self.notes: list[Note] = []
 
-    def read(self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
+    def read(
+        self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT
+    ) -> ValueT:
         return self.read_any(names_of(wish), parse, allowed, default)
 
-    def read_any(self, names: Sequence[str], parse: Callable[[str], ValueT | None], allowed: str, default: ValueT) -> ValueT:
+    def read_any(
+        self,
+        names: Sequence[str],
+        parse: Callable[[str], ValueT | None],
+        allowed: str,
+        default: ValueT,
+    ) -> ValueT:
         """The first of these annotations that is there."""
         name, text = found(self._annotations, names)
         if not name:
@@ -43,11 +56,18 @@ class Wishes:
         return value
 
     def choice(self, wish: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
-        return self.read(wish, lambda text: choices.get(text.lower().replace("_", "-")), ", ".join(choices), default)
+        return self.read(
+            wish,
+            lambda text: choices.get(text.lower().replace("_", "-")),
+            ", ".join(choices),
+            default,
+        )
 
     def switch(self, names: Sequence[str], default: bool) -> bool:
         """`true` or `false` by the first of these annotations."""
-        return self.read_any(names, lambda text: SWITCHES.get(text.lower()), ", ".join(SWITCHES), default)
+        return self.read_any(
+            names, lambda text: SWITCHES.get(text.lower()), ", ".join(SWITCHES), default
+        )
 
     def time_ms(self, wish: str, default: int) -> int:
         allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"

@@ -1,8 +1,9 @@
-"""`python -m fairlead.probe burst|steady|crowd|flood ...`: the loads as processes, so that they can run inside a namespace.
+"""`python -m fairlead.probe burst|steady|crowd|flood ...`: the loads as processes, so that they can
+run inside a namespace.
 
-`burst` prints one Tally as JSON, `flood` how many packets it sent. `steady` and `crowd` run until their standard input ends;
-each line that they read there ends a period, which they print as a line of JSON.
-"""
+`burst` prints one Tally as JSON, `flood` how many packets it sent. `steady` and `crowd` run until
+their standard input ends; each line that they read there ends a period, which they print as a line
+of JSON."""
 
 import argparse
 import asyncio
@@ -23,7 +24,9 @@ def main() -> None:
         load = loads.add_parser(name)
         load.add_argument("address")
         load.add_argument("port", type=int)
-        load.add_argument("--timeout", type=float, metavar="SECONDS", default=1.0 if name == "burst" else 0.4)
+        load.add_argument(
+            "--timeout", type=float, metavar="SECONDS", default=1.0 if name == "burst" else 0.4
+        )
         if name == "burst":
             load.add_argument("--connections", type=int, default=1000)
             load.add_argument("--concurrency", type=int, default=64)
@@ -31,10 +34,28 @@ def main() -> None:
             load.add_argument("--callers", type=int, default=5)
             load.add_argument("--open", type=int, default=20, help="connections kept open")
     load = loads.add_parser("crowd")
-    load.add_argument("--flows", nargs=4, action="append", required=True, metavar=("tcp|udp|quic", "ADDRESS", "PORT", "OPEN"))
+    load.add_argument(
+        "--flows",
+        nargs=4,
+        action="append",
+        required=True,
+        metavar=("tcp|udp|quic", "ADDRESS", "PORT", "OPEN"),
+    )
     load.add_argument("--new", type=float, default=300, metavar="PER_SECOND")
-    load.add_argument("--interval", type=float, default=4.0, metavar="SECONDS", help="between requests on an open flow")
-    load.add_argument("--patience", type=float, default=crowd.SILENCE_S, metavar="SECONDS", help="for the answer on a new flow")
+    load.add_argument(
+        "--interval",
+        type=float,
+        default=4.0,
+        metavar="SECONDS",
+        help="between requests on an open flow",
+    )
+    load.add_argument(
+        "--patience",
+        type=float,
+        default=crowd.SILENCE_S,
+        metavar="SECONDS",
+        help="for the answer on a new flow",
+    )
     load = loads.add_parser("flood")
     load.add_argument("kind", choices=["tcp", "udp"])
     load.add_argument("source", help="the first of the made-up addresses")
@@ -84,15 +105,25 @@ async def _answer_for(load: Steady) -> None:
 
 
 def _crowd(arguments: argparse.Namespace) -> None:
-    texts = [dict(zip(("kind", "address", "port", "open"), given, strict=True)) for given in arguments.flows]
+    texts = [
+        dict(zip(("kind", "address", "port", "open"), given, strict=True))
+        for given in arguments.flows
+    ]
     targets = msgspec.convert(texts, list[Target], strict=False)
     crowd.run(
-        crowd.Crowd(targets, new_per_s=arguments.new, interval_s=arguments.interval, patience_s=arguments.patience),
+        crowd.Crowd(
+            targets,
+            new_per_s=arguments.new,
+            interval_s=arguments.interval,
+            patience_s=arguments.patience,
+        ),
     )
 
 
 def _flood(arguments: argparse.Namespace) -> None:
-    made = flood.packets(arguments.kind, arguments.source, arguments.address, arguments.port, arguments.count)
+    made = flood.packets(
+        arguments.kind, arguments.source, arguments.address, arguments.port, arguments.count
+    )
     print(flood.send(made, arguments.address, per_s=arguments.per_second))
 
 

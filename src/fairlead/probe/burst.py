@@ -1,8 +1,9 @@
-"""Many short connections as fast as the machine makes them: who answered how often, and who was not answered.
+"""Many short connections as fast as the machine makes them: who answered how often, and who was not
+answered.
 
-In: a target, how many connections, how many at once. Out: a `Tally`. One epoll loop, no asyncio: the client must cost less
-than what it measures. Every connection is one request; it ends with the answer, a refusal, or the time-out.
-"""
+In: a target, how many connections, how many at once. Out: a `Tally`. One epoll loop, no asyncio:
+the client must cost less than what it measures. Every connection is one request; it ends with the
+answer, a refusal, or the time-out."""
 
 import errno
 import selectors
@@ -15,12 +16,14 @@ import msgspec
 
 from fairlead.probe.exchange import REQUEST_ONCE, Answer, Malformed, parse
 
-# Close with a reset once the answer is there: 20,000 connections would leave 20,000 ports in TIME_WAIT.
+# Close with a reset once the answer is there: 20,000 connections would leave 20,000 ports in
+# TIME_WAIT.
 LINGER_NONE = struct.pack("ii", 1, 0)
 
 
 class Tally(msgspec.Struct):
-    """What came of a burst. `address_kept`: of the answered ones, how many saw the client's own address."""
+    """What came of a burst. `address_kept`: of the answered ones, how many saw the client's own
+    address."""
 
     requests: int = 0
     answered: int = 0
@@ -44,7 +47,9 @@ class _Connection:
         self.own = ""
 
 
-def burst(address: str, port: int, *, connections: int, concurrency: int, timeout_s: float = 1.0) -> Tally:
+def burst(
+    address: str, port: int, *, connections: int, concurrency: int, timeout_s: float = 1.0
+) -> Tally:
     """Make `connections` connections, `concurrency` at a time, each given up after `timeout_s`."""
     run = _Burst((address, port), timeout_s)
     started = time.monotonic()
@@ -89,10 +94,14 @@ class _Burst:
                 else:
                     self._receive(connection)
             except (OSError, Malformed) as error:
-                code = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+                code = (
+                    errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+                )
                 self._end(connection, code or type(error).__name__)
         now = time.monotonic()
-        while self.by_deadline and (self.by_deadline[0].deadline <= now or self.by_deadline[0] not in self.open):
+        while self.by_deadline and (
+            self.by_deadline[0].deadline <= now or self.by_deadline[0] not in self.open
+        ):
             connection = self.by_deadline.popleft()
             if connection in self.open:
                 self._end(connection, "timeout")

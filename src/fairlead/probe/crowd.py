@@ -1,15 +1,21 @@
-"""A crowd: thousands of flows that stay open, and steady new ones, each of which knows which pod answers it.
+"""A crowd: thousands of flows that stay open, and steady new ones, each of which knows which pod
+answers it.
 
-In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a `Count`. Terms:
+In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a
+`Count`. Terms:
 
-* *failed*: a new flow that was refused, reset, or not answered within `patience_s`, which may be long: what was lost is late;
-* *late*: a new flow that was answered, but had to send something twice: a packet was lost. Datagrams are sent again by us;
-* *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks nothing else.
+* *failed*: a new flow that was refused, reset, or not answered within `patience_s`, which may be
+  long: what was lost is late;
+* *late*: a new flow that was answered, but had to send something twice: a packet was lost.
+  Datagrams are sent again by us;
+* *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or
+  was answered by another pod;
+* *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks
+  nothing else.
 
-Every tenth new flow takes the place of the one that is open the longest, so that at each moment some are young, some old.
-One epoll loop, no asyncio: ten thousand connections must leave a small machine room for what they are to test.
-"""
+Every tenth new flow takes the place of the one that is open the longest, so that at each moment
+some are young, some old. One epoll loop, no asyncio: ten thousand connections must leave a small
+machine room for what they are to test."""
 
 import errno
 import heapq
@@ -37,8 +43,9 @@ SILENCE_S = 10.0
 """Longer than a machine stalls that is too small for the test."""
 REPLACED = 10
 SOURCE_PORTS = range(10_000, 60_000)
-"""New UDP flows use these ports in turn. A node tracks a flow for up to two minutes after its socket was closed, so
-a new socket that happens to get the same port would continue that flow, perhaps to a pod that has just ended."""
+"""New UDP flows use these ports in turn. A node tracks a flow for up to two minutes after its
+socket was closed, so a new socket that happens to get the same port would continue that flow,
+perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
 NOTED = 1000
@@ -46,7 +53,8 @@ _FAILURES = (OSError, Malformed, EOFError)
 
 
 class Count(msgspec.Struct):
-    """What one target's flows went through in a period. Keys of `broken` and `lost` are pods; `by_pod` counts new flows."""
+    """What one target's flows went through in a period. Keys of `broken` and `lost` are pods;
+    `by_pod` counts new flows."""
 
     open: int = 0
     new: int = 0
@@ -55,7 +63,8 @@ class Count(msgspec.Struct):
     failed: dict[str, int] = msgspec.field(default_factory=dict)
     late: int = 0
     trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
-    """Of the first thousand that failed or were late: when they began (monotonic clock), and why, or who answered late."""
+    """Of the first thousand that failed or were late: when they began (monotonic clock), and why,
+    or who answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     lost: dict[str, int] = msgspec.field(default_factory=dict)
     ended: int = 0
@@ -63,18 +72,27 @@ class Count(msgspec.Struct):
 
 
 class Crowd:
-    """All flows of one process. `step` is the loop's body; `take` ends a period; `counts` is the present one."""
+    """All flows of one process. `step` is the loop's body; `take` ends a period; `counts` is the
+    present one."""
 
-    def __init__(self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float) -> None:
+    def __init__(
+        self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float
+    ) -> None:
         self._targets = targets
         self._new_per_s = new_per_s
         self._interval_s = interval_s
         self._patience_s = patience_s
         self._poll = select.epoll()
         self._flows: dict[int, Flow] = {}
-        self._fresh: deque[Flow] = deque()  # in the order in which they began; ends of flows are found out later
-        self._once: deque[Flow] = deque()  # of these the UDP flows that have asked once, in the same order
-        self._turns: list[tuple[float, int, Flow]] = []  # a heap: when each open flow is to ask again
+        self._fresh: deque[Flow] = (
+            deque()
+        )  # in the order in which they began; ends of flows are found out later
+        self._once: deque[Flow] = (
+            deque()
+        )  # of these the UDP flows that have asked once, in the same order
+        self._turns: list[
+            tuple[float, int, Flow]
+        ] = []  # a heap: when each open flow is to ask again
         self._number = itertools.count()
         self._source_ports = itertools.cycle(SOURCE_PORTS)
         self._oldest: dict[Target, deque[Flow]] = {target: deque() for target in targets}
@@ -100,7 +118,8 @@ class Crowd:
         return {str(target): count for target, count in counts.items()}
 
     def step(self, command: int = -1) -> bool:
-        """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command` can be read."""
+        """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command`
+        can be read."""
         commanded = False
         # All that is there is heard before anything counts as silent.
         for descriptor, events in self._poll.poll(0.005, len(self._flows) + 1):
@@ -129,7 +148,10 @@ class Crowd:
             self._next_new_s += 1 / self._new_per_s
             self._start(self._targets[self._started % len(self._targets)], now_s)
         for target in self._targets if now_s >= self._next_fill_s else ():
-            while self._open[target] + self._opening[target] < target.open and self._opening.total() < AT_ONCE:
+            while (
+                self._open[target] + self._opening[target] < target.open
+                and self._opening.total() < AT_ONCE
+            ):
                 self._start(target, now_s)
 
     def _start(self, target: Target, now_s: float) -> None:
@@ -142,7 +164,9 @@ class Crowd:
             return
         self._opening[target] += 1
         self._flows[flow.socket.fileno()] = flow
-        self._poll.register(flow.socket, select.EPOLLOUT if target.kind == "tcp" else select.EPOLLIN)
+        self._poll.register(
+            flow.socket, select.EPOLLOUT if target.kind == "tcp" else select.EPOLLIN
+        )
         self._fresh.append(flow)
         if target.kind != "tcp":
             self._once.append(flow)
@@ -284,7 +308,8 @@ class Crowd:
 
 
 def run(crowd: Crowd, command: int = 0, answer: int = 1) -> None:
-    """Until `command` ends; each line read there ends a period, which is printed as a line of JSON."""
+    """Until `command` ends; each line read there ends a period, which is printed as a line of
+    JSON."""
     crowd.watch(command)
     while True:
         if crowd.step(command):

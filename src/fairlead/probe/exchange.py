@@ -1,8 +1,7 @@
 """One HTTP exchange with an echo server: what is sent, and what the answer says.
 
-In: bytes. Out: an `Answer`, or None while the answer is not complete. Pure; RFC 9112 as far as our own echo server uses it
-(Content-Length bodies, `Connection: close`).
-"""
+In: bytes. Out: an `Answer`, or None while the answer is not complete. Pure; RFC 9112 as far as our
+own echo server uses it (Content-Length bodies, `Connection: close`)."""
 
 import msgspec
 

@@ -1,9 +1,10 @@
-"""Packets that open flows, each from another made-up source: a flood, or a million flows whose shares are counted.
+"""Packets that open flows, each from another made-up source: a flood, or a million flows whose
+shares are counted.
 
-In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with right checksums. Nobody awaits answers.
-Sources are made-up addresses, a port range of each; equal arguments give equal packets. Needs CAP_NET_RAW.
-Follows RFC 1071 (checksums), RFC 9293, RFC 768, raw(7) and IPV6_HDRINCL of linux/in6.h.
-"""
+In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with right
+checksums. Nobody awaits answers. Sources are made-up addresses, a port range of each; equal
+arguments give equal packets. Needs CAP_NET_RAW. Follows RFC 1071 (checksums), RFC 9293, RFC 768,
+raw(7) and IPV6_HDRINCL of linux/in6.h."""
 
 import itertools
 import socket
@@ -21,17 +22,26 @@ _SYN = 2
 _PROTOCOL = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 
 
-def packets(kind: Kind, source: str, destination: str, port: int, count: int) -> Iterator[bytearray]:
-    """`count` packets, each of another flow: all ports of `source` first, then those of the address after it. A packet is good
-    until the next one is made."""
+def packets(
+    kind: Kind, source: str, destination: str, port: int, count: int
+) -> Iterator[bytearray]:
+    """`count` packets, each of another flow: all ports of `source` first, then those of the address
+    after it. A packet is good until the next one is made."""
     first = ip_address(source)
     template, at = _template(kind, first, ip_address(destination), port)
     packet = bytearray(template)
-    # The checksum's place lies in the upper header: 16 octets into TCP's, 6 into UDP's. So does the source port: at its start.
+    # The checksum's place lies in the upper header: 16 octets into TCP's, 6 into UDP's. So does the
+    # source port: at its start.
     checksum_at = at + (16 if kind == "tcp" else 6)
     address_at = (16 if first.version == 4 else 24) - 4
     low = int(first) & 0xFFFFFFFF
-    base = _sum(template[address_at + 4 - len(first.packed) :]) - _words(low) + _PROTOCOL[kind] + len(template) - at
+    base = (
+        _sum(template[address_at + 4 - len(first.packed) :])
+        - _words(low)
+        + _PROTOCOL[kind]
+        + len(template)
+        - at
+    )
     for number in range(count):
         address, own_port = low + number // PORTS, FIRST_PORT + number % PORTS
         total = base + _words(address) + own_port
@@ -45,7 +55,8 @@ def packets(kind: Kind, source: str, destination: str, port: int, count: int) ->
 
 
 def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
-    """Send them at this rate, from the namespace that the caller is in. The number of those that the kernel took."""
+    """Send them at this rate, from the namespace that the caller is in. The number of those that
+    the kernel took."""
     six = ":" in destination
     family = socket.AF_INET6 if six else socket.AF_INET
     with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
@@ -54,7 +65,9 @@ def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
         else:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
         began_s, sent = time.monotonic(), 0
-        while batch := sum(1 for packet in itertools.islice(made, 64) if sock.sendto(packet, (destination, 0))):
+        while batch := sum(
+            1 for packet in itertools.islice(made, 64) if sock.sendto(packet, (destination, 0))
+        ):
             sent += batch
             ahead_s = sent / per_s - (time.monotonic() - began_s)
             if ahead_s > 0.002:

@@ -1,9 +1,10 @@
-"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams as QUIC's look from outside.
+"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams as QUIC's look from
+outside.
 
-In: a target. Out: an `Answer` to each request. Nothing here waits: the caller owns the event loop and calls what is ready.
-A QUIC flow begins with a long header of type Initial in a datagram of 1,200 bytes, later ones have a short header (RFC 9000,
-14.1, 17.2.2, 17.3.1); what they hold else is no QUIC. TCP speaks HTTP/1.1 and so hears an orderly end announced.
-"""
+In: a target. Out: an `Answer` to each request. Nothing here waits: the caller owns the event loop
+and calls what is ready. A QUIC flow begins with a long header of type Initial in a datagram of
+1,200 bytes, later ones have a short header (RFC 9000, 14.1, 17.2.2, 17.3.1); what they hold else is
+no QUIC. TCP speaks HTTP/1.1 and so hears an orderly end announced."""
 
 import errno
 import os
@@ -39,13 +40,25 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Flow:
-    """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open request was sent, 0 when
-    there is none; `requests` counts them; `stays` is whether the owner keeps it open."""
+    """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open
+    request was sent, 0 when there is none; `requests` counts them; `stays` is whether the owner
+    keeps it open."""
 
-    __slots__ = ("_first", "_received", "answerer", "begun_s", "requests", "socket", "stays", "target", "waiting_s")
+    __slots__ = (
+        "_first",
+        "_received",
+        "answerer",
+        "begun_s",
+        "requests",
+        "socket",
+        "stays",
+        "target",
+        "waiting_s",
+    )
 
     def __init__(self, target: Target, now_s: float, source_port: int = 0) -> None:
-        """Begin the flow, from `source_port` unless that is 0. Raises OSError if that fails at once."""
+        """Begin the flow, from `source_port` unless that is 0. Raises OSError if that fails at
+        once."""
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s
@@ -86,7 +99,8 @@ class Flow:
         self.socket.send(request)
 
     def _request(self) -> bytes:
-        # Who sends a datagram again makes it longer, so that the answer tells which of them has arrived.
+        # Who sends a datagram again makes it longer, so that the answer tells which of them has
+        # arrived.
         again = b"" if self.answerer else b"." * (self.requests - 1)
         match self.target.kind:
             case "tcp":
@@ -97,7 +111,8 @@ class Flow:
                 return (_QUIC_SHORT if self.answerer else _QUIC_INITIAL) + again
 
     def hear(self) -> Answer | None:
-        """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an end without a word."""
+        """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an
+        end without a word."""
         data = self.socket.recv(4096)
         if self.target.kind != "tcp":
             try:
@@ -118,10 +133,12 @@ class Flow:
         return answer
 
     def sent_again(self) -> bool:
-        """Whether anything had to be sent more than once before the first answer, because a packet was lost. A first datagram
-        that is answered late was not."""
+        """Whether anything had to be sent more than once before the first answer, because a packet
+        was lost. A first datagram that is answered late was not."""
         if self.target.kind != "tcp":
             return self.answerer is not None and self.answerer.length != self._first
-        told = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size)
+        told = self.socket.getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size
+        )
         count: int = _TOTAL_RETRANSMISSIONS.unpack(told)[0]
         return count > 0

@@ -1,15 +1,18 @@
 """Steady load through a change: callers that make new connections, and connections that stay open.
 
-In: a target; what happens meanwhile is somebody else's doing. Out: for each period, what the callers and the open
-connections went through. Terms:
+In: a target; what happens meanwhile is somebody else's doing. Out: for each period, what the
+callers and the open connections went through. Terms:
 
 * *failed*: a new connection that was not answered within `timeout_s`;
-* *broken*: an open connection that ended any other way than by the server's own announcement (`Connection: close`):
+* *broken*: an open connection that ended any other way than by the server's own announcement
+  (`Connection: close`):
   reset, cut, or no answer within `silence_s`;
-* *unconnected*: of those that failed, the ones that nobody had taken: packets were lost; the others had no answer from a pod;
-* *longest gap*: the longest time that one caller, which tries again at once when it fails, went without an answer;
-* *stalled*: the longest time for which this process itself did not run: what failed meanwhile says little of anybody else.
-"""
+* *unconnected*: of those that failed, the ones that nobody had taken: packets were lost; the others
+  had no answer from a pod;
+* *longest gap*: the longest time that one caller, which tries again at once when it fails, went
+  without an answer;
+* *stalled*: the longest time for which this process itself did not run: what failed meanwhile says
+  little of anybody else."""
 
 import asyncio
 import time
@@ -87,7 +90,8 @@ class Steady:
                 group.create_task(self._keep_open(number))
 
     def take(self) -> Period:
-        """End the period and return it. A gap that is still open counts up to now, and goes on in the next period."""
+        """End the period and return it. A gap that is still open counts up to now, and goes on in
+        the next period."""
         now = self._now()
         for last in self._last_answer.values():
             self._note_gap(now - last)
@@ -146,7 +150,9 @@ class Steady:
                     reader, writer = await asyncio.open_connection(*self._target)
                     answer = await _exchange(reader, writer, REQUEST_KEEP)
             except (OSError, TimeoutError, Malformed, EOFError):
-                await asyncio.sleep(self._pause_s)  # the callers count what fails to open; this one only wants to be open
+                await asyncio.sleep(
+                    self._pause_s
+                )  # the callers count what fails to open; this one only wants to be open
                 continue
             self._opened += 1
             try:
@@ -155,7 +161,9 @@ class Steady:
                 self._opened -= 1
                 writer.transport.abort()
 
-    async def _use(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
+    async def _use(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer
+    ) -> None:
         """Use an open connection until it ends; the end is noted if it is not an orderly one."""
         while not answer.closing:
             await asyncio.sleep(self._open_pause_s)
@@ -172,7 +180,9 @@ def _count(numbers: dict[str, int], name: str) -> None:
     numbers[name] = numbers.get(name, 0) + 1
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> Answer:
     writer.write(request)
     received = b""
     while (answer := parse(received)) is None:

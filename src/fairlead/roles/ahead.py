@@ -1,10 +1,10 @@
-"""At a gateway's start, what need not wait for the whole plan is begun with as soon as a part of it is known.
+"""At a gateway's start, what need not wait for the whole plan is begun with as soon as a part of it
+is known.
 
-In: the plan of the loop that probes, slice by slice. Out: the same; the nodes of each slice are asked at once, and the tables
-that its Services will need if the answers are good, as mostly they are, are made in a thread. So the first answers are there
-when the plan is, or soon after.
-Invariant: this only hastens. What it has not done the loops do.
-"""
+In: the plan of the loop that probes, slice by slice. Out: the same; the nodes of each slice are
+asked at once, and the tables that its Services will need if the answers are good, as mostly they
+are, are made in a thread. So the first answers are there when the plan is, or soon after.
+Invariant: this only hastens. What it has not done the loops do."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +18,8 @@ from fairlead.state import State
 
 
 class Ahead:
-    """`plan` is for the loop that probes; `run` ends when all that there was at the start has been handed on."""
+    """`plan` is for the loop that probes; `run` ends when all that there was at the start has been
+    handed on."""
 
     def __init__(
         self,
@@ -26,8 +27,8 @@ class Ahead:
         prober: Prober,
         foresee: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:
-        """`plan`: costs little for what was planned and has not changed. `foresee`: called in a thread, with Services that
-        have just been planned."""
+        """`plan`: costs little for what was planned and has not changed. `foresee`: called in a
+        thread, with Services that have just been planned."""
         self._plan = plan
         self._prober = prober
         self._foresee = foresee
@@ -53,7 +54,8 @@ class Ahead:
             await self._some.wait()
             self._some.clear()
             planned, self._planned = self._planned, set()
-            # As it is now: what was planned a moment ago may have changed, and nobody would take back what is asked for it.
+            # As it is now: what was planned a moment ago may have changed, and nobody would take
+            # back what is asked for it.
             told = self._plan(planned)
             intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
             await self._ask(intents)

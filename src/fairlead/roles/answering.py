@@ -1,10 +1,10 @@
-"""The process that answers health checks for a node: `python -m fairlead.roles.answering`, started by `drivers/healthport`.
+"""The process that answers health checks for a node: `python -m fairlead.roles.answering`, started
+by `drivers/healthport`.
 
-In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket; and answers on the health
-ports. It is a separate process, so that no health check waits for a plan, and no flood of health checks delays a plan.
-Invariant: it does not outlive the role: when the other end of the socket is closed, for any reason, it ends, and its
-ports are closed.
-"""
+In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket;
+and answers on the health ports. It is a separate process, so that no health check waits for a plan,
+and no flood of health checks delays a plan. Invariant: it does not outlive the role: when the other
+end of the socket is closed, for any reason, it ends, and its ports are closed."""
 
 import gc
 import resource
@@ -29,7 +29,8 @@ def command() -> Sequence[str]:
 
 
 def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
-    """Close first, so that a port may pass from one Service to another. Returns the problems, see `Done`."""
+    """Close first, so that a port may pass from one Service to another. Returns the problems, see
+    `Done`."""
     problems: dict[int, int] = {}
     for number in update.closed:
         ports.close(number)
@@ -59,7 +60,8 @@ def serve(role: socket.socket) -> None:
                 heard += 1
                 role.sendall(frame(Done(heard, carry_out(update, ports, health))))
                 if len(update.opened) > 1:
-                    gc.freeze()  # otherwise the garbage collector would traverse ten thousand ports repeatedly
+                    # otherwise the garbage collector would traverse ten thousand ports repeatedly
+                    gc.freeze()
         except ConnectionError:
             data = b""
         gone = not data
@@ -74,7 +76,8 @@ def main() -> None:
     # A signal from a terminal is for the role, which ends this process when it is ready.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # Each port needs a descriptor; the usual soft limit exists only for programs that use select(2).
+    # Each port needs a descriptor; the usual soft limit exists only for programs that use
+    # select(2).
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with socket.socket(fileno=sys.stdin.fileno()) as role:

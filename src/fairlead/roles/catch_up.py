@@ -1,11 +1,10 @@
 """Before a new leader works: see all that the leader before it may have written.
 
-In: what the API server has now, and the state, which the watch keeps. Out: nothing; it ends when the state is no older.
-Invariants: an address that was given a moment ago is known before any is given; what cannot be read, which the watch passes
-over as well, and what changed in nothing that is kept, which it does not tell, keep nobody waiting; a server that fails is
-asked ever more rarely.
-A list without a version is what the API server has now; versions of one kind grow (KEP-5504).
-"""
+In: what the API server has now, and the state, which the watch keeps. Out: nothing; it ends when
+the state is no older. Invariants: an address that was given a moment ago is known before any is
+given; what cannot be read, which the watch passes over as well, and what changed in nothing that is
+kept, which it does not tell, keep nobody waiting; a server that fails is asked ever more rarely. A
+list without a version is what the API server has now; versions of one kind grow (KEP-5504)."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,13 +21,15 @@ from fairlead.state import State
 log = structlog.get_logger()
 
 WATCH_S = 1.0
-"""So long the watch may need for what is in the list, before another list is taken: a Service may be gone meanwhile."""
+"""So long the watch may need for what is in the list, before another list is taken: a Service may
+be gone meanwhile."""
 LOOK_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
 async def catch_up(client: Client, state: State, keep: Callable[[Service], Service | None]) -> None:
-    """Wait until the state shows all Services as they are now, or later. `keep`: what the state keeps of them."""
+    """Wait until the state shows all Services as they are now, or later. `keep`: what the state
+    keeps of them."""
     await state.whole.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
@@ -40,7 +41,11 @@ async def catch_up(client: Client, state: State, keep: Callable[[Service], Servi
                     await asyncio.sleep(LOOK_S)
             return
         except TimeoutError:
-            log.info("catching up", why="the watch is behind, or a Service was deleted meanwhile", services=len(fresh))
+            log.info(
+                "catching up",
+                why="the watch is behind, or a Service was deleted meanwhile",
+                services=len(fresh),
+            )
         except FairleadError as problem:
             log.info("catching up", why=str(problem))
             wait_s = problem.retry_after_s if isinstance(problem, Unavailable) else 0.0
@@ -53,13 +58,18 @@ async def readable(client: Client, keep: Callable[[Service], Service | None]) ->
     async for page in client.pages(SERVICES):
         for data in page.items or ():
             told = read_item(decoder(SERVICES.type), data)
-            if isinstance(told, Item) and told.object is not None and (kept := keep(told.object)) is not None:
+            if (
+                isinstance(told, Item)
+                and told.object is not None
+                and (kept := keep(told.object)) is not None
+            ):
                 found.append(kept)
     return found
 
 
 def behind(state: State, fresh: Service) -> bool:
-    """Whether the state has an older version of this Service that differs in what is kept, or none."""
+    """Whether the state has an older version of this Service that differs in what is kept, or
+    none."""
     known = state.services.get(fresh.key)
     if known is None:
         return True

@@ -1,11 +1,10 @@
 """`fairlead controller`: gives Services their addresses and writes their status.
 
-In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that a class of ours serves. The
-chain is claim, grant, publish: a Service is claimed before anything is done for it, and let go when everything is undone. Class
-octavia has a loop of its own (`roles.octavia`).
-The only writer of Service status: of several controllers one leads, by a Lease. Away, it takes nothing away: data planes go
-on, only new Services wait.
-"""
+In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that
+a class of ours serves. The chain is claim, grant, publish: a Service is claimed before anything is
+done for it, and let go when everything is undone. Class octavia has a loop of its own
+(`roles.octavia`). The only writer of Service status: of several controllers one leads, by a Lease.
+Away, it takes nothing away: data planes go on, only new Services wait."""
 
 import asyncio
 import socket
@@ -90,22 +89,39 @@ class Planner:
                 self(())
 
 
-async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S) -> None:
-    """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in each term."""
+async def run(
+    config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S
+) -> None:
+    """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in
+    each term."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
     view.standing_by = state.whole.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with Client(access) as client, serve(view, listen, config.web.metrics_from), asyncio.TaskGroup() as group:
+    async with (
+        Client(access) as client,
+        serve(view, listen, config.web.metrics_from),
+        asyncio.TaskGroup() as group,
+    ):
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
-        freshness = Freshness(lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s))
+        freshness = Freshness(
+            lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
+        )
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
         group.create_task(recorder.run())
         group.create_task(freshness.run())
-        group.create_task(Announcer(client, config.presence, view, controller_name()).run(remove_at_end=True))
-        feed(group, client, state, freshness, CONTROLLER if config.octavia is None else CLOUD_CONTROLLER)
+        group.create_task(
+            Announcer(client, config.presence, view, controller_name()).run(remove_at_end=True)
+        )
+        feed(
+            group,
+            client,
+            state,
+            freshness,
+            CONTROLLER if config.octavia is None else CLOUD_CONTROLLER,
+        )
         feed_addresses(group, client, state, freshness)
         group.create_task(gateways.run())
 
@@ -113,7 +129,17 @@ async def run(config: Config, access: Access, *, patience_s: float = PATIENCE_S,
             await catch_up(client, state, CONTROLLER.service)
             fence = elector.assert_leading
             known = gateways.decided
-            await work(config, client, state, view, recorder, known, fence=fence, patience_s=patience_s, start_s=start_s)
+            await work(
+                config,
+                client,
+                state,
+                view,
+                recorder,
+                known,
+                fence=fence,
+                patience_s=patience_s,
+                start_s=start_s,
+            )
 
         group.create_task(elector.lead(term))
 
@@ -130,8 +156,8 @@ async def work(
     patience_s: float,
     start_s: float,
 ) -> None:
-    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows what became of it.
-    `gateways_known`: set once it is known which gateways are alive."""
+    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows
+    what became of it. `gateways_known`: set once it is known which gateways are alive."""
     newest = NewestServices(state)
     writer = ServiceWriter(client, newest, fence=fence)
     events = Reporter[LoadBalancer](
@@ -147,7 +173,9 @@ async def work(
     )
     reports = ServiceReports(newest)
 
-    def report(intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def report(
+        intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
         events(intents, outcomes)
         reports(intents, outcomes)
 
@@ -160,10 +188,19 @@ async def work(
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
-    loop = Loop("services", state, planner, [claim, grants, publish], shared.of("services"), parallel=WRITERS)
+    loop = Loop(
+        "services",
+        state,
+        planner,
+        [claim, grants, publish],
+        shared.of("services"),
+        parallel=WRITERS,
+    )
     view.follow(loop)
     try:
-        with octavia_loop(config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence) as octavia:
+        with octavia_loop(
+            config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
+        ) as octavia:
 
             def undecided(service: Service) -> bool:
                 """Of what a cloud has, nothing is known while it is away."""
@@ -188,7 +225,8 @@ async def work(
                 group.create_task(pools.run())
                 group.create_task(planner.follow_pools())
                 group.create_task(collect(client, config.presence, fence=fence))
-                # Until then it is not known whether conditions that another leader wrote still hold.
+                # Until then it is not known whether conditions that another leader wrote still
+                # hold.
                 await loop.settled.wait()
                 await gateways_known.wait()
                 events.resume(left_warned(state.services.values()))
@@ -199,16 +237,29 @@ async def work(
 
 
 def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
-    """The Warnings of an earlier leader that still held when it ended, read from the conditions of Services."""
+    """The Warnings of an earlier leader that still held when it ended, read from the conditions of
+    Services."""
     for service in services:
         for condition in service.status.conditions:
-            if condition.type in CONDITION_TYPES and condition.status == "False" and condition.reason != PENDING:
-                reason = SYNC_FAILED if condition.reason in (REFUSED, UNAVAILABLE) else condition.reason
-                yield Warned(str(service.key), reason, condition.last_transition_time or "", service.metadata.uid)
+            if (
+                condition.type in CONDITION_TYPES
+                and condition.status == "False"
+                and condition.reason != PENDING
+            ):
+                reason = (
+                    SYNC_FAILED if condition.reason in (REFUSED, UNAVAILABLE) else condition.reason
+                )
+                yield Warned(
+                    str(service.key),
+                    reason,
+                    condition.last_transition_time or "",
+                    service.metadata.uid,
+                )
 
 
 def elector_of(config: Config, client: Client) -> Elector:
-    """A candidate of its own for each process: two on one host must not take each other for themselves."""
+    """A candidate of its own for each process: two on one host must not take each other for
+    themselves."""
     section = config.controller
     return Elector(
         client,

@@ -1,17 +1,19 @@
-"""`fairlead gateway`: takes packets for load-balancer addresses and hands them to nodes that can serve them.
+"""`fairlead gateway`: takes packets for load-balancer addresses and hands them to nodes that can
+serve them.
 
-In: Services with their addresses (from status, where the controller publishes them), EndpointSlices, Nodes, its own probes
-of the nodes. Out: the eBPF data plane of this host (class direct) and a HAProxy (class proxy). Any number of gateways share
-the work without talking to each other: same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last
-tables, and HAProxy by what it was last told; the next start adopts them.
-It may be the balancer of the API server itself, too: that is up before there is any answer of the API, and so the way to the
-API may lead through it.
-Where it has peers they tell each other about what is in transition, so that connections may pass between them then, too.
+In: Services with their addresses (from status, where the controller publishes them),
+EndpointSlices, Nodes, its own probes of the nodes. Out: the eBPF data plane of this host (class
+direct) and a HAProxy (class proxy). Any number of gateways share the work without talking to each
+other: same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last tables,
+and HAProxy by what it was last told; the next start adopts them. It may be the balancer of the API
+server itself, too: that is up before there is any answer of the API, and so the way to the API may
+lead through it. Where it has peers they tell each other about what is in transition, so that
+connections may pass between them then, too.
 
-Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the plan of the second, which
-keeps the data plane equal to it. A start must not take traffic away from nodes only because nothing is known of them yet: it
-waits for the first answers, and where there are too many to ask the API is believed until each has had its turn.
-"""
+Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the
+plan of the second, which keeps the data plane equal to it. A start must not take traffic away from
+nodes only because nothing is known of them yet: it waits for the first answers, and where there are
+too many to ask the API is believed until each has had its turn."""
 
 import asyncio
 import sys
@@ -23,7 +25,15 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import Config
-from fairlead.drivers.direct import DirectDriver, Peers, PeerTLS, ProbeWays, Rules, Sizes, remove_pins
+from fairlead.drivers.direct import (
+    DirectDriver,
+    Peers,
+    PeerTLS,
+    ProbeWays,
+    Rules,
+    Sizes,
+    remove_pins,
+)
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
@@ -59,17 +69,18 @@ PATIENCE_S = 5.0
 """So long something must be wrong before the Service's owner is told."""
 TELL_NODES_S = 1.0
 COALESCE_S = 0.002
-"""A change waits so long for others after the one before. Each costs as much alone as among others; what comes while a pass
-goes on is the next one's anyway."""
+"""A change waits so long for others after the one before. Each costs as much alone as among others;
+what comes while a pass goes on is the next one's anyway."""
 PROBE_AFTER_S = 0.005
-"""Most changes are none of what is to be asked: the loop that probes looks at them after the one that forwards has."""
+"""Most changes are none of what is to be asked: the loop that probes looks at them after the one
+that forwards has."""
 PLAN_SLICE = 50
 """So many Services are planned, in some milliseconds, before others have their turn."""
 SWITCH_S = 0.0005
 """Audits compare in a thread, which leaves the interpreter to a change after so long."""
 FIRST_VERDICTS_S = 0.6
-"""So long after it asked the last of the nodes for the first time a start waits for answers: long enough to find every node
-that is dead."""
+"""So long after it asked the last of the nodes for the first time a start waits for answers: long
+enough to find every node that is dead."""
 ACCESS_S = 1.0
 """So often a kubeconfig is looked for that is not there yet."""
 NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
@@ -77,17 +88,21 @@ NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWE
 
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
-    """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to the API server."""
+    """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to
+    the API server."""
     selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
     if not selectors:
         raise Refused(
-            f"gateway {node_name} has no interface: neither gateway.interfaces nor gateway.interfacesByNode names one for it",
+            f"gateway {node_name} has no interface: neither gateway.interfaces nor "
+            "gateway.interfacesByNode names one for it",
             fix="set gateway.interfaces, or give --interface",
         )
     sys.setswitchinterval(SWITCH_S)
     apiserver = apiserver_balancer(config)
     await apiserver.keep()
-    access = await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
+    access = (
+        await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
+    )
     state = State(SOURCES)
     view = View("gateway", node_name)
     peers = peers_of(config)
@@ -99,14 +114,22 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         drain_s=section.drain_timeout_s,
         old_workers=section.proxy_old_workers,
     )
-    probe_ways = ProbeWays(rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels"))
+    probe_ways = ProbeWays(
+        rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels")
+    )
     try:
         await probe_ways.open()
-        async with Client(access) as client, AsyncExitStack() as shown, asyncio.TaskGroup() as group:
+        async with (
+            Client(access) as client,
+            AsyncExitStack() as shown,
+            asyncio.TaskGroup() as group,
+        ):
             recorder = EventRecorder(client, "fairlead-gateway")
             proxy.switched = partial(tell_switch, recorder)
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
-            command = probing_command(section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_ways.needed)
+            command = probing_command(
+                section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_ways.needed
+            )
             prober = Prober(state.observe, command, probe_ways.have)
             planned = Planned(state, config)
             ahead = Ahead(planned.unconfirmed, prober, direct.foresee)
@@ -130,9 +153,17 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 patience_s=PROBE_AFTER_S,
             )
             forwarding = Loop(
-                "forwarding", state, planned.confirmed, [direct, proxy], report, coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE
+                "forwarding",
+                state,
+                planned.confirmed,
+                [direct, proxy],
+                report,
+                coalesce_s=COALESCE_S,
+                plan_slice=PLAN_SLICE,
             )
-            freshness = Freshness(lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s))
+            freshness = Freshness(
+                lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
+            )
             view.watch(freshness)
             announcer = Announcer(
                 client,
@@ -142,7 +173,8 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
                 interfaces=lambda: [each.name for each in direct.interfaces],
                 warned=report.warned,
             )
-            # What others work at, the API server, the prober and the kernel, goes on at the same time.
+            # What others work at, the API server, the prober and the kernel, goes on at the same
+            # time.
             group.create_task(prober.run())
             group.create_task(probe_ways.follow())
             feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
@@ -154,7 +186,10 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.registry.register(TrafficCollector(lambda: direct.counters))
             view.registry.register(ProxyCollector(proxy.counters))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-            view.traffic = lambda: traffic_of(direct, proxy, peers) | {"api": apiserver.shown(), "probed": probed(state)}
+            view.traffic = lambda: (
+                traffic_of(direct, proxy, peers)
+                | {"api": apiserver.shown(), "probed": probed(state)}
+            )
             view.follow(forwarding)
             listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
             await shown.enter_async_context(serve(view, listen, config.web.metrics_from))
@@ -183,7 +218,8 @@ def apiserver_balancer(config: Config) -> ApiServerBalancer:
 
 
 async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
-    """The way to an API server that may come to be only after us: who is to make a kubeconfig may need the balancer first."""
+    """The way to an API server that may come to be only after us: who is to make a kubeconfig may
+    need the balancer first."""
     told = ""
     while True:
         try:
@@ -213,7 +249,9 @@ def rules_of(config: Config) -> Rules:
     return Rules(config.gateway.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
 
 
-def direct_driver(config: Config, selectors: Sequence[str], state: State, peers: Peers | None) -> DirectDriver:
+def direct_driver(
+    config: Config, selectors: Sequence[str], state: State, peers: Peers | None
+) -> DirectDriver:
     """The driver as it is configured, at the interfaces that these selectors choose."""
     section = config.gateway
     return DirectDriver(
@@ -224,14 +262,16 @@ def direct_driver(config: Config, selectors: Sequence[str], state: State, peers:
         drain_s=section.drain_timeout_s,
         touched=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
-        sizes=Sizes(section.table_memory_mib << 20, section.connection_entries, section.datagram_entries),
+        sizes=Sizes(
+            section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
+        ),
         share=section.namespace_share,
     )
 
 
 async def tell_nodes(state: State, direct: DirectDriver) -> None:
-    """Tell the driver the addresses of all nodes whenever they change: this host may be one of them, and then packets that
-    come from another have been through a gateway."""
+    """Tell the driver the addresses of all nodes whenever they change: this host may be one of
+    them, and then packets that come from another have been through a gateway."""
     told: set[tuple[str, str]] = set()
     await state.whole.wait()
     with state.subscribers.subscription() as dirty:
@@ -247,7 +287,9 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
                     await direct.among(nodes)
                     told = nodes
             except FairleadError as error:
-                log.warning("the cluster's nodes are not known to the data plane yet", error=str(error))
+                log.warning(
+                    "the cluster's nodes are not known to the data plane yet", error=str(error)
+                )
             await dirty.take(TELL_NODES_S)
 
 
@@ -261,7 +303,10 @@ async def clean_up(config: Config) -> None:
     for what in removed:
         log.info("removed", what=what)
     if not removed:
-        log.info("nothing to remove: no data plane of this pin path is here", pin_path=config.gateway.pin_path)
+        log.info(
+            "nothing to remove: no data plane of this pin path is here",
+            pin_path=config.gateway.pin_path,
+        )
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
@@ -269,13 +314,17 @@ def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
     return [note for note in balancer.notes if note.reason in NOTES]
 
 
-def tell_switch(recorder: Recorder, service: ServiceKey, uid: str, before: ProxyHeader, after: ProxyHeader) -> None:
+def tell_switch(
+    recorder: Recorder, service: ServiceKey, uid: str, before: ProxyHeader, after: ProxyHeader
+) -> None:
     """Say what pods meet from now on. It is no failure, and over as soon as it is said."""
     note = switched(before, after)
     recorder.event(service, uid, "Normal", note.reason, note.message)
 
 
-def tell_cut(recorder: Recorder, most: int, service: ServiceKey, uid: str, connections: int) -> None:
+def tell_cut(
+    recorder: Recorder, most: int, service: ServiceKey, uid: str, connections: int
+) -> None:
     """Say what was cut, and by which limit."""
     note = ended(connections, most)
     recorder.event(service, uid, "Warning", note.reason, note.message)
@@ -286,7 +335,9 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
     counters = direct.counters
     return {
         "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
-        "proxied": {str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()},
+        "proxied": {
+            str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()
+        },
         "proxyWorker": proxy.counters.worker._asdict(),
         "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
         "drops": counters.drops(),
@@ -295,7 +346,12 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
         "untold": counters.untold(),
         "resources": {name: filled._asdict() for name, filled in counters.resources().items()},
         "draining": [
-            {"service": str(each.service), "listener": str(each.listener), "node": each.node, "left_s": round(each.left_s, 1)}
+            {
+                "service": str(each.service),
+                "listener": str(each.listener),
+                "node": each.node,
+                "left_s": round(each.left_s, 1),
+            }
             for each in direct.draining()
         ],
         "interfaces": [each._asdict() for each in direct.interfaces],
@@ -305,7 +361,9 @@ def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) ->
 
 def probed(state: State) -> list[dict[str, object]]:
     """The path by which each node is probed, and its last answer, for `fairlead status`."""
-    names = {entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses}
+    names = {
+        entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses
+    }
     return [
         {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
         for address, ways in state.probed().items()
@@ -314,8 +372,8 @@ def probed(state: State) -> list[dict[str, object]]:
 
 
 async def first_verdicts(until_s: float, prober: Prober, state: State) -> None:
-    """Wait until every health port has been asked, but not for long; then the API is believed of the rest. `until_s`: by the
-    event loop's clock."""
+    """Wait until every health port has been asked, but not for long; then the API is believed of
+    the rest. `until_s`: by the event loop's clock."""
     try:
         async with asyncio.timeout_at(until_s):
             await prober.settled()

@@ -1,15 +1,17 @@
-"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete Leases that expired long ago.
+"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete
+Leases that expired long ago.
 
 In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
-Invariants: no time that another process wrote is compared with a clock. A gateway is gone when, for the Lease's duration as
-measured by this process, its Lease has not changed or has not said that the gateway is ready. Only time counts in which this
-process could have observed a renewal: no gateway is declared gone while the API server cannot be reached, and when it is back
-gateways have most of a duration to renew. An answer to another request proves nothing, because the watch may hang at one API
-server while another one answers. Therefore the watch includes the Leases of controllers, and the renewals of this process's own
-Lease show that the watch delivers renewals. A Lease that exists at the start proves nothing: whether its gateway is alive is
-known once the Lease changes, or has not changed for its duration.
-Follows client-go's leader election, which observes Leases in the same way.
-"""
+Invariants: no time that another process wrote is compared with a clock. A gateway is gone when, for
+the Lease's duration as measured by this process, its Lease has not changed or has not said that the
+gateway is ready. Only time counts in which this process could have observed a renewal: no gateway
+is declared gone while the API server cannot be reached, and when it is back gateways have most of a
+duration to renew. An answer to another request proves nothing, because the watch may hang at one
+API server while another one answers. Therefore the watch includes the Leases of controllers, and
+the renewals of this process's own Lease show that the watch delivers renewals. A Lease that exists
+at the start proves nothing: whether its gateway is alive is known once the Lease changes, or has
+not changed for its duration. Follows client-go's leader election, which observes Leases in the same
+way."""
 
 import asyncio
 import time
@@ -25,7 +27,14 @@ from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import COMPONENT_LABEL, LONGEST_REASON, MOST_NAMED, SELECTOR, Presence, presence_of
+from fairlead.kube.presence import (
+    COMPONENT_LABEL,
+    LONGEST_REASON,
+    MOST_NAMED,
+    SELECTOR,
+    Presence,
+    presence_of,
+)
 from fairlead.kube.reflector import Reflector
 from fairlead.model import ServiceKey
 from fairlead.plan.gateways import Gateways
@@ -39,8 +48,9 @@ COLLECT_LOOK_S = 600.0
 
 
 class Observed(msgspec.Struct):
-    """One gateway. `silent_s`: for how long its Lease has not changed while a renewal could be observed. `unready_s`: for how
-    long the gateway has not been ready. `vouched`: whether a renewal was observed."""
+    """One gateway. `silent_s`: for how long its Lease has not changed while a renewal could be
+    observed. `unready_s`: for how long the gateway has not been ready. `vouched`: whether a renewal
+    was observed."""
 
     presence: Presence
     duration_s: float
@@ -54,10 +64,12 @@ class Observed(msgspec.Struct):
 
 
 class Silences:
-    """The gateways, and for how long each has been silent. It has no clock: the caller passes the time to `listen`."""
+    """The gateways, and for how long each has been silent. It has no clock: the caller passes the
+    time to `listen`."""
 
     def __init__(self, most_s: float) -> None:
-        """`most_s`: the maximum that is counted between two calls of `listen`: in a longer time nothing could be observed."""
+        """`most_s`: the maximum that is counted between two calls of `listen`: in a longer time
+        nothing could be observed."""
         self.gateways: dict[ObjectKey, Observed] = {}
         self._most_s = most_s
 
@@ -68,8 +80,11 @@ class Silences:
             presence = presence_of(lease) if lease is not None else None
             if lease is None or presence is None or presence.role != "gateway":
                 continue
-            # A gateway that restarts is not ready for a moment; meanwhile the tables of its predecessor forward.
-            unready_s = 0.0 if presence.ready else before.unready_s if before is not None else float("inf")
+            # A gateway that restarts is not ready for a moment; meanwhile the tables of its
+            # predecessor forward.
+            unready_s = (
+                0.0 if presence.ready else before.unready_s if before is not None else float("inf")
+            )
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
 
@@ -83,22 +98,31 @@ class Silences:
     def decided(self) -> bool:
         """Whether it is known that some gateway is alive, or that none is."""
         alive = (each for each in self.gateways.values() if not each.expired)
-        return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(alive)
+        return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(
+            alive
+        )
 
     def value(self) -> Gateways:
         """The gateways that are alive, and the Services that they cannot serve."""
         alive = [each.presence for each in self.gateways.values() if not each.expired]
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
-            for each in presence.not_served[:MOST_NAMED]:  # what a gateway writes; whoever has its token may write more
-                refusals.setdefault(each.key, {})[presence.name[:LONGEST_REASON]] = each.message[:LONGEST_REASON]
+            for each in presence.not_served[
+                :MOST_NAMED
+            ]:  # what a gateway writes; whoever has its token may write more
+                refusals.setdefault(each.key, {})[presence.name[:LONGEST_REASON]] = each.message[
+                    :LONGEST_REASON
+                ]
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 
 
 class GatewayWatch:
-    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that is known, or cannot become known."""
+    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that is known, or
+    cannot become known."""
 
-    def __init__(self, client: Client, state: State, section: PresenceConfig, freshness: Freshness) -> None:
+    def __init__(
+        self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
+    ) -> None:
         self.decided = asyncio.Event()
         self._state = state
         self._tick_s = section.lease_duration_s / 12
@@ -149,7 +173,8 @@ class GatewayWatch:
         self.decided.set()
 
     def _forbidden(self) -> None:
-        """Without the right to watch the Leases no condition mentions gateways; the reflector has logged why."""
+        """Without the right to watch the Leases no condition mentions gateways; the reflector has
+        logged why."""
         self.decided.set()
 
 
@@ -181,7 +206,9 @@ async def _collect(client: Client, lease: Lease, fence: Callable[[], None]) -> N
     metadata = lease.metadata
     fence()
     try:
-        await client.delete(LEASES, ObjectKey(metadata.namespace, metadata.name), version=metadata.resource_version)
+        await client.delete(
+            LEASES, ObjectKey(metadata.namespace, metadata.name), version=metadata.resource_version
+        )
         log.info("deleted the Lease of an instance that is gone", lease=metadata.name)
     except (NotFound, Conflict):
         pass  # the instance has renewed the Lease meanwhile

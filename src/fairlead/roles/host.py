@@ -16,7 +16,9 @@ LOOK_S = 60.0
 """So often the settings are looked at."""
 
 
-async def watch_host(host: Host, needs: Callable[[], Awaitable[Collection[Need]]], view: View) -> None:
+async def watch_host(
+    host: Host, needs: Callable[[], Awaitable[Collection[Need]]], view: View
+) -> None:
     """Find what does harm, show it, and put it right where that is wanted, until cancelled."""
     view.host = lambda: shown(host.findings)
     while True:

@@ -1,7 +1,7 @@
 """The loop of class `fairlead.io/octavia` within the controller: claim, load balancer, publication.
 
-In: the cluster, the cloud of the configuration. Out: a loop that serves many Services at once, so that a load balancer that
-takes minutes holds up no other, and a cloud that is away no other class.
+In: the cluster, the cloud of the configuration. Out: a loop that serves many Services at once, so
+that a load balancer that takes minutes holds up no other, and a cloud that is away no other class.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ SYSTEM = "kube-system"
 
 
 class OctaviaServices:
-    """Of a cluster's Services those that Octavia has to do with: the source of the loop. Others must not wait for a cloud."""
+    """Of a cluster's Services those that Octavia has to do with: the source of the loop. Others
+    must not wait for a cloud."""
 
     def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
         self.whole: asyncio.Event = state.whole
@@ -57,19 +58,30 @@ class OctaviaServices:
         service = self._state.services.get(key)
         if service is None or self._knows(key):
             return self._knows(key)
-        return claimed_class(service) == OCTAVIA or class_of(service, self._config.default_class) == OCTAVIA
+        return (
+            claimed_class(service) == OCTAVIA
+            or class_of(service, self._config.default_class) == OCTAVIA
+        )
 
 
-def _without_cloud(state: State, config: Config, keys: Iterable[ServiceKey]) -> dict[ServiceKey, LoadBalancer | Refused]:
-    """Those to be let go, which keep their finalizer, as a load balancer may be there still. Others are told by the plan of all
-    classes that there is no cloud."""
+def _without_cloud(
+    state: State, config: Config, keys: Iterable[ServiceKey]
+) -> dict[ServiceKey, LoadBalancer | Refused]:
+    """Those to be let go, which keep their finalizer, as a load balancer may be there still. Others
+    are told by the plan of all classes that there is no cloud."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
         if service is None or class_of(service, config.default_class) == OCTAVIA:
             continue
-        message = f"this Service may still have a load balancer of class {OCTAVIA}, and `octavia` is not in the configuration"
-        fix = "restore it until that is deleted; or delete it yourself, and then this Service's finalizer"
+        message = (
+            f"this Service may still have a load balancer of class {OCTAVIA}, and "
+            "`octavia` is not in the configuration"
+        )
+        fix = (
+            "restore it until that is deleted; or delete it yourself, and then this Service's "
+            "finalizer"
+        )
         planned[key] = Refused(message, fix=fix)
     return planned
 
@@ -91,10 +103,19 @@ def octavia_loop(
         # Without drivers: all that it can do is say so.
         source = OctaviaServices(state, config, lambda _: False)
         with state.subscribers.telling(source):
-            yield Loop("octavia", source, lambda keys: _without_cloud(state, config, keys), (), report, parallel=1)
+            yield Loop(
+                "octavia",
+                source,
+                lambda keys: _without_cloud(state, config, keys),
+                (),
+                report,
+                parallel=1,
+            )
         return
     if not (uid := state.namespace_uid(SYSTEM)):
-        raise Refused(f"there is no namespace {SYSTEM}: nothing says whose load balancers are whose")
+        raise Refused(
+            f"there is no namespace {SYSTEM}: nothing says whose load balancers are whose"
+        )
     cloud = Cloud(config.octavia)
 
     def learnt(keys: Collection[ServiceKey]) -> None:
@@ -121,12 +142,20 @@ def octavia_loop(
             raise Conflict(f"Service {key} is another one now")
         return service.metadata.resource_version
 
-    def located(intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def located(
+        intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
         report({key: driver.located(intent) for key, intent in intents.items()}, outcomes)
 
     claim = ClaimDriver(writer, newest, recorder, serves=served_by_octavia, may_keep=False)
     publish = PublishDriver(
-        writer, newest, recorder, licence, driver.addresses, serves=served_by_octavia, located=driver.located
+        writer,
+        newest,
+        recorder,
+        licence,
+        driver.addresses,
+        serves=served_by_octavia,
+        located=driver.located,
     )
     source = OctaviaServices(state, config, driver.knows)
     view.traffic = lambda: {"octavia": driver.health()}

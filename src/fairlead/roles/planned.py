@@ -1,10 +1,10 @@
 """A gateway's plan, of which the greater part is made once for both of its loops.
 
-In: a State, the Services to look at. Out: their LoadBalancers, on the API's word (`unconfirmed`) or as probes have proved them
-(`confirmed`). What follows from objects alone is kept until the State says that objects have changed which it may depend on:
-an event is planned once, and a verdict costs no more than holding the members against it.
-Invariant: what is given out equals what planning anew would give.
-"""
+In: a State, the Services to look at. Out: their LoadBalancers, on the API's word (`unconfirmed`) or
+as probes have proved them (`confirmed`). What follows from objects alone is kept until the State
+says that objects have changed which it may depend on: an event is planned once, and a verdict costs
+no more than holding the members against it. Invariant: what is given out equals what planning anew
+would give."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -30,17 +30,27 @@ class Planned:
         for key in keys:
             self._told.pop(key, None)
 
-    def unconfirmed(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+    def unconfirmed(
+        self, keys: Collection[ServiceKey]
+    ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """The plan of the loop that probes: who is a member does not depend on what probes show."""
         told = self._known(keys)
-        return {key: each if isinstance(each, Refused) else each.balancer for key, each in told.items()}
+        return {
+            key: each if isinstance(each, Refused) else each.balancer for key, each in told.items()
+        }
 
-    def confirmed(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+    def confirmed(
+        self, keys: Collection[ServiceKey]
+    ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """See `plan_gateway`."""
-        return {key: each if isinstance(each, Refused) else self._confirmed(each) for key, each in self._known(keys).items()}
+        return {
+            key: each if isinstance(each, Refused) else self._confirmed(each)
+            for key, each in self._known(keys).items()
+        }
 
     def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
-        """Connections of class proxy follow the host's routes; forwarded packets may go through tunnels."""
+        """Connections of class proxy follow the host's routes; forwarded packets may go through
+        tunnels."""
         state = self._state
         if told.balancer.class_name == PROXY:
             return confirmed(told, state.routed_verdict_of)

@@ -1,11 +1,12 @@
-"""Show on each AddressPool how it is: counts, conditions, Events; and keep one that is in use from going without a word.
+"""Show on each AddressPool how it is: counts, conditions, Events; and keep one that is in use from
+going without a word.
 
-In: the ledger, told by `changed` that it is another one. Out: the status of AddressPools by server-side apply, written where
-it differs from what is shown; a finalizer, from the first address that is given to the last that comes back.
-Invariants: one write for each thing that changed, at most every `INTERVAL_S`; a pool that fails is tried again, ever more
-rarely, and holds up no other; nothing is written when the fence does not let it. Pools of the configuration file are no
-objects and show nothing.
-"""
+In: the ledger, told by `changed` that it is another one. Out: the status of AddressPools by
+server-side apply, written where it differs from what is shown; a finalizer, from the first address
+that is given to the last that comes back. Invariants: one write for each thing that changed, at
+most every `INTERVAL_S`; a pool that fails is tried again, ever more rarely, and holds up no other;
+nothing is written when the fence does not let it. Pools of the configuration file are no objects
+and show nothing."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,7 +36,8 @@ INTERVAL_S = 0.5
 """Counts are for people: many changes make one write."""
 LAST_RETRY_S = 60.0
 BELIEVED_S = 60.0
-"""So long an answer counts before the watch shows it: a server that was restored may never show it."""
+"""So long an answer counts before the watch shows it: a server that was restored may never show
+it."""
 
 
 class Failing:
@@ -48,7 +50,9 @@ class Failing:
 
     def failed(self, problem: FairleadError) -> bool:
         """Take note of one more failure. Answers whether it is another than the last."""
-        wait_s = self._backoff.next_s(problem.retry_after_s if isinstance(problem, Unavailable) else 0.0)
+        wait_s = self._backoff.next_s(
+            problem.retry_after_s if isinstance(problem, Unavailable) else 0.0
+        )
         self.again_at_s = asyncio.get_running_loop().time() + wait_s
         news, self.kind = type(problem) is not self.kind, type(problem)
         return news
@@ -123,13 +127,20 @@ class PoolReports:
                 self._answers.forget(name)  # it went meanwhile
             except FairleadError as problem:
                 # Of a Conflict nobody needs to hear: the watch will show what it is now.
-                if self._failing.setdefault(name, Failing()).failed(problem) and not isinstance(problem, Conflict):
+                if self._failing.setdefault(name, Failing()).failed(problem) and not isinstance(
+                    problem, Conflict
+                ):
                     told[name] = problem
                 continue
             self._failing.pop(name, None)
         if told:
             first = min(told)
-            log.warning("status of pools not written", pools=len(told), first=first, problem=str(told[first]))
+            log.warning(
+                "status of pools not written",
+                pools=len(told),
+                first=first,
+                problem=str(told[first]),
+            )
 
     def _newest(self, name: str) -> AddressPool | None:
         """None: the watch shows it no more."""
@@ -141,21 +152,34 @@ class PoolReports:
         if body is None:
             return
         self._fence()
-        before = {(each.type, each.status, each.reason, each.message) for each in pool.status.conditions}
+        before = {
+            (each.type, each.status, each.reason, each.message) for each in pool.status.conditions
+        }
         key = ("", pool.metadata.name)
         answer = await self._client.apply(
-            ADDRESS_POOLS, key, {"status": body}, field_manager=FIELD_MANAGER, subresource="status", force=True
+            ADDRESS_POOLS,
+            key,
+            {"status": body},
+            field_manager=FIELD_MANAGER,
+            subresource="status",
+            force=True,
         )
         self._answers.note(pool.metadata.name, answer)
         wrong = [each for each in wanted.conditions if _is_wrong(each)]
         for each in wrong:
             if _words(each) not in before:
-                self._recorder.event_about(ADDRESS_POOLS, pool, "Warning", each.reason, each.message)
+                self._recorder.event_about(
+                    ADDRESS_POOLS, pool, "Warning", each.reason, each.message
+                )
         for shown in pool.status.conditions:
             if _is_wrong(shown) and shown.reason not in {each.reason for each in wrong}:
                 passed = lasted(shown.last_transition_time or "", datetime.now(UTC))
                 self._recorder.event_about(
-                    ADDRESS_POOLS, pool, "Normal", RECOVERED, f"{shown.reason} no longer holds, after {passed}"
+                    ADDRESS_POOLS,
+                    pool,
+                    "Normal",
+                    RECOVERED,
+                    f"{shown.reason} no longer holds, after {passed}",
                 )
 
     async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
@@ -170,16 +194,22 @@ class PoolReports:
             "resourceVersion": pool.metadata.resource_version,
         }
         self._fence()
-        answer = await self._client.patch(ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata})
+        answer = await self._client.patch(
+            ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata}
+        )
         self._answers.note(pool.metadata.name, answer)
 
 
 def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, object] | None:
-    """The status as it should be; None if the pool shows it already. The time of a condition is that of its last turn."""
+    """The status as it should be; None if the pool shows it already. The time of a condition is
+    that of its last turn."""
     shown = pool.status
     before = {each.type: each for each in shown.conditions}
     told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
-    counts = (shown.assigned_ipv4, shown.assigned_ipv6), (shown.available_ipv4, shown.available_ipv6)
+    counts = (
+        (shown.assigned_ipv4, shown.assigned_ipv6),
+        (shown.available_ipv4, shown.available_ipv6),
+    )
     same = counts == (wanted.assigned, wanted.available) and (shown.kept_addresses, shown.kept) == (
         wanted.kept_addresses,
         wanted.kept,

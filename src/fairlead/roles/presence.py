@@ -1,14 +1,14 @@
 """Announce this process in the Kubernetes API by its own Lease, which is renewed every few seconds.
 
-In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal also proves
-to this process that the API server answers (`kube.freshness`).
-Invariants: a failed renewal stops nothing, and is logged once until the problem changes; a Service is listed as not
-served when it is refused, or when it was unavailable at two renewals in a row, because many failures pass by themselves. A
-Service of which everything is served, but with less exact shares for example, is not listed. A new process lists what its
-predecessor listed until it has looked at all Services itself.
-The Lease stays when a gateway or node stops, so that a restart is not visible, and expires when it is not renewed. The Lease of
-a controller is deleted when its process ends, because its successor has another name.
-"""
+In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The
+renewal also proves to this process that the API server answers (`kube.freshness`). Invariants: a
+failed renewal stops nothing, and is logged once until the problem changes; a Service is listed as
+not served when it is refused, or when it was unavailable at two renewals in a row, because many
+failures pass by themselves. A Service of which everything is served, but with less exact shares for
+example, is not listed. A new process lists what its predecessor listed until it has looked at all
+Services itself. The Lease stays when a gateway or node stops, so that a restart is not visible, and
+expires when it is not renewed. The Lease of a controller is deleted when its process ends, because
+its successor has another name."""
 
 import asyncio
 import random
@@ -56,8 +56,8 @@ LOOK_S = 0.5
 
 
 class Announcer:
-    """Announces one instance of a role. `name`: its host; `interfaces`: where packets arrive; `warned`: the Warnings that it
-    has written and that still hold."""
+    """Announces one instance of a role. `name`: its host; `interfaces`: where packets arrive;
+    `warned`: the Warnings that it has written and that still hold."""
 
     def __init__(
         self,
@@ -83,8 +83,14 @@ class Announcer:
         """What the predecessor did not serve, until this process is ready for the first time."""
         self._failing: type[Exception] | None = None
 
-    async def run(self, *, resume: Callable[[Iterable[Warned]], None] | None = None, remove_at_end: bool = False) -> None:
-        """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier process of it left."""
+    async def run(
+        self,
+        *,
+        resume: Callable[[Iterable[Warned]], None] | None = None,
+        remove_at_end: bool = False,
+    ) -> None:
+        """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier
+        process of it left."""
         interval_s = self._section.lease_duration_s / 3
         known = resume is None
         try:
@@ -95,7 +101,8 @@ class Announcer:
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
-                # A change of readiness must not wait for the next renewal, because the conditions of Services depend on it.
+                # A change of readiness must not wait for the next renewal, because the conditions
+                # of Services depend on it.
                 while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
                     await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
         finally:
@@ -103,8 +110,8 @@ class Announcer:
                 await asyncio.shield(remove(self._client, self._key))
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
-        """Read the record that an earlier process of this instance left, and take over its Warnings and what it did not serve;
-        whether the API server answered."""
+        """Read the record that an earlier process of this instance left, and take over its Warnings
+        and what it did not serve; whether the API server answered."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 before = presence_of(await self._client.get(LEASES, self._key))
@@ -126,10 +133,14 @@ class Announcer:
     async def _renew(self) -> bool:
         """Write the Lease. Returns whether the API server answered."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        body = lease_body(self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s)
+        body = lease_body(
+            self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s
+        )
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._client.apply(LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True)
+                await self._client.apply(
+                    LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
+                )
         except (FairleadError, TimeoutError) as problem:
             self._tell(problem)
             return isinstance(problem, RefusedByServer)
@@ -163,42 +174,63 @@ class Announcer:
     def _not_served(self) -> Sequence[NotServed]:
         """By the outcomes, and by those of the renewal before."""
         outcomes = self._view.outcomes
-        unavailable = {key for key, outcome in outcomes.items() if outcome.state == "unavailable" and not outcome.coarse}
+        unavailable = {
+            key
+            for key, outcome in outcomes.items()
+            if outcome.state == "unavailable" and not outcome.coarse
+        }
         refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
         failed = sorted(refused | (unavailable & self._unavailable))
         self._unavailable = unavailable
         reasons = (outcomes[key].message[:LONGEST_REASON] for key in failed[:MOST_LISTED])
-        return [NotServed(str(key), reason) for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)]
+        return [
+            NotServed(str(key), reason)
+            for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)
+        ]
 
     def _tell(self, problem: Exception) -> None:
-        """Log a failure once, until it changes or goes away. Refused credentials are logged by the connection."""
+        """Log a failure once, until it changes or goes away. Refused credentials are logged by the
+        connection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)
         level = log.error if isinstance(problem, Refused) else log.warning
-        level("presence not announced", lease=str(self._key), problem=str(problem) or f"not answered in {ANSWER_S:g} s")
+        level(
+            "presence not announced",
+            lease=str(self._key),
+            problem=str(problem) or f"not answered in {ANSWER_S:g} s",
+        )
 
 
 async def remove(client: Client, key: ObjectKey) -> bool:
-    """Delete the Lease of an instance that has ended. Returns whether there was one. A failure is logged: the Lease then
-    expires, and the controller deletes it."""
+    """Delete the Lease of an instance that has ended. Returns whether there was one. A failure is
+    logged: the Lease then expires, and the controller deletes it."""
     try:
         async with asyncio.timeout(CLEAN_UP_S):
             await client.delete(LEASES, key)
     except NotFound:
         return False
     except (FairleadError, TimeoutError) as problem:
-        log.info("the Lease of this instance was not deleted", lease=str(key), problem=str(problem) or "time-out")
+        log.info(
+            "the Lease of this instance was not deleted",
+            lease=str(key),
+            problem=str(problem) or "time-out",
+        )
         return False
     return True
 
 
-async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: str, name: str) -> None:
-    """Delete the Lease of an instance that is removed from its host. `find`: how to reach the API server."""
+async def withdraw(
+    section: PresenceConfig, find: Callable[[], Access], role: str, name: str
+) -> None:
+    """Delete the Lease of an instance that is removed from its host. `find`: how to reach the API
+    server."""
     try:
         access = find()
     except Refused as problem:
-        log.info("the Lease of this host stays until the controller deletes it", problem=str(problem))
+        log.info(
+            "the Lease of this host stays until the controller deletes it", problem=str(problem)
+        )
         return
     key = ObjectKey(section.namespace, lease_name(role, name))
     async with Client(access) as client:
@@ -207,5 +239,6 @@ async def withdraw(section: PresenceConfig, find: Callable[[], Access], role: st
 
 
 def controller_name() -> str:
-    """A name for this controller process, which is unique, so that two controllers on one host are not taken for one."""
+    """A name for this controller process, which is unique, so that two controllers on one host are
+    not taken for one."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

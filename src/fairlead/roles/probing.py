@@ -1,9 +1,10 @@
-"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT MARK`, started by `drivers/prober`.
+"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT MARK`,
+started by `drivers/prober`.
 
-In: which health ports to ask, on a socket that is its standard input. Out: their verdicts, on the same. It asks thousands of
-times a second; beside the gateway and not in it, no probe waits for a plan and no event for a probe.
-Invariant: it lives no longer than the gateway: when the other end of the socket is closed, however that came about, it ends.
-"""
+In: which health ports to ask, on a socket that is its standard input. Out: their verdicts, on the
+same. It asks thousands of times a second; beside the gateway and not in it, no probe waits for a
+plan and no event for a probe. Invariant: it lives no longer than the gateway: when the other end of
+the socket is closed, however that came about, it ends."""
 
 import asyncio
 import gc
@@ -22,15 +23,25 @@ from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
 
 GIVE_WAY = 5
-"""So much nicer it is than the gateway: where both want the same processor an event goes before probes, which are thousands a
-second, and of which none that is late by our own doing is held against a node."""
+"""So much nicer it is than the gateway: where both want the same processor an event goes before
+probes, which are thousands a second, and of which none that is late by our own doing is held
+against a node."""
 FREEZE_FROM = 1.1
 """By so much more targets make it worth while: a start asks for them in many parts."""
 
 
 def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]:
-    """The command that starts this process; Python loads no modules from the working directory. `mark`: see `Monitor`."""
-    return sys.executable, "-P", "-m", "fairlead.roles.probing", str(interval_s), str(timeout_s), str(mark)
+    """The command that starts this process; Python loads no modules from the working directory.
+    `mark`: see `Monitor`."""
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "fairlead.roles.probing",
+        str(interval_s),
+        str(timeout_s),
+        str(mark),
+    )
 
 
 class Reports:
@@ -44,7 +55,14 @@ class Reports:
         self._due = False
         self.heard = 0
 
-    def observe(self, address: str, port: int, verdict: Verdict | None, services: Collection[ServiceKey], routed: bool) -> None:
+    def observe(
+        self,
+        address: str,
+        port: int,
+        verdict: Verdict | None,
+        services: Collection[ServiceKey],
+        routed: bool,
+    ) -> None:
         """See `monitor`."""
         self._shown.append(Shown(address, port, verdict, tuple(services), routed))
         self.tell()
@@ -75,7 +93,8 @@ async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
             reports.tell()
             if monitor.targets > FREEZE_FROM * frozen:
                 frozen = monitor.targets
-                gc.freeze()  # the collector would look through a hundred thousand targets again and again
+                # the collector would look through a hundred thousand targets again and again
+                gc.freeze()
         running.cancel()
 
 

@@ -1,7 +1,7 @@
 """What all roles share as processes: signals, the feed of objects into the state.
 
-SIGTERM and SIGINT cancel the role's task; its `finally` blocks close what must be closed; the process ends with 0.
-"""
+SIGTERM and SIGINT cancel the role's task; its `finally` blocks close what must be closed; the
+process ends with 0."""
 
 import asyncio
 import gc
@@ -15,7 +15,15 @@ import structlog
 from fairlead.errors import FairleadError
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
-from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVED_SLICES, SERVICES, ObjectKey, Resource
+from fairlead.kube.objects import (
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NODES,
+    SERVED_SLICES,
+    SERVICES,
+    ObjectKey,
+    Resource,
+)
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
@@ -26,17 +34,21 @@ log = structlog.get_logger()
 START_S = 60.0
 """A start that takes longer is none that should be made short."""
 YOUNG_SOON = 2
-"""A collection of young objects comes after more than so many of the youngest. Each object is looked at as often whatever the
-number, but fewer of them at a time: after ten, all else waited for ten milliseconds and more."""
+"""A collection of young objects comes after more than so many of the youngest. Each object is
+looked at as often whatever the number, but fewer of them at a time: after ten, all else waited for
+ten milliseconds and more."""
 FULL_SELDOM = 4000
-"""A collection of all objects comes after so many of young ones, of which there are fifteen in a thousand events."""
+"""A collection of all objects comes after so many of young ones, of which there are fifteen in a
+thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """What a role needs that has nothing to do with endpoints."""
 ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
 """What addresses are given by, beside that."""
 WITHOUT = {
-    ADDRESS_POOLS.plural: "addresses are given from the pools of the configuration only, until it does",
+    ADDRESS_POOLS.plural: (
+        "addresses are given from the pools of the configuration only, until it does"
+    ),
     ADDRESS_GRANTS.plural: "no address is given until it does",
 }
 """What follows where the API server lacks a kind of ours."""
@@ -66,7 +78,8 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
         if not asked:
             raise
     except BaseExceptionGroup as failed:
-        # Of tasks that ran beside each other one failed, and the others were ended for it: that one is to be told.
+        # Of tasks that ran beside each other one failed, and the others were ended for it: that one
+        # is to be told.
         if len(failed.exceptions) == 1 and isinstance(failed.exceptions[0], FairleadError):
             raise failed.exceptions[0] from None
         raise
@@ -81,23 +94,35 @@ def feed(
     *,
     started: asyncio.Event | None = None,
 ) -> None:
-    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets objects through, and register each
-    with
-    `freshness`. `started`: set once the role has everything that it keeps; if absent, that is once the state is complete."""
-    group.create_task(_follow(client, SERVICES, state.update_services, state, freshness, keep.service))
+    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets objects
+    through, and register each with `freshness`. `started`: set once the role has everything that it
+    keeps; if absent, that is once the state is complete."""
+    group.create_task(
+        _follow(client, SERVICES, state.update_services, state, freshness, keep.service)
+    )
     if keep.slice is not None:
         group.create_task(
-            _follow(client, ENDPOINT_SLICES, state.update_slices, state, freshness, keep.slice, label_selector=SERVED_SLICES)
+            _follow(
+                client,
+                ENDPOINT_SLICES,
+                state.update_slices,
+                state,
+                freshness,
+                keep.slice,
+                label_selector=SERVED_SLICES,
+            )
         )
     group.create_task(_follow(client, NODES, state.update_nodes, state, freshness, keep.node))
     group.create_task(spare_the_collector(state, started or state.whole))
 
 
-async def spare_the_collector(state: State, started: asyncio.Event, *, within_s: float = START_S) -> None:
-    """What there is at the start stays: hundreds of thousands of objects that the collector of cycles would look through
-    again and again, a third of a second each time at 10,000 Services. While they come to be it would find nothing.
-    Events put others in their place, and in the end as many: all of those are to be looked through seldom. What dies young is
-    found as soon as ever."""
+async def spare_the_collector(
+    state: State, started: asyncio.Event, *, within_s: float = START_S
+) -> None:
+    """What there is at the start stays: hundreds of thousands of objects that the collector of
+    cycles would look through again and again, a third of a second each time at 10,000 Services.
+    While they come to be it would find nothing. Events put others in their place, and in the end as
+    many: all of those are to be looked through seldom. What dies young is found as soon as ever."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):
@@ -113,19 +138,29 @@ async def spare_the_collector(state: State, started: asyncio.Event, *, within_s:
     gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
 
 
-def feed_addresses(group: asyncio.TaskGroup, client: Client, state: State, freshness: Freshness) -> None:
-    """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not have, yet or any more."""
+def feed_addresses(
+    group: asyncio.TaskGroup, client: Client, state: State, freshness: Freshness
+) -> None:
+    """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not
+    have, yet or any more."""
     group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state, freshness))
     no_pools = partial(_lack, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
     no_grants = partial(_lack, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
-    group.create_task(_follow(client, ADDRESS_POOLS, state.update_pools, state, freshness, on_absent=no_pools))
-    group.create_task(_follow(client, ADDRESS_GRANTS, state.update_grants, state, freshness, on_absent=no_grants))
+    group.create_task(
+        _follow(client, ADDRESS_POOLS, state.update_pools, state, freshness, on_absent=no_pools)
+    )
+    group.create_task(
+        _follow(client, ADDRESS_GRANTS, state.update_grants, state, freshness, on_absent=no_grants)
+    )
 
 
 def _lack(state: State, kind: str, plural: str) -> None:
     """Record, and log once, that the API server does not know one of our kinds."""
     if plural not in state.absent:
-        log.error(f"the API server does not know {kind}: {WITHOUT[plural]}", fix="kubectl apply --server-side -f deploy/crds")
+        log.error(
+            f"the API server does not know {kind}: {WITHOUT[plural]}",
+            fix="kubectl apply --server-side -f deploy/crds",
+        )
     state.lack(plural)
 
 
@@ -140,7 +175,9 @@ async def _follow(
     label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
 ) -> None:
-    reflector = Reflector(client, resource, keep=keep, label_selector=label_selector, on_absent=on_absent)
+    reflector = Reflector(
+        client, resource, keep=keep, label_selector=label_selector, on_absent=on_absent
+    )
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():
         update(changed)

@@ -1,11 +1,11 @@
 """What a role reports about its work: the web view, metrics, and Events for what users should know.
 
-In: the loop's reports. Out: one Event for each news: a failure or a note is written when it begins or changes, not at
-every pass that meets it again. It is written again, into the same Event, before the API server would forget it (after an hour).
-A message of which only a number changed is the same matter (`kube.events.matter_of`): its Event shows the new number. When a
-Warning has not held for a while, a Normal Event says so.
-Across restarts: `warned` is what a process must leave to its successor, and `resume` is called by the successor.
-"""
+In: the loop's reports. Out: one Event for each news: a failure or a note is written when it begins
+or changes, not at every pass that meets it again. It is written again, into the same Event, before
+the API server would forget it (after an hour). A message of which only a number changed is the same
+matter (`kube.events.matter_of`): its Event shows the new number. When a Warning has not held for a
+while, a Normal Event says so. Across restarts: `warned` is what a process must leave to its
+successor, and `resume` is called by the successor."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,10 +22,12 @@ Matter = tuple[str, str]
 """Reason of an Event, and its message without quantities."""
 
 START_S = 60.0
-"""How long pods of a new Service may take to start, including an image pull, before an Event says that it has no endpoint."""
+"""How long pods of a new Service may take to start, including an image pull, before an Event says
+that it has no endpoint."""
 
 REMIND_S = 45 * 60.0
-"""What lasts is said again after this time: `kubectl describe` shows nothing of what the API server has forgotten."""
+"""What lasts is said again after this time: `kubectl describe` shows nothing of what the API server
+has forgotten."""
 SETTLE_S = 10.0
 RECOVERED = "Recovered"
 
@@ -46,14 +48,14 @@ class Telling:
 class Reporter(Generic[IntentT]):
     """The `report` of a role's loop.
 
-    reason: of Events about what this role could not do. removal_reason: the same, about Services for which nothing is wanted
-    any more. who: put before their messages, if not empty. notes: which notes of an intent this role is the one to tell.
-    patience_s: so long a thing that may pass by itself must last before it is said. Much that looks wrong on the way from one
-    state of a cluster to the next is over in a moment, and not worth an Event. A refusal is said at once.
-    start_s: a note that is normal at the start (`Note.at_start`) is not written before the Service has this age.
-    settle_s: for how long a Warning must not hold before `Recovered` is written, so that a problem that comes and goes is not
-    reported as recovered each time.
-    """
+    reason: of Events about what this role could not do. removal_reason: the same, about Services
+    for which nothing is wanted any more. who: put before their messages, if not empty. notes: which
+    notes of an intent this role is the one to tell. patience_s: so long a thing that may pass by
+    itself must last before it is said. Much that looks wrong on the way from one state of a cluster
+    to the next is over in a moment, and not worth an Event. A refusal is said at once. start_s: a
+    note that is normal at the start (`Note.at_start`) is not written before the Service has this
+    age. settle_s: for how long a Warning must not hold before `Recovered` is written, so that a
+    problem that comes and goes is not reported as recovered each time."""
 
     def __init__(
         self,
@@ -83,20 +85,28 @@ class Reporter(Generic[IntentT]):
         self._settle_s = settle_s
         self._said: dict[ServiceKey, dict[Matter, Telling]] = {}
         self._warned: dict[ServiceKey, dict[str, Warned]] = {}
-        """The Warnings that were written and have not been followed by `Recovered`, by the reason of the Event."""
+        """The Warnings that were written and have not been followed by `Recovered`, by the reason
+        of the Event."""
         self._ending: dict[tuple[ServiceKey, str], asyncio.TimerHandle] = {}
 
-    def __call__(self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def __call__(
+        self, intents: Mapping[ServiceKey, IntentT], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
             said = self._said.pop(key, {})
-            still = {(each.reason, matter_of(each.message)): each for each in self._to_say(intents.get(key), outcome)}
+            still = {
+                (each.reason, matter_of(each.message)): each
+                for each in self._to_say(intents.get(key), outcome)
+            }
             for over in said.keys() - still.keys():
                 said.pop(over).timer.cancel()
             patience_s = self._patience_s if outcome.state != "refused" else 0.0
             for matter, note in sorted(still.items()):
                 if (telling := said.get(matter)) is None:
-                    wait_s = max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
+                    wait_s = (
+                        max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
+                    )
                     timer = asyncio.get_running_loop().call_later(wait_s, self._say, key, matter)
                     said[matter] = Telling(note.message, timer)
                 elif telling.message != note.message:
@@ -106,7 +116,11 @@ class Reporter(Generic[IntentT]):
             if said:
                 self._said[key] = said
             if outcome.state != "waiting":  # a Service that waits is between two states
-                self._end(key, {reason for reason, _ in said}, forgotten=key not in intents and outcome.state == "done")
+                self._end(
+                    key,
+                    {reason for reason, _ in said},
+                    forgotten=key not in intents and outcome.state == "done",
+                )
 
     def close(self) -> None:
         """Say nothing more: another process does now."""
@@ -120,14 +134,21 @@ class Reporter(Generic[IntentT]):
         self._ending.clear()
 
     def warned(self) -> list[Warned]:
-        """The Warnings that were written and not yet followed by `Recovered`, the oldest first. Of deleted Services, none."""
+        """The Warnings that were written and not yet followed by `Recovered`, the oldest first. Of
+        deleted Services, none."""
         services = self._state.services if self._state.whole.is_set() else self._warned
-        found = (each for key, warnings in self._warned.items() if key in services for each in warnings.values())
+        found = (
+            each
+            for key, warnings in self._warned.items()
+            if key in services
+            for each in warnings.values()
+        )
         return sorted(found, key=lambda each: (each.since, each.service, each.reason))
 
     def resume(self, warned: Iterable[Warned]) -> None:
-        """Take over the Warnings of a predecessor, and have their Services planned again: the next report on a Service shows
-        which of them no longer hold. The Services need not be known yet."""
+        """Take over the Warnings of a predecessor, and have their Services planned again: the next
+        report on a Service shows which of them no longer hold. The Services need not be known
+        yet."""
         keys = set()
         for each in warned:
             key = ServiceKey.parse(each.service)
@@ -136,14 +157,17 @@ class Reporter(Generic[IntentT]):
         self._state.subscribers.mark(keys)
 
     def _end(self, key: ServiceKey, hold: Collection[str], *, forgotten: bool) -> None:
-        """Only these reasons still hold. `forgotten`: no Event is to be written about this Service any more."""
+        """Only these reasons still hold. `forgotten`: no Event is to be written about this Service
+        any more."""
         for reason in list(self._warned.get(key, ())):
             if forgotten or reason in hold:
                 if (timer := self._ending.pop((key, reason), None)) is not None:
                     timer.cancel()
             elif (key, reason) not in self._ending:
                 loop = asyncio.get_running_loop()
-                self._ending[key, reason] = loop.call_later(self._settle_s, self._say_end, key, reason)
+                self._ending[key, reason] = loop.call_later(
+                    self._settle_s, self._say_end, key, reason
+                )
         if forgotten:
             self._warned.pop(key, None)
 
@@ -155,14 +179,19 @@ class Reporter(Generic[IntentT]):
         service = self._state.services.get(key)
         if service is None or service.metadata.uid != warned.uid:
             return
-        message = f"{self._who}{reason} no longer holds, after {lasted(warned.since, datetime.now(UTC))}"
+        message = (
+            f"{self._who}{reason} no longer holds, after {lasted(warned.since, datetime.now(UTC))}"
+        )
         self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
 
     def _start_left_s(self, key: ServiceKey) -> float:
-        """For how long pods of the Service may still be starting; at most `start_s`, even if other clocks are ahead."""
+        """For how long pods of the Service may still be starting; at most `start_s`, even if other
+        clocks are ahead."""
         service = self._state.services.get(key)
         try:
-            created = datetime.strptime((service and service.metadata.creation_timestamp) or "", STAMP).replace(tzinfo=UTC)
+            created = datetime.strptime(
+                (service and service.metadata.creation_timestamp) or "", STAMP
+            ).replace(tzinfo=UTC)
         except ValueError:
             return 0.0
         return min(self._start_s, self._start_s - (datetime.now(UTC) - created).total_seconds())
@@ -180,7 +209,9 @@ class Reporter(Generic[IntentT]):
     def _say(self, key: ServiceKey, matter: Matter) -> None:
         telling = self._said[key][matter]
         telling.begun = True
-        telling.timer = asyncio.get_running_loop().call_later(self._remind_s, self._say, key, matter)
+        telling.timer = asyncio.get_running_loop().call_later(
+            self._remind_s, self._say, key, matter
+        )
         self._tell(key, matter[0], telling.message)
 
     def _tell(self, key: ServiceKey, reason: str, message: str) -> None:
@@ -188,12 +219,15 @@ class Reporter(Generic[IntentT]):
             uid = service.metadata.uid
             self._recorder.event(key, uid, "Warning", reason, message)
             warnings = self._warned.setdefault(key, {})
-            if reason not in warnings or warnings[reason].uid != uid:  # or else a Service of this name that is gone
+            if (
+                reason not in warnings or warnings[reason].uid != uid
+            ):  # or else a Service of this name that is gone
                 warnings[reason] = Warned(str(key), reason, stamp(datetime.now(UTC)), uid)
 
 
 def lasted(since: str, now: datetime) -> str:
-    """The rounded time since then, because equal texts share one Event. An invalid time counts as a short one."""
+    """The rounded time since then, because equal texts share one Event. An invalid time counts as a
+    short one."""
     try:
         passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
     except ValueError:

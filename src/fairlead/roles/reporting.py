@@ -1,8 +1,7 @@
 """Several loops over the same Services, and one place where it is told what became of each.
 
-In: the reports of loops. Out: the same, but for what says nothing: that a loop has nothing to do with a Service. Of what
-another loop has told that would be the end.
-"""
+In: the reports of loops. Out: the same, but for what says nothing: that a loop has nothing to do
+with a Service. Of what another loop has told that would be the end."""
 
 from collections.abc import Mapping
 
@@ -19,13 +18,25 @@ class SharedReport:
         """Who told the last thing of each Service that is served, or is to be."""
 
     def of(self, loop: str) -> Report[LoadBalancer]:
-        def told(intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
-            kept = {key: outcome for key, outcome in outcomes.items() if self._says_something(loop, key, intents, outcome)}
+        def told(
+            intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+        ) -> None:
+            kept = {
+                key: outcome
+                for key, outcome in outcomes.items()
+                if self._says_something(loop, key, intents, outcome)
+            }
             self._report({key: intent for key, intent in intents.items() if key in kept}, kept)
 
         return told
 
-    def _says_something(self, loop: str, key: ServiceKey, intents: Mapping[ServiceKey, LoadBalancer], outcome: Outcome) -> bool:
+    def _says_something(
+        self,
+        loop: str,
+        key: ServiceKey,
+        intents: Mapping[ServiceKey, LoadBalancer],
+        outcome: Outcome,
+    ) -> bool:
         if key in intents or outcome.state != "done":
             self._teller[key] = loop
             return True

@@ -1,10 +1,10 @@
 """Tell the owner of a Service when nodes send its packets back to the gateways.
 
-In: the numbers of packets that the data plane dropped because they had passed a gateway already, read periodically. Out:
-Events, also when no packets come back any more. A node without a rule for a load-balancer address routes the packet to its
-router, and so to a gateway. This happens for a moment wherever an address is new, so an Event is written only when packets of
-the Service came back at several looks in a row.
-"""
+In: the numbers of packets that the data plane dropped because they had passed a gateway already,
+read periodically. Out: Events, also when no packets come back any more. A node without a rule for a
+load-balancer address routes the packet to its router, and so to a gateway. This happens for a
+moment wherever an address is new, so an Event is written only when packets of the Service came back
+at several looks in a row."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,19 @@ from fairlead.state import State
 PACKETS_RETURNED = "PacketsReturned"
 LOOK_S = 5.0
 PATIENCE = 3
-"""The number of looks in a row, each of which found returned packets, after which the Event is written."""
+"""The number of looks in a row, each of which found returned packets, after which the Event is
+written."""
 SETTLE = 2
-"""The number of looks in a row, each of which found no returned packets, after which `Recovered` is written."""
+"""The number of looks in a row, each of which found no returned packets, after which `Recovered` is
+written."""
 REMIND = 500
-"""The number of looks in a row after which the Event is written again, because the API server forgets it after an hour."""
+"""The number of looks in a row after which the Event is written again, because the API server
+forgets it after an hour."""
 
 
 class Returned:
-    """Counts the looks in a row that found returned packets, or none. `services`, `nodes`: packets returned before the first
-    look."""
+    """Counts the looks in a row that found returned packets, or none. `services`, `nodes`: packets
+    returned before the first look."""
 
     def __init__(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> None:
         self._services = services
@@ -39,21 +42,24 @@ class Returned:
         self._quiet: dict[ServiceKey, int] = {}
         """Of Services whose owners were told."""
 
-    def look(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> tuple[list[ServiceKey], list[str]]:
-        """The Services whose owners are to be told, and the nodes from which packets came back since the last look. `services`,
-        `nodes`: packets returned so far."""
+    def look(
+        self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]
+    ) -> tuple[list[ServiceKey], list[str]]:
+        """The Services whose owners are to be told, and the nodes from which packets came back
+        since the last look. `services`, `nodes`: packets returned so far."""
         growing = [key for key, count in services.items() if count > self._services.get(key, 0)]
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
         told = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
-        self._quiet = {key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()} | dict.fromkeys(
-            told, 0
-        )
+        self._quiet = {
+            key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
+        } | dict.fromkeys(told, 0)
         return told, sorted(returning)
 
     def over(self) -> list[ServiceKey]:
-        """The Services whose owners were told, and from which by the last look no packets come back any more. Each once."""
+        """The Services whose owners were told, and from which by the last look no packets come back
+        any more. Each once."""
         over = [key for key, looks in self._quiet.items() if looks >= SETTLE]
         for key in over:
             del self._quiet[key]
@@ -61,17 +67,26 @@ class Returned:
 
 
 def message(gateway: str, nodes: Sequence[str]) -> str:
-    """The text of the Event. `nodes`: empty where no node can be named, because the Service has none any more."""
+    """The text of the Event. `nodes`: empty where no node can be named, because the Service has
+    none any more."""
     named = listed(nodes) or "nodes"
     return (
-        f"gateway {gateway}: packets that were sent to {named} came back and were dropped: the service proxy there"
-        " does not serve the Service's load-balancer addresses; check the label service.kubernetes.io/service-proxy-name and"
-        f" the service proxy on these nodes (packets of traceroute with a hop limit of {HOPS_LEFT} or less count as well)"
+        f"gateway {gateway}: packets that were sent to {named} came back and were dropped: the "
+        "service proxy there"
+        " does not serve the Service's load-balancer addresses; check the label "
+        "service.kubernetes.io/service-proxy-name and"
+        " the service proxy on these nodes (packets of traceroute with a hop limit of "
+        f"{HOPS_LEFT} or less count as well)"
     )
 
 
 async def watch_returned(
-    counters: Callable[[], Counters], state: State, recorder: Recorder, gateway: str, *, look_s: float = LOOK_S
+    counters: Callable[[], Counters],
+    state: State,
+    recorder: Recorder,
+    gateway: str,
+    *,
+    look_s: float = LOOK_S,
 ) -> None:
     """Look until cancelled, every `look_s` seconds."""
     services, nodes = await asyncio.to_thread(_read, counters())
@@ -86,7 +101,13 @@ async def watch_returned(
         told, returning = returned.look(services, nodes)
         for key in told:
             if (service := state.services.get(key)) is not None:
-                recorder.event(key, service.metadata.uid, "Warning", PACKETS_RETURNED, message(gateway, returning))
+                recorder.event(
+                    key,
+                    service.metadata.uid,
+                    "Warning",
+                    PACKETS_RETURNED,
+                    message(gateway, returning),
+                )
                 since.setdefault(key, stamp(datetime.now(UTC)))
         for key in returned.over():
             passed = lasted(since.pop(key, ""), datetime.now(UTC))
@@ -96,5 +117,7 @@ async def watch_returned(
 
 
 def _read(counters: Counters) -> tuple[dict[ServiceKey, int], dict[str, int]]:
-    services = {key: traffic.drops.get("returned", 0) for key, traffic in counters.services().items()}
+    services = {
+        key: traffic.drops.get("returned", 0) for key, traffic in counters.services().items()
+    }
     return services, {name: traffic.returned for name, traffic in counters.nodes().items()}

@@ -1,9 +1,10 @@
-"""What became of each Service, from the loop that serves them to the loop that writes their conditions.
+"""What became of each Service, from the loop that serves them to the loop that writes their
+conditions.
 
-In: the reports of one loop. Out: Services with their conditions, as the source and the plan of another: that failures of all
-drivers can be shown, and showing them can fail and be tried again without any of them.
-Invariant: a Service is dirty only when its conditions change, not at every report.
-"""
+In: the reports of one loop. Out: Services with their conditions, as the source and the plan of
+another: that failures of all drivers can be shown, and showing them can fail and be tried again
+without any of them. Invariant: a Service is dirty only when its conditions change, not at every
+report."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -17,7 +18,8 @@ from fairlead.state import Subscribers
 
 
 class ServiceReports:
-    """Called as the `report` of a loop; `whole`, `services` and `subscribers` make it the source of another."""
+    """Called as the `report` of a loop; `whole`, `services` and `subscribers` make it the source of
+    another."""
 
     def __init__(self, newest: NewestServices) -> None:
         self.whole = asyncio.Event()
@@ -26,7 +28,9 @@ class ServiceReports:
         self._newest = newest
         self.subscribers = Subscribers()
 
-    def __call__(self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def __call__(
+        self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
         changed = set()
         for key, outcome in outcomes.items():
             known = self.services.get(key)
@@ -43,11 +47,17 @@ class ServiceReports:
         return {key: self.services[key] for key in keys if key in self.services}
 
     def _conditions(
-        self, key: ServiceKey, intent: LoadBalancer | None, outcome: Outcome, known: Conditions | None
+        self,
+        key: ServiceKey,
+        intent: LoadBalancer | None,
+        outcome: Outcome,
+        known: Conditions | None,
     ) -> Conditions | None:
         service = self._newest.of([key]).get(key)
         if service is None or (intent is None and outcome.state != "refused"):
             return None
         if outcome.state == "waiting" and known is not None and known.uid == service.metadata.uid:
             return known  # on its way from one state to the next
-        return Conditions(service.metadata.uid, conditions_of(intent, outcome, still_served(service)))
+        return Conditions(
+            service.metadata.uid, conditions_of(intent, outcome, still_served(service))
+        )

@@ -1,10 +1,10 @@
 """The connections of a web server: a bounded number, each for one request.
 
 In: where to listen, a factory of protocols for connections. Out: connections that are served.
-Invariants: in one step of the event loop a bounded number of connections is accepted, and from each a bounded number of bytes
-is read; at a limit a new connection is still accepted, and the oldest connection of the source with the most connections is
-closed. A flood takes time of the event loop, but can neither block it nor lock other callers out.
-"""
+Invariants: in one step of the event loop a bounded number of connections is accepted, and from each
+a bounded number of bytes is read; at a limit a new connection is still accepted, and the oldest
+connection of the source with the most connections is closed. A flood takes time of the event loop,
+but can neither block it nor lock other callers out."""
 
 import asyncio
 import socket
@@ -51,7 +51,9 @@ class Connections:
 
     async def _begin(self, made: socket.socket, source: str) -> None:
         transport: asyncio.Transport
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, made)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            self._make_protocol, made
+        )
         transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]  # of one read, as asyncio's transports have it
         self._forget_closed()
         self._sources[transport] = source

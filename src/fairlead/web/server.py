@@ -1,15 +1,16 @@
 """/healthz, /readyz, /metrics and /state of one role.
 
-In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process lives, /readyz that its
-first whole pass is done, /metrics is Prometheus text, /state is JSON: each Service with what was planned and what became
-of it, the traffic counters, and the age of each watch. Read-only.
-/readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what /readyz itself says, `current` fails while a
-watch is stale. `current` does not affect /readyz: a gateway that has lost the API server forwards as well as before.
-Both are made in a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its work.
-Callers that come while one is being made share it. Each connection is for one request, and `connections` bounds their number.
-Invariants: /state, which names every node and its address, is for callers on the host itself (or, in a pod, inside the pod),
-whichever address the server listens on; /metrics is for these callers, and for the networks that the configuration names.
-"""
+In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process
+lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON: each
+Service with what was planned and what became of it, the traffic counters, and the age of each
+watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what
+/readyz itself says, `current` fails while a watch is stale. `current` does not affect /readyz: a
+gateway that has lost the API server forwards as well as before. Both are made in a thread, from
+copies: of 10,000 Services they take a second, during which the role goes on with its work. Callers
+that come while one is being made share it. Each connection is for one request, and `connections`
+bounds their number. Invariants: /state, which names every node and its address, is for callers on
+the host itself (or, in a pod, inside the pod), whichever address the server listens on; /metrics is
+for these callers, and for the networks that the configuration names."""
 
 import asyncio
 import ipaddress
@@ -20,7 +21,12 @@ from typing import Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
@@ -61,12 +67,14 @@ class View:
         """The ages of the role's watches; None: it has none."""
         self.registry.register(RoleCollector(self, role))
         self.registry.register(ServicesCollector(self))
-        # CPU seconds, memory, open files, start time, under the names that all clients of Prometheus use.
+        # CPU seconds, memory, open files, start time, under the names that all clients of
+        # Prometheus use.
         ProcessCollector(registry=self.registry)
 
     def follow(self, loop: "Steps | None") -> None:
-        """Show whether this loop is in step; None: there is none to follow, and nothing is known that could be shown. A loop
-        begins with nothing as well: it does not hear of what went while nobody looked."""
+        """Show whether this loop is in step; None: there is none to follow, and nothing is known
+        that could be shown. A loop begins with nothing as well: it does not hear of what went while
+        nobody looked."""
         self._loop = loop
         self.intents.clear()
         self.outcomes.clear()
@@ -84,7 +92,9 @@ class View:
     def drift(self) -> int:
         return self._loop.drift if self._loop is not None else 0
 
-    def record(self, intents: Mapping[ServiceKey, object], outcomes: Mapping[ServiceKey, Outcome]) -> None:
+    def record(
+        self, intents: Mapping[ServiceKey, object], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
         """Take in a report of the loop."""
         for key, outcome in outcomes.items():
             if key in intents:
@@ -106,7 +116,9 @@ class View:
         stale = self.freshness.stale() if self.freshness is not None else {}
         return {
             "synced": "" if self.ready else "not in step with the cluster yet",
-            "current": f"stale: {', '.join(f'{name} {age_s:.0f} s' for name, age_s in stale.items())}" if stale else "",
+            "current": f"stale: {', '.join(f'{name} {age_s:.0f} s' for name, age_s in stale.items())}"
+            if stale
+            else "",
         }
 
     def _knowledge(self) -> dict[str, object]:
@@ -114,9 +126,16 @@ class View:
         if self.freshness is None:
             return {}
         stale = self.freshness.stale()
-        ages = {name: {"age_s": round(age_s, 1), "stale": name in stale} for name, age_s in self.freshness.ages().items()}
+        ages = {
+            name: {"age_s": round(age_s, 1), "stale": name in stale}
+            for name, age_s in self.freshness.ages().items()
+        }
         answer_age_s = round(self.freshness.answer_age_s, 1)
-        return {"current": not stale, "api_server": {"answered_s_ago": answer_age_s}, "watches": ages}
+        return {
+            "current": not stale,
+            "api_server": {"answered_s_ago": answer_age_s},
+            "watches": ages,
+        }
 
     def state(self) -> dict[str, object]:
         """For `/state`."""
@@ -137,8 +156,9 @@ class View:
 
 @asynccontextmanager
 async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> AsyncIterator[None]:
-    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an empty text serves nothing.
-    `metrics_from`: networks from which metrics may be read, in addition to the host itself."""
+    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an
+    empty text serves nothing. `metrics_from`: networks from which metrics may be read, in addition
+    to the host itself."""
     if not listen or listen.endswith(":0"):
         yield
         return
@@ -152,12 +172,15 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
         try:
             await opened.enter_async_context(serving(server, host.strip("[]"), int(port)))
         except (OSError, ValueError) as error:
-            raise Refused(f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration") from error
+            raise Refused(
+                f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration"
+            ) from error
         yield
 
 
 class _Shared:
-    """A value that takes long to compute, and is computed once for all callers that ask meanwhile."""
+    """A value that takes long to compute, and is computed once for all callers that ask
+    meanwhile."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -171,8 +194,8 @@ class _Shared:
 
 @web.middleware
 async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The first request of a connection. Data after it is not read, because each request is held in memory until it is
-    answered."""
+    """The first request of a connection. Data after it is not read, because each request is held in
+    memory until it is answered."""
     if isinstance(request.transport, asyncio.ReadTransport):
         request.transport.pause_reading()
     try:
@@ -197,24 +220,36 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
         wrong = checks["synced"]
         if "verbose" not in request.query:
             return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
-        lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
+        lines = [
+            f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok"
+            for name, problem in checks.items()
+        ]
         lines.append(f"readyz check {'failed' if wrong else 'passed'} (only `synced` counts)")
         return web.Response(status=503 if wrong else 200, text="\n".join(lines) + "\n")
 
     async def check(request: web.Request) -> web.Response:
         checks, name = view.checks(), request.match_info["check"]
         if name not in checks:
-            return web.Response(status=404, text=f"there is no check {name}; there are {', '.join(checks)}\n")
+            return web.Response(
+                status=404, text=f"there is no check {name}; there are {', '.join(checks)}\n"
+            )
         return web.Response(status=503 if checks[name] else 200, text=f"{checks[name] or 'ok'}\n")
 
     async def metrics(request: web.Request) -> web.Response:
         if not is_local(request.remote) and not is_among(request.remote, networks):
-            return web.Response(status=403, text="metrics are only for callers on this host and in web.metricsFrom\n")
-        return web.Response(body=await rendered.get(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            return web.Response(
+                status=403,
+                text="metrics are only for callers on this host and in web.metricsFrom\n",
+            )
+        return web.Response(
+            body=await rendered.get(), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
     async def state(request: web.Request) -> web.Response:
         if not is_local(request.remote):
-            return web.Response(status=403, text="the state is shown to callers on this host only\n")
+            return web.Response(
+                status=403, text="the state is shown to callers on this host only\n"
+            )
         return web.Response(body=await encoded.get(), content_type="application/json")
 
     application = web.Application(middlewares=[_one_request])

@@ -1,5 +1,6 @@
-"""Two stands for tests. A forwarder in the kernel that is attached nowhere: packets go in through BPF_PROG_TEST_RUN, verdicts
-come out. And drivers on real interfaces: scenarios that run in a network namespace of their own."""
+"""Two stands for tests. A forwarder in the kernel that is attached nowhere: packets go in through
+BPF_PROG_TEST_RUN, verdicts come out. And drivers on real interfaces: scenarios that run in a
+network namespace of their own."""
 
 import os
 import struct
@@ -38,11 +39,18 @@ from fairlead.net.transition import Slots, transition
 REDIRECT, DROP, NOT_OURS = 7, 2, 0xFFFFFFFF
 XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = 1, 2, 3, 4
 _SCRATCH, _GSO_SIZE = 48, 176
-"""Where `cb[0]` and `gso_size` are in struct __sk_buff. The program leaves the number of its node there, plus 1."""
+"""Where `cb[0]` and `gso_size` are in struct __sk_buff. The program leaves the number of its node
+there, plus 1."""
 
 OWN_MAC = b"\x02\0\0\0\0\xff"
 VXLAN_PORT = 4789
-FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams", "closing_connections")
+FLOW_TABLES = (
+    "connections",
+    "datagrams",
+    "new_connections",
+    "new_datagrams",
+    "closing_connections",
+)
 FLOWS = 4096
 LISTENERS, NODES = 1024, 256
 SIZES = {
@@ -54,7 +62,8 @@ SIZES = {
     "keepers": 16384,
     "ranges": 16384,
 }
-"""What tests need. Maps of the size that gateways have take longer to make and to read than most tests."""
+"""What tests need. Maps of the size that gateways have take longer to make and to read than most
+tests."""
 ARRAYS, RINGBUF, MMAPABLE = (2, 6), 27, 1 << 10
 """Types and a flag of maps in linux/bpf.h."""
 
@@ -64,7 +73,8 @@ SERVICE = ServiceKey("default", "web")
 
 
 class Answer(NamedTuple):
-    """What became of a packet: the verdict in the terms of tc, the node if it was forwarded, and the bytes."""
+    """What became of a packet: the verdict in the terms of tc, the node if it was forwarded, and
+    the bytes."""
 
     verdict: int
     node: str
@@ -72,10 +82,11 @@ class Answer(NamedTuple):
 
 
 class Forwarder:
-    """The programs on maps of their own. Nodes have an address of each family on the loopback's link, by default.
+    """The programs on maps of their own. Nodes have an address of each family on the loopback's
+    link, by default.
 
-    fast: packets meet the program at XDP first, and the one at tc only where that passes them on; as they do on an interface.
-    """
+    fast: packets meet the program at XDP first, and the one at tc only where that passes them on;
+    as they do on an interface."""
 
     def __init__(self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool) -> None:
         self.maps, self.tc, self.xdp, self.fast = maps, tc, xdp, fast
@@ -88,9 +99,12 @@ class Forwarder:
     def allow_inserts(self, per_s: int) -> None:
         self.set_settings(per_s=per_s)
 
-    def set_settings(self, *, per_s: int = 1_000_000, messages_per_s: int = 1000, flags: int = 0) -> None:
+    def set_settings(
+        self, *, per_s: int = 1_000_000, messages_per_s: int = 1000, flags: int = 0
+    ) -> None:
         self.maps["settings"].update(
-            INDEX.pack(0), SETTINGS.pack(per_s, per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big"))
+            INDEX.pack(0),
+            SETTINGS.pack(per_s, per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big")),
         )
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
@@ -110,13 +124,18 @@ class Forwarder:
         refuses: bool = False,
         restricted: bool = False,
     ) -> Slots:
-        """Make the listener have these weights; by default the nodes with a weight keep their connections."""
+        """Make the listener have these weights; by default the nodes with a weight keep their
+        connections."""
         key = ListenerKey(address, port, protocol)
         installed = self.tables.installed(key)
         keeping = frozenset(weights if keepers is None else keepers)
         shares = tuple(sorted(weights.items()))
-        after = transition(installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source)
-        listener = ListenerSpec(key, by_source, shares, tuple(sorted(keeping)), refuses=refuses, restricted=restricted)
+        after = transition(
+            installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source
+        )
+        listener = ListenerSpec(
+            key, by_source, shares, tuple(sorted(keeping)), refuses=refuses, restricted=restricted
+        )
         self.tables.set_listener(SetListener(SERVICE, "uid", listener, after))
         return after
 
@@ -133,18 +152,24 @@ class Forwarder:
             assert trial.packet == given
             self.passed_on += 1
         trial = self.tc.test_run(
-            given, context=struct.pack("=II", 0, gso_size).rjust(_GSO_SIZE + 4, b"\0") if gso_size else b""
+            given,
+            context=struct.pack("=II", 0, gso_size).rjust(_GSO_SIZE + 4, b"\0")
+            if gso_size
+            else b"",
         )
         (number,) = struct.unpack_from("<I", trial.context, _SCRATCH)
         node = self.tables.nodes.names().get(number - 1, "") if trial.verdict == REDIRECT else ""
         return Answer(trial.verdict, node, trial.packet)
 
     def event(self, number: int) -> int:
-        return sum(int.from_bytes(row, "little") for row in self.maps["events"].per_cpu(INDEX.pack(number)))
+        return sum(
+            int.from_bytes(row, "little") for row in self.maps["events"].per_cpu(INDEX.pack(number))
+        )
 
 
 class Programs(NamedTuple):
-    """The programs, on maps that are theirs. To load them takes the kernel a third of a second, to empty the maps a few ms."""
+    """The programs, on maps that are theirs. To load them takes the kernel a third of a second, to
+    empty the maps a few ms."""
 
     maps: dict[str, Map]
     tc: Program
@@ -153,14 +178,18 @@ class Programs(NamedTuple):
     @classmethod
     def load(cls) -> Self:
         objects = read_object(OBJECT), read_object(OBJECTS / "direct_xdp.o")
-        specs = [spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries)) for spec in objects[0].maps.values()]
+        specs = [
+            spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries))
+            for spec in objects[0].maps.values()
+        ]
         maps = create_maps(specs)
         tc = Program.load(objects[0].programs["direct"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
         xdp = Program.load(objects[1].programs["direct"], maps, program_type=PROGRAM_TYPE_XDP)
         return cls(maps, tc, xdp)
 
     def empty(self) -> None:
-        """Make the maps what new ones are, but for what CPUs keep of listeners that have been: that counts no more."""
+        """Make the maps what new ones are, but for what CPUs keep of listeners that have been: that
+        counts no more."""
         for name, each in self.maps.items():
             if name in ("listener_cache", "generation"):
                 continue
@@ -212,7 +241,15 @@ def to_us() -> Packet:
     return Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
 
 
-def tcp(flags: str = "S", port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64, seq: int = 0) -> Packet:
+def tcp(
+    flags: str = "S",
+    port: int = 40000,
+    *,
+    ipv6: bool = False,
+    client: str = "",
+    hops: int = 64,
+    seq: int = 0,
+) -> Packet:
     """A segment from a client to the listener."""
     if ipv6:
         head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
@@ -288,7 +325,9 @@ def driver(
     )
 
 
-def load_balancer(*members: Member, address: str = "203.0.113.10") -> dict[ServiceKey, LoadBalancer]:
+def load_balancer(
+    *members: Member, address: str = "203.0.113.10"
+) -> dict[ServiceKey, LoadBalancer]:
     listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
     return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
 

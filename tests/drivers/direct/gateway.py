@@ -1,10 +1,9 @@
 """A gateway process for the tests: the driver in a network namespace, told what to do line by line.
 
-Run as `gateway.py NAMESPACE PIN_PATH OPTIONS`, the last an `Options` as JSON. Each line on standard input is a
-LoadBalancer as JSON, which is applied; an empty line is a plain read. Each answer is one line: what the maps hold then, the
-counters and drops. The end of the input closes the driver and leaves everything forwarding; the line `remove` takes everything
-away first.
-"""
+Run as `gateway.py NAMESPACE PIN_PATH OPTIONS`, the last an `Options` as JSON. Each line on standard
+input is a LoadBalancer as JSON, which is applied; an empty line is a plain read. Each answer is one
+line: what the maps hold then, the counters and drops. The end of the input closes the driver and
+leaves everything forwarding; the line `remove` takes everything away first."""
 
 import asyncio
 import sys
@@ -21,8 +20,8 @@ from fairlead.telemetry import configure_logging
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the folder of the programs,
-    `arena_mib` the memory for tables."""
+    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the
+    folder of the programs, `arena_mib` the memory for tables."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
@@ -53,10 +52,17 @@ async def serve(pin_path: Path, options: Options) -> None:
             "interfaces": [tuple(each) for each in driver.interfaces],
             # Without what only a plan can say: it is not in the maps.
             "actual": sorted(
-                (str(key), each.uid, [(one.key, one.slots) for one in each.listeners], each.addresses)
+                (
+                    str(key),
+                    each.uid,
+                    [(one.key, one.slots) for one in each.listeners],
+                    each.addresses,
+                )
                 for key, each in actual.items()
             ),
-            "counters": sorted((str(key), *each[:3]) for key, each in driver.counters.services().items()),
+            "counters": sorted(
+                (str(key), *each[:3]) for key, each in driver.counters.services().items()
+            ),
             "drops": driver.counters.drops(),
         }
         print(msgspec.json.encode(answer).decode(), flush=True)

@@ -1,9 +1,9 @@
 """A site of namespaces for tests with real packets through a real gateway process.
 
-client 198.51.100.7 -- router -- fabric 192.0.2.0/24 -- gateway .10, nodes .21 to .23, each of which DNATs the VIP to its pod.
-The router sends what is for the VIP to the gateway; a node's replies go to the router directly. The gateway's kernel does not
-forward (ip_forward is 0, rp_filter is strict), so that nothing gets through it but by the program. Over IPv6 the same.
-"""
+client 198.51.100.7 -- router -- fabric 192.0.2.0/24 -- gateway .10, nodes .21 to .23, each of which
+DNATs the VIP to its pod. The router sends what is for the VIP to the gateway; a node's replies go
+to the router directly. The gateway's kernel does not forward (ip_forward is 0, rp_filter is
+strict), so that nothing gets through it but by the program. Over IPv6 the same."""
 
 import asyncio
 import os
@@ -51,9 +51,31 @@ def ip(*words: str) -> None:
 
 def connect(host: str, addresses: tuple[str, ...], port: str, *, to_fabric: bool) -> None:
     """A cable from the host to the router: into the bridge, or a link of its own."""
-    ip("link", "add", port, "netns", SITE + "router", "type", "veth", "peer", "name", "eth0", "netns", SITE + host)
+    ip(
+        "link",
+        "add",
+        port,
+        "netns",
+        SITE + "router",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        SITE + host,
+    )
     for address in addresses:
-        ip("-n", SITE + host, "address", "add", address, "dev", "eth0", *(["nodad"] if ":" in address else []))
+        ip(
+            "-n",
+            SITE + host,
+            "address",
+            "add",
+            address,
+            "dev",
+            "eth0",
+            *(["nodad"] if ":" in address else []),
+        )
     ip("-n", SITE + host, "link", "set", "eth0", "up")
     ip("-n", SITE + host, "link", "set", "lo", "up")
     if to_fabric:
@@ -71,8 +93,19 @@ def build_router() -> None:
         ("client", "198.51.100.1/24"),
         ("client", "2001:db8:c::1/64"),
     ):
-        ip("-n", SITE + "router", "address", "add", address, "dev", device, *(["nodad"] if ":" in address else []))
-    namespace.set_sysctls(SITE + "router", {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1})
+        ip(
+            "-n",
+            SITE + "router",
+            "address",
+            "add",
+            address,
+            "dev",
+            device,
+            *(["nodad"] if ":" in address else []),
+        )
+    namespace.set_sysctls(
+        SITE + "router", {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1}
+    )
     ip("-n", SITE + "client", "route", "add", "default", "via", "198.51.100.1")
     ip("-n", SITE + "client", "-6", "route", "add", "default", "via", "2001:db8:c::1")
 
@@ -80,7 +113,9 @@ def build_router() -> None:
 def build_node(node: str) -> None:
     connect(
         node,
-        tuple(f"{node_address(node, f)}/{m}" for f, m in ((socket.AF_INET, 24), (socket.AF_INET6, 64))),
+        tuple(
+            f"{node_address(node, f)}/{m}" for f, m in ((socket.AF_INET, 24), (socket.AF_INET6, 64))
+        ),
         node,
         to_fabric=True,
     )
@@ -88,7 +123,16 @@ def build_node(node: str) -> None:
     ip("-n", SITE + node, "-6", "route", "add", "default", "via", "2001:db8::254")
     for family, length in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
         address = f"{pod_address(node, family)}/{length}"
-        ip("-n", SITE + node, "address", "add", address, "dev", "lo", *(["nodad"] if length == 128 else []))
+        ip(
+            "-n",
+            SITE + node,
+            "address",
+            "add",
+            address,
+            "dev",
+            "lo",
+            *(["nodad"] if length == 128 else []),
+        )
     rules = "\n".join(
         f"{head} daddr {VIP[family]} {protocol} dport 80 dnat {head} to {host}:8080"
         for family, head, host in (
@@ -97,9 +141,16 @@ def build_node(node: str) -> None:
         )
         for protocol in ("tcp", "udp")
     )
-    text = f"table inet flt {{\n chain pre {{ type nat hook prerouting priority dstnat;\n{rules}\n }}\n}}\n"
+    text = (
+        f"table inet flt {{\n chain pre {{ type nat hook prerouting priority "
+        f"dstnat;\n{rules}\n }}\n}}\n"
+    )
     subprocess.run(
-        ["ip", "netns", "exec", SITE + node, "nft", "-f", "-"], input=text, text=True, check=True, timeout=DEADLINE_S
+        ["ip", "netns", "exec", SITE + node, "nft", "-f", "-"],
+        input=text,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
     )
 
 
@@ -131,7 +182,9 @@ class Gateway:
     def __init__(self, options: Options) -> None:
         given = msgspec.json.encode(options).decode()
         command = [sys.executable, str(GATEWAY), SITE + "gateway", str(PINS), given]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     async def tell(self, line: str) -> Any:
         assert self.process.stdin
@@ -145,7 +198,9 @@ class Gateway:
         assert line, "the gateway ended"
         return line
 
-    async def serve(self, weights: dict[str, int], states: dict[str, MemberState] | None = None) -> Any:
+    async def serve(
+        self, weights: dict[str, int], states: dict[str, MemberState] | None = None
+    ) -> Any:
         """Apply: TCP and UDP on port 80 of both addresses."""
         return await self.tell(msgspec.json.encode(load_balancer(weights, states or {})).decode())
 
@@ -180,18 +235,29 @@ def load_balancer(weights: dict[str, int], states: dict[str, MemberState]) -> Lo
             protocol,
             "Local",
             30080,
-            tuple(Member(n, node_address(n, family), w, states.get(n, "active")) for n, w in sorted(weights.items())),
+            tuple(
+                Member(n, node_address(n, family), w, states.get(n, "active"))
+                for n, w in sorted(weights.items())
+            ),
         )
         for family in (socket.AF_INET, socket.AF_INET6)
         for protocol in protocols
     )
-    return LoadBalancer(ServiceKey("default", "web"), "uid-web", "fairlead.io/direct", tuple(VIP.values()), listeners)
+    return LoadBalancer(
+        ServiceKey("default", "web"),
+        "uid-web",
+        "fairlead.io/direct",
+        tuple(VIP.values()),
+        listeners,
+    )
 
 
 def shown_filters() -> str:
     """What tc(8) says of the gateway's ingress."""
     command = ["tc", "-n", SITE + "gateway", "filter", "show", "dev", "eth0", "ingress"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    ).stdout
 
 
 class Datagrams(asyncio.DatagramProtocol):
@@ -209,7 +275,8 @@ class Datagrams(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def pods() -> AsyncIterator[None]:
-    """On each node, for each family: TCP and UDP servers that answer with the node's name and the peer's address."""
+    """On each node, for each family: TCP and UDP servers that answer with the node's name and the
+    peer's address."""
 
     async def answer(node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -228,7 +295,9 @@ async def pods() -> AsyncIterator[None]:
                 stack.callback(server.close)
                 datagram = namespace.make_socket(SITE + node, family, socket.SOCK_DGRAM)
                 datagram.bind((pod_address(node, family), 8080))
-                transport, _ = await loop.create_datagram_endpoint(partial(Datagrams, node), sock=datagram)
+                transport, _ = await loop.create_datagram_endpoint(
+                    partial(Datagrams, node), sock=datagram
+                )
                 stack.callback(transport.close)
         yield
 
@@ -243,7 +312,9 @@ class Conversation:
     async def start(cls, family: int) -> "Conversation":
         made = namespace.make_socket(SITE + "client", family)
         made.setblocking(False)
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(made, (VIP[family], 80)), DEADLINE_S)
+        await asyncio.wait_for(
+            asyncio.get_running_loop().sock_connect(made, (VIP[family], 80)), DEADLINE_S
+        )
         return cls(*await asyncio.open_connection(sock=made))
 
     async def ask(self) -> tuple[str, str]:
@@ -259,5 +330,7 @@ async def ask_by_udp(family: int) -> tuple[str, str]:
         made.setblocking(False)
         await loop.sock_connect(made, (VIP[family], 80))
         await loop.sock_sendall(made, b"who")
-        node, peer = (await asyncio.wait_for(loop.sock_recv(made, 100), DEADLINE_S)).decode().split()
+        node, peer = (
+            (await asyncio.wait_for(loop.sock_recv(made, 100), DEADLINE_S)).decode().split()
+        )
     return node, peer

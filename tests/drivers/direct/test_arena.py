@@ -8,9 +8,21 @@ from fairlead.drivers.direct.arena import GRACE_S, Arena
 from fairlead.errors import Unavailable
 
 
-@given(st.lists(st.one_of(st.tuples(st.just("reserve"), st.integers(1, 20)), st.tuples(st.just("free"), st.integers(0, 99)))))
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("reserve"), st.integers(1, 20)),
+            st.tuples(st.just("free"), st.integers(0, 99)),
+        )
+    )
+)
 def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]]) -> None:
-    arena, used, resting, now = Arena(100), list[tuple[int, int]](), list[tuple[float, int, int]](), 0.0
+    arena, used, resting, now = (
+        Arena(100),
+        list[tuple[int, int]](),
+        list[tuple[float, int, int]](),
+        0.0,
+    )
     for what, number in steps:
         now += 0.3
         if what == "free" and used:
@@ -20,11 +32,15 @@ def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]
         elif what == "reserve":
             resting = [each for each in resting if now - each[0] < GRACE_S]
             busy = {chunk for offset, length in used for chunk in range(offset, offset + length)}
-            busy |= {chunk for _, offset, length in resting for chunk in range(offset, offset + length)}
+            busy |= {
+                chunk for _, offset, length in resting for chunk in range(offset, offset + length)
+            }
             try:
                 offset = arena.reserve(number, now)
             except Unavailable:
-                assert not any(busy.isdisjoint(range(at, at + number)) for at in range(101 - number))
+                assert not any(
+                    busy.isdisjoint(range(at, at + number)) for at in range(101 - number)
+                )
                 continue
             assert offset + number <= 100
             assert busy.isdisjoint(range(offset, offset + number))
@@ -42,7 +58,9 @@ def test_what_rests_goes_on_resting_when_it_is_seen_anew_what_is_free() -> None:
     arena = Arena(10, [(0, 2), (2, 3), (5, 1), (6, 4)])
     arena.give_back(2, 3, 5.0)
     arena.give_back(5, 1, 5.5)
-    anew = Arena(10, [(0, 2), (6, 4), (4, 1)], arena.resting)  # somebody has put a table into the first of them
+    anew = Arena(
+        10, [(0, 2), (6, 4), (4, 1)], arena.resting
+    )  # somebody has put a table into the first of them
     assert anew.resting == ((5.5, 5, 1),)
     assert anew.reserve(2, 5.5) == 2
     with pytest.raises(Unavailable):

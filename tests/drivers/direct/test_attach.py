@@ -51,17 +51,37 @@ OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
     ("wanted", "interface", "driver_of", "mode", "why"),
     [
         ("auto", CARD, Driver("ice", "0000:00:03.0"), "xdp", "it is a network card (ice)"),
-        ("auto", CARD, Driver("virtio_net", "0000:00:03.0"), "tc", "its driver is virtio_net: XDP in it turns"),
+        (
+            "auto",
+            CARD,
+            Driver("virtio_net", "0000:00:03.0"),
+            "tc",
+            "its driver is virtio_net: XDP in it turns",
+        ),
         ("auto", VETH, Driver("veth", ""), "tc", "made by software (veth)"),
-        ("auto", VLAN, Driver("802.1Q VLAN Support", ""), "tc", "it is a VLAN of another interface"),
-        ("auto", Interface(5, "bond0", MAC, 1500, "bond"), Driver("bonding", ""), "tc", "made by software (bonding)"),
+        (
+            "auto",
+            VLAN,
+            Driver("802.1Q VLAN Support", ""),
+            "tc",
+            "it is a VLAN of another interface",
+        ),
+        (
+            "auto",
+            Interface(5, "bond0", MAC, 1500, "bond"),
+            Driver("bonding", ""),
+            "tc",
+            "made by software (bonding)",
+        ),
         ("tc", CARD, Driver("ice", "0000:00:03.0"), "tc", "gateway.attach asks for it"),
         ("xdp-generic", VETH, Driver("veth", ""), "xdp-generic", "gateway.attach asks for it"),
         ("xdp", VETH, Driver("veth", ""), "xdp", "unless the other end has an XDP program"),
         ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "gateway.attach asks for it"),
     ],
 )
-def test_choice(wanted: AttachKind, interface: Interface, driver_of: Driver, mode: str, why: str) -> None:
+def test_choice(
+    wanted: AttachKind, interface: Interface, driver_of: Driver, mode: str, why: str
+) -> None:
     choice = choose(wanted, interface, driver_of)
     assert choice.mode == mode
     assert why in choice.why
@@ -103,17 +123,22 @@ def test_an_interface_that_gets_another_hardware_address(run: Run, following: bo
 
 def in_site(host: str, *words: str) -> str:
     command = ["ip", "netns", "exec", SITE + host, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    ).stdout
 
 
 def prepare_other_end() -> None:
-    """Do what the reason for XDP in a veth's driver warns of. A program without listeners passes everything."""
+    """Do what the reason for XDP in a veth's driver warns of. A program without listeners passes
+    everything."""
     in_site("router", "ethtool", "-K", "gateway", "tx", "off")
     object_file = read_object(OBJECTS / "direct_xdp.o")
 
     async def attach_one() -> None:
         maps = create_maps(list(object_file.maps.values()))
-        with Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP) as program:
+        with Program.load(
+            object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP
+        ) as program:
             await xdp.attach(socket.if_nametoindex("gateway"), program, OTHER_END, mode=xdp.NATIVE)
 
     run_inside(SITE + "router", attach_one)
@@ -143,14 +168,17 @@ async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> Non
                 assert Counter(node for node, _ in tcp + udp).keys() == set(NODES)
             if attach == "tc":
                 break
-            # Without the tc program nothing but XDP forwards; the routes that catch the rest would show.
+            # Without the tc program nothing but XDP forwards; the routes that catch the rest would
+            # show.
             in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
         await gateway.tell("remove")
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
-async def test_a_frame_whose_tag_says_nothing_but_its_priority(site: None, attach: AttachKind) -> None:
+async def test_a_frame_whose_tag_says_nothing_but_its_priority(
+    site: None, attach: AttachKind
+) -> None:
     """VLAN 0 is no VLAN (802.1Q): network cards and switches that tag every frame are there."""
     loop = asyncio.get_running_loop()
     async with pods(), running_gateway(Options(attach)) as gateway:
@@ -162,7 +190,13 @@ async def test_a_frame_whose_tag_says_nothing_but_its_priority(site: None, attac
         for family in FAMILIES:
             kind = IPv6 if family == socket.AF_INET6 else IP
             head = kind(src=CLIENT[family], dst=VIP[family])
-            frame = Ether(dst=mac, src="02:00:00:00:00:99") / Dot1Q(vlan=0, prio=5) / head / UDP(sport=40000, dport=80) / b"who"
+            frame = (
+                Ether(dst=mac, src="02:00:00:00:00:99")
+                / Dot1Q(vlan=0, prio=5)
+                / head
+                / UDP(sport=40000, dport=80)
+                / b"who"
+            )
             with namespace.make_socket(SITE + "client", family, socket.SOCK_DGRAM) as client:
                 client.setblocking(False)
                 client.bind(("", 40000))
@@ -174,7 +208,9 @@ async def test_a_frame_whose_tag_says_nothing_but_its_priority(site: None, attac
 
 
 @pytest.mark.root
-async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwards(site: None) -> None:
+async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwards(
+    site: None,
+) -> None:
     """Nothing but events does it: XDP does not ask the kernel, and the tc program is taken away."""
     async with pods(), running_gateway(Options("xdp-generic")) as gateway:
         await gateway.serve({"node1": 1})
@@ -184,12 +220,16 @@ async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwar
         in_site("node1", "ip", "link", "set", "eth0", "address", "02:00:00:00:77:01")
         for family in FAMILIES:  # as a node does that comes back with another card: it says so
             announce("node1", family)
-        assert [(await asyncio.wait_for(talk.ask(), DEADLINE_S))[0] for talk in talks] == ["node1", "node1"]
+        assert [(await asyncio.wait_for(talk.ask(), DEADLINE_S))[0] for talk in talks] == [
+            "node1",
+            "node1",
+        ]
         await gateway.tell("remove")
 
 
 def announce(node: str, family: int) -> None:
-    """Have the gateway hear of the node's hardware address: the node asks for the gateway's, to send it something."""
+    """Have the gateway hear of the node's hardware address: the node asks for the gateway's, to
+    send it something."""
     in_site(node, "ip", "neigh", "flush", "dev", "eth0")
     with namespace.make_socket(SITE + node, family, socket.SOCK_DGRAM) as made:
         made.sendto(b"", ("192.0.2.10" if family == socket.AF_INET else "2001:db8::10", 9))
@@ -200,19 +240,26 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
     async def scenario() -> None:
         index = socket.if_nametoindex("eth0")
         foreign = create_maps(list(read_object(OBJECTS / "direct_xdp.o").maps.values()))
-        for name, kind in (("direct_tc.o", PROGRAM_TYPE_SCHED_CLS), ("direct_xdp.o", PROGRAM_TYPE_XDP)):
+        for name, kind in (
+            ("direct_tc.o", PROGRAM_TYPE_SCHED_CLS),
+            ("direct_xdp.o", PROGRAM_TYPE_XDP),
+        ):
             read = read_object(OBJECTS / name)
             with Program.load(read.programs["direct"], foreign, program_type=kind) as program:
                 if kind == PROGRAM_TYPE_SCHED_CLS:
                     await tc.attach(index, program.descriptor, name="foreign", priority=7)
                 else:
-                    await xdp.attach(index, program, PINS.with_name(f"{NAME}-foreign"), mode=xdp.GENERIC)
+                    await xdp.attach(
+                        index, program, PINS.with_name(f"{NAME}-foreign"), mode=xdp.GENERIC
+                    )
         before = await xdp.attached(index), await tc.filters("foreign")
         assert before[0]
         try:
             for wanted in ("xdp", "xdp-generic"):
                 made = driver(wanted=wanted)
-                with pytest.raises(Refused, match=r"XDP program direct \(id \d+, generic\) is there already"):
+                with pytest.raises(
+                    Refused, match=r"XDP program direct \(id \d+, generic\) is there already"
+                ):
                     await made.open()
             made = driver()
             await made.open()

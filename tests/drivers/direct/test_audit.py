@@ -1,4 +1,5 @@
-"""Whole reads beside everything else: readers and changes never see the mirror while it is made anew."""
+"""Whole reads beside everything else: readers and changes never see the mirror while it is made
+anew."""
 
 import asyncio
 
@@ -23,7 +24,13 @@ def intent(number: int, weight: int) -> LoadBalancer:
     key = ServiceKey("default", f"s{number}")
     members = (NODE1, Member("node2", "192.0.2.22", weight))
     listeners = (Listener("IPv4", 80, "TCP", "Local", 30080, members),)
-    return LoadBalancer(key, f"uid-{number}", "fairlead.io/direct", (f"198.18.{number >> 8}.{number & 255}",), listeners)
+    return LoadBalancer(
+        key,
+        f"uid-{number}",
+        "fairlead.io/direct",
+        (f"198.18.{number >> 8}.{number & 255}",),
+        listeners,
+    )
 
 
 def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
@@ -102,7 +109,9 @@ def test_what_others_change_is_found_though_changes_come_all_the_time(run: Run) 
             while True:
                 done += 1
                 one = intent(done % (COUNT - 1) + 1, 2 + done % 2)
-                await made.apply(made.diff(made.render({one.service: one}), await made.read([one.service])))
+                await made.apply(
+                    made.diff(made.render({one.service: one}), await made.read([one.service]))
+                )
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(change())
@@ -159,11 +168,19 @@ def test_what_the_data_plane_counts_can_be_scraped(run: Run) -> None:
         assert 'fairlead_flow_entries_limit{table="connections"} 1024.0' in lines
         assert 'fairlead_flow_entries_limit{table="datagrams"} 1024.0' in lines
         used = {"table_memory": 2 * 2048, "listeners": 1, "retained_nodes": 0, "source_ranges": 0}
-        limits = {"table_memory": 1 << 20, "listeners": 32768, "retained_nodes": 1 << 20, "source_ranges": 1 << 20}
+        limits = {
+            "table_memory": 1 << 20,
+            "listeners": 32768,
+            "retained_nodes": 1 << 20,
+            "source_ranges": 1 << 20,
+        }
         for metric, figures in (("used", used), ("limit", limits)):
             values = {line.partition("} ")[0]: line.partition("} ")[2] for line in lines}
             for resource, figure in figures.items():
-                assert float(values[f'fairlead_gateway_resource_{metric}{{resource="{resource}"']) == figure
+                assert (
+                    float(values[f'fairlead_gateway_resource_{metric}{{resource="{resource}"'])
+                    == figure
+                )
         await made.close(remove=True)
 
     run(scenario)

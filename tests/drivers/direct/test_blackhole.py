@@ -1,4 +1,5 @@
-"""Blackhole routes: what is for no listener ends at the gateway; nobody else's packets and routes suffer."""
+"""Blackhole routes: what is for no listener ends at the gateway; nobody else's packets and routes
+suffer."""
 
 import asyncio
 import socket
@@ -19,7 +20,12 @@ from fairlead.net.blackhole import Blackholes, Rule
 
 pytestmark = pytest.mark.root
 
-VIP, VIP6, CLIENT, ROUTER_MAC = "203.0.113.10", "2001:db8:f00::10", "198.51.100.7", "02:00:00:00:00:fe"
+VIP, VIP6, CLIENT, ROUTER_MAC = (
+    "203.0.113.10",
+    "2001:db8:f00::10",
+    "198.51.100.7",
+    "02:00:00:00:00:fe",
+)
 TABLE = 7471100
 SILENCE_S = 0.3
 THIS_HOST = Member("this", "192.0.2.10", 1)
@@ -35,14 +41,24 @@ def kernel() -> tuple[set[str], set[Rule]]:
 
 
 def nft(text: str) -> None:
-    subprocess.run(["ip", "netns", "exec", NAME, "nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+    subprocess.run(
+        ["ip", "netns", "exec", NAME, "nft", "-f", "-"],
+        input=text,
+        text=True,
+        check=True,
+        timeout=20,
+    )
 
 
 def route_back() -> None:
     """A router beside the gateway, which sent the packet and would get it back."""
     ip("neighbour", "replace", "192.0.2.1", "lladdr", ROUTER_MAC, "dev", "eth0")
     ip("route", "replace", "default", "via", "192.0.2.1")
-    subprocess.run(["ip", "netns", "exec", NAME, "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True, timeout=20)
+    subprocess.run(
+        ["ip", "netns", "exec", NAME, "sysctl", "-qw", "net.ipv4.ip_forward=1"],
+        check=True,
+        timeout=20,
+    )
 
 
 def mac_of(device: str) -> str:
@@ -57,7 +73,11 @@ async def answers(port: int) -> list[Packet]:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
         wire.bind(("eth0-end", 0))
         wire.setblocking(False)
-        frame = Ether(src=ROUTER_MAC, dst=mac_of("eth0")) / IP(src=CLIENT, dst=VIP) / TCP(sport=40000, dport=port, flags="S")
+        frame = (
+            Ether(src=ROUTER_MAC, dst=mac_of("eth0"))
+            / IP(src=CLIENT, dst=VIP)
+            / TCP(sport=40000, dport=port, flags="S")
+        )
         wire.send(bytes(frame))
         seen = []
         try:
@@ -110,7 +130,9 @@ def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
             await asyncio.gather(routes.renew(served), routes.give_up(coming))
             assert kernel()[0] == served
             await asyncio.gather(routes.have(coming), routes.renew(served))
-            assert kernel()[0] == served | coming, "those about to have listeners are not taken away"
+            assert kernel()[0] == served | coming, (
+                "those about to have listeners are not taken away"
+            )
             await routes.give_up(coming)
         assert not routes.lacking(served)
         routes.close()
@@ -120,12 +142,26 @@ def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
 
 def six() -> LoadBalancer:
     listeners = (Listener("IPv6", 80, "TCP", "Local", 30080, (Member("node1", "2001:db8::1", 1),)),)
-    return LoadBalancer(ServiceKey("default", "six"), "uid-six", "fairlead.io/direct", (VIP6,), listeners)
+    return LoadBalancer(
+        ServiceKey("default", "six"), "uid-six", "fairlead.io/direct", (VIP6,), listeners
+    )
 
 
 def test_a_route_of_somebody_else_to_the_address_stays_and_counts(run: Run) -> None:
     async def scenario() -> None:
-        ip("route", "add", f"{VIP}/32", "via", "192.0.2.77", "dev", "eth0", "proto", "bird", "metric", "20")
+        ip(
+            "route",
+            "add",
+            f"{VIP}/32",
+            "via",
+            "192.0.2.77",
+            "dev",
+            "eth0",
+            "proto",
+            "bird",
+            "metric",
+            "20",
+        )
         made = driver()
         await made.open()
         await bring(made, load_balancer(NODE1))
@@ -145,7 +181,9 @@ def test_what_is_for_no_listener_does_not_go_back_to_the_router(run: Run) -> Non
     async def scenario() -> None:
         route_back()
         (back,) = await answers(443)
-        assert (back.src, back.dst, back.ttl) == (CLIENT, VIP, 63), "without a route of ours it does"
+        assert (back.src, back.dst, back.ttl) == (CLIENT, VIP, 63), (
+            "without a route of ours it does"
+        )
         made = driver()
         await made.open()
         await bring(made, load_balancer(NODE1))
@@ -165,8 +203,12 @@ def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run:
         route_back()
         made = driver(share=0.1, clock=lambda: time.monotonic() + ahead_s)
         await made.open()
-        ports = tuple(Listener("IPv4", port, "TCP", "Local", 30080, (NODE1,)) for port in range(1, 41))
-        hog = LoadBalancer(ServiceKey("default", "hog"), "uid-hog", "fairlead.io/direct", ("203.0.113.99",), ports)
+        ports = tuple(
+            Listener("IPv4", port, "TCP", "Local", 30080, (NODE1,)) for port in range(1, 41)
+        )
+        hog = LoadBalancer(
+            ServiceKey("default", "hog"), "uid-hog", "fairlead.io/direct", ("203.0.113.99",), ports
+        )
         refused = load_balancer(NODE1)
         for wanted in ({hog.service: hog}, refused, refused):
             told = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
@@ -182,11 +224,16 @@ def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run:
     run(scenario)
 
 
-def test_on_a_node_the_service_proxy_answers_for_callers_outside_and_on_the_node_itself(run: Run) -> None:
+def test_on_a_node_the_service_proxy_answers_for_callers_outside_and_on_the_node_itself(
+    run: Run,
+) -> None:
     async def scenario() -> None:
         route_back()
         nat = "".join(
-            f"chain {hook} {{ type nat hook {hook} priority -100; ip daddr {VIP} tcp dport 80 dnat to 192.0.2.10:8080; }}\n"
+            (
+                f"chain {hook} {{ type nat hook {hook} priority -100; ip daddr {VIP} tcp dport 80 "
+                f"dnat to 192.0.2.10:8080; }}\n"
+            )
             for hook in ("prerouting", "output")
         )
         nft(f"table ip proxy {{\n{nat}}}\n")

@@ -1,4 +1,5 @@
-"""Which node gets a packet: shares, what stays where it was after a change, ICMP errors, affinity, the insert limit."""
+"""Which node gets a packet: shares, what stays where it was after a change, ICMP errors, affinity,
+the insert limit."""
 
 import random
 import struct
@@ -33,7 +34,9 @@ PORTS = range(20000, 20300)
 _SOURCE, _PORT = 14 + 12, 14 + 20
 
 
-def owners(forwarder: Forwarder, flags: str, ports: range = PORTS, *, seq: int = 0) -> dict[int, str]:
+def owners(
+    forwarder: Forwarder, flags: str, ports: range = PORTS, *, seq: int = 0
+) -> dict[int, str]:
     """Which node gets a segment with these flags and this sequence number from each port."""
     return {port: forwarder.run(tcp(flags, port, seq=seq)).node for port in ports}
 
@@ -42,7 +45,9 @@ def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
     weights = {"node1": 3, "node2": 1, "node3": 6}
     slots = array("H", forwarder.serve(weights).current)
     shares = Counter(slots)
-    assert [shares[i] for i in range(3)] == pytest.approx([len(slots) * w / 10 for w in weights.values()], abs=1)
+    assert [shares[i] for i in range(3)] == pytest.approx(
+        [len(slots) * w / 10 for w in weights.values()], abs=1
+    )
     packet, source, seen = bytearray(bytes(tcp("A"))), random.Random(1), Counter[str]()
     total = 100_000
     for _ in range(total):
@@ -51,8 +56,12 @@ def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
         seen[forwarder.run(bytes(packet)).node] += 1
     for node, weight in weights.items():
         share = weight / 10
-        # One slot's worth, and five standard deviations of the draw itself (the draw is the same in every run).
-        assert abs(seen[node] - total * share) < total / len(slots) + 5 * (total * share * (1 - share)) ** 0.5
+        # One slot's worth, and five standard deviations of the draw itself (the draw is the same in
+        # every run).
+        assert (
+            abs(seen[node] - total * share)
+            < total / len(slots) + 5 * (total * share * (1 - share)) ** 0.5
+        )
 
 
 def test_packets_of_one_flow_go_to_one_node(forwarder: Forwarder) -> None:
@@ -94,7 +103,9 @@ def test_connections_of_a_node_that_left_go_to_the_current_one(forwarder: Forwar
     assert "node1" not in owners(forwarder, "A").values()
 
 
-def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(forwarder: Forwarder) -> None:
+def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, {"node1", "node2"})
     opened = owners(forwarder, "S")
@@ -105,12 +116,17 @@ def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(forw
     assert set(owners(forwarder, "S", range(30000, 30100)).values()) == {"node3"}
 
 
-def test_what_an_older_connection_of_the_same_ports_left_does_not_count(forwarder: Forwarder) -> None:
-    """Clients use their ports again: an entry must not outlive the connection that it was made for."""
+def test_what_an_older_connection_of_the_same_ports_left_does_not_count(
+    forwarder: Forwarder,
+) -> None:
+    """Clients use their ports again: an entry must not outlive the connection that it was made
+    for."""
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, {"node1", "node2"})
     assert set(owners(forwarder, "S").values()) == {"node2"}
-    forwarder.serve({"node1": 1})  # nobody may keep a connection but node1: there is nothing to tell apart any more
+    forwarder.serve(
+        {"node1": 1}
+    )  # nobody may keep a connection but node1: there is nothing to tell apart any more
     assert set(owners(forwarder, "S").values()) == {"node1"}
     forwarder.serve({"node1": 1, "node2": 1})
     assert set(owners(forwarder, "A").values()) == {"node1"}
@@ -126,7 +142,9 @@ def test_an_older_entry_does_not_count_either_when_none_can_be_made(forwarder: F
     assert owners(forwarder, "A", seq=1 << 31) == opened
 
 
-def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(forwarder: Forwarder) -> None:
+def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({}, {"node1"})
     assert set(owners(forwarder, "A").values()) == {"node1"}
@@ -148,7 +166,9 @@ def test_toggling_affinity_moves_no_open_connection(forwarder: Forwarder) -> Non
 def test_affinity_sends_a_client_to_one_node_whatever_its_ports(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1, "node3": 1}, by_source=True)
     by_client = {
-        f"198.51.100.{i}": {forwarder.run(tcp("S", port, client=f"198.51.100.{i}")).node for port in (1, 2, 3)}
+        f"198.51.100.{i}": {
+            forwarder.run(tcp("S", port, client=f"198.51.100.{i}")).node for port in (1, 2, 3)
+        }
         for i in range(99)
     }
     assert all(len(nodes) == 1 for nodes in by_client.values())
@@ -165,7 +185,9 @@ def test_datagrams_stay_with_their_node_while_the_slot_knows_it(forwarder: Forwa
     assert nodes() == before
     assert {forwarder.run(udp(port)).node for port in range(30000, 30050)} == {"node3"}
     forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")
-    assert nodes() == {port: "node1" if node == "node1" else "node3" for port, node in before.items()}
+    assert nodes() == {
+        port: "node1" if node == "node1" else "node3" for port, node in before.items()
+    }
 
 
 def errors_about(quoted: Packet, *, ipv6: bool) -> list[Packet]:
@@ -178,7 +200,8 @@ def errors_about(quoted: Packet, *, ipv6: bool) -> list[Packet]:
 
 
 def reply(port: int, *, ipv6: bool, transport: type[Packet]) -> Packet:
-    """The start of a packet from the listener to the client, as an error quotes it: eight bytes of transport header."""
+    """The start of a packet from the listener to the client, as an error quotes it: eight bytes of
+    transport header."""
     head = (
         IPv6(src=VIP6, dst=CLIENT6, nh=6 if transport is TCP else 17)
         if ipv6
@@ -189,13 +212,17 @@ def reply(port: int, *, ipv6: bool, transport: type[Packet]) -> Packet:
 
 @pytest.mark.parametrize("ipv6", [False, True])
 @pytest.mark.parametrize("transport", [TCP, UDP])
-def test_icmp_errors_go_to_the_node_that_has_the_flow(forwarder: Forwarder, ipv6: bool, transport: type[Packet]) -> None:
+def test_icmp_errors_go_to_the_node_that_has_the_flow(
+    forwarder: Forwarder, ipv6: bool, transport: type[Packet]
+) -> None:
     protocol: ListenerProtocol = "TCP" if transport is TCP else "UDP"
     address = VIP6 if ipv6 else VIP4
     forwarder.serve({"node1": 1, "node2": 1}, address=address, protocol=protocol)
 
     def send(port: int) -> str:
-        return forwarder.run(tcp("S", port, ipv6=ipv6) if transport is TCP else udp(port, ipv6=ipv6)).node
+        return forwarder.run(
+            tcp("S", port, ipv6=ipv6) if transport is TCP else udp(port, ipv6=ipv6)
+        ).node
 
     old = {port: send(port) for port in range(20000, 20050)}
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"}, address=address, protocol=protocol)
@@ -210,13 +237,22 @@ def test_icmp_errors_go_to_the_node_that_has_the_flow(forwarder: Forwarder, ipv6
 def test_icmp_errors_that_quote_something_else_are_not_ours(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     quoted_forward = IP(src=CLIENT4, dst=VIP4) / TCP(sport=40000, dport=80)
-    to_another = to_us() / IP(src="198.51.100.1", dst="203.0.113.99") / ICMP(type=3) / reply(40000, ipv6=False, transport=TCP)
-    cut = bytes(errors_about(reply(40000, ipv6=False, transport=TCP), ipv6=False)[0])[: 14 + 20 + 8 + 20 + 2]
+    to_another = (
+        to_us()
+        / IP(src="198.51.100.1", dst="203.0.113.99")
+        / ICMP(type=3)
+        / reply(40000, ipv6=False, transport=TCP)
+    )
+    cut = bytes(errors_about(reply(40000, ipv6=False, transport=TCP), ipv6=False)[0])[
+        : 14 + 20 + 8 + 20 + 2
+    ]
     for packet in (errors_about(quoted_forward, ipv6=False)[0], to_another, cut):
         assert forwarder.run(packet).verdict == NOT_OURS
 
 
-def test_over_the_insert_limit_new_connections_stay_consistent_and_old_ones_are_kept(forwarder: Forwarder) -> None:
+def test_over_the_insert_limit_new_connections_stay_consistent_and_old_ones_are_kept(
+    forwarder: Forwarder,
+) -> None:
     old, flood = range(20000, 20100), range(30000, 31000)
     forwarder.serve({"node1": 1})
     before = owners(forwarder, "S", old)

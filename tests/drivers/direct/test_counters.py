@@ -1,4 +1,5 @@
-"""What is counted: for Services, for nodes, by reason; and that it is the kernel's, so that it outlives a process."""
+"""What is counted: for Services, for nodes, by reason; and that it is the kernel's, so that it
+outlives a process."""
 
 import pytest
 from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
@@ -21,12 +22,16 @@ def counters(forwarder: Forwarder) -> Counters:
 def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, address=VIP6)
-    sizes = [len(forwarder.run(packet).packet) for packet in (tcp("S"), tcp("A"), tcp("S", ipv6=True))]
+    sizes = [
+        len(forwarder.run(packet).packet) for packet in (tcp("S"), tcp("A"), tcp("S", ipv6=True))
+    ]
     forwarder.run(tcp("A", hops=1))
     counted = counters(forwarder)
     assert counted.services() == {SERVICE: ServiceTraffic(3, sum(sizes), 2, {"hop_limit": 1})}
     nodes = counted.nodes()
-    assert nodes["node1"] == NodeTraffic(("l2",), ("192.0.2.1", "2001:db8::1"), 2, sum(sizes[:2]), 1)
+    assert nodes["node1"] == NodeTraffic(
+        ("l2",), ("192.0.2.1", "2001:db8::1"), 2, sum(sizes[:2]), 1
+    )
     assert (nodes["node2"].packets, nodes["node3"].packets) == (1, 0)
     assert {reason: count for reason, count in counted.drops().items() if count} == {"hop_limit": 1}
     forwarder.tables.close()

@@ -25,7 +25,9 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
             return {key: intents[key] for key in keys}
 
-        def report(_: Mapping[ServiceKey, LoadBalancer], told: Mapping[ServiceKey, Outcome]) -> None:
+        def report(
+            _: Mapping[ServiceKey, LoadBalancer], told: Mapping[ServiceKey, Outcome]
+        ) -> None:
             outcomes.extend(told.values())
 
         async def keeping(*nodes: str) -> None:

@@ -20,7 +20,15 @@ from tests.drivers.direct.conftest import (
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import INDEX, LISTENER, REFUSES, SETTINGS, ListenerRecord, Way, unpack_way
+from fairlead.drivers.direct.layout import (
+    INDEX,
+    LISTENER,
+    REFUSES,
+    SETTINGS,
+    ListenerRecord,
+    Way,
+    unpack_way,
+)
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs, tc
@@ -73,7 +81,9 @@ def test_two_instances_share_an_interface(run: Run) -> None:
 def test_a_listener_refuses_as_long_as_its_service_has_no_endpoints(run: Run) -> None:
     async def scenario() -> None:
         (with_endpoints,) = load_balancer(NODE1).values()
-        (listener,) = load_balancer(msgspec.structs.replace(NODE1, weight=0, state="draining"))[WEB].listeners
+        (listener,) = load_balancer(msgspec.structs.replace(NODE1, weight=0, state="draining"))[
+            WEB
+        ].listeners
         listeners = (msgspec.structs.replace(listener, has_endpoints=False),)
         without = {WEB: msgspec.structs.replace(with_endpoints, listeners=listeners)}
         made = driver()
@@ -114,10 +124,16 @@ def test_what_a_process_left_is_taken_away_by_path_alone(run: Run, pinned: bool)
         await bring(first, load_balancer(NODE1))
         await first.close()
         (filter_,) = await tc.filters(f"fairlead:{PINS}")
-        here = [f"program at interface {filter_.interface}", "rule for interface eth0", "blackhole routes (1)"]
+        here = [
+            f"program at interface {filter_.interface}",
+            "rule for interface eth0",
+            "blackhole routes (1)",
+        ]
         if not pinned:
             bpffs.remove(PINS)
-        assert sorted(await remove_pins(PINS)) == sorted([*here, *([f"pins in {PINS}"] if pinned else [])])
+        assert sorted(await remove_pins(PINS)) == sorted(
+            [*here, *([f"pins in {PINS}"] if pinned else [])]
+        )
         assert await remove_pins(PINS) == []
         assert await tc.filters(f"fairlead:{PINS}") == ()
         assert not there(PINS)
@@ -214,7 +230,8 @@ def test_half_made_pins_are_made_anew(run: Run) -> None:
 
 
 def test_a_note_is_there_long_enough_for_the_second_packet_to_come(run: Run) -> None:
-    """Up to four CPUs together fill half of each table of notes in a second, at most, and so the whole within two bursts."""
+    """Up to four CPUs together fill half of each table of notes in a second, at most, and so the
+    whole within two bursts."""
 
     async def scenario() -> None:
         made = driver()
@@ -258,7 +275,8 @@ def numbered() -> set[str]:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, restart: bool) -> None:
-    """All slots were node1's at first, so once node2 drains no slot names it: connections to it exist as entries alone."""
+    """All slots were node1's at first, so once node2 drains no slot names it: connections to it
+    exist as entries alone."""
     node2 = Member("node2", "192.0.2.22", 1)
     draining = Member("node2", "192.0.2.22", 0, "draining")
     now_s = 0.0
@@ -277,13 +295,20 @@ def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, res
             await bring(made, load_balancer(NODE1, draining))
         other = ServiceKey("default", "other")
         listeners = (Listener("IPv4", 80, "TCP", "Local", 30081, (NODE1,)),)
-        another = {other: LoadBalancer(other, "uid-other", "fairlead.io/direct", ("203.0.113.11",), listeners)}
+        another = {
+            other: LoadBalancer(
+                other, "uid-other", "fairlead.io/direct", ("203.0.113.11",), listeners
+            )
+        }
         await bring(made, load_balancer(NODE1, draining) | another)
         now_s += GRACE_S
         await bring(made, load_balancer(NODE1, draining))
         assert numbered() == {"node1", "node2"}
         await bring(made, load_balancer(NODE1))
-        for intents in (load_balancer(NODE1) | another, load_balancer(NODE1)):  # found to be unused, then forgotten
+        for intents in (
+            load_balancer(NODE1) | another,
+            load_balancer(NODE1),
+        ):  # found to be unused, then forgotten
             now_s += GRACE_S
             await bring(made, intents)
         assert numbered() == {"node1"}

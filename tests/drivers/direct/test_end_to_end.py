@@ -1,4 +1,5 @@
-"""Real packets through a real gateway process, between namespaces: shares, and what becomes of open connections."""
+"""Real packets through a real gateway process, between namespaces: shares, and what becomes of open
+connections."""
 
 import socket
 from collections import Counter
@@ -35,7 +36,9 @@ async def test_pods_see_the_client_and_get_their_shares(site: None, family: int)
         answer = await gateway.tell("")
         assert answer["drops"] == dict.fromkeys(DROPS, 0)
         ((_, packets, _, flows),) = answer["counters"]
-        assert flows > 120  # all connections, and most of the datagrams: a socket may get a port again, so a flow that is known
+        assert (
+            flows > 120
+        )  # all connections, and most of the datagrams: a socket may get a port again, so a flow that is known
         assert packets > flows
 
 
@@ -58,7 +61,9 @@ async def test_open_connections_survive_changes_and_the_gateways_death(site: Non
             await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
             assert "node3" in await start_some()
             await check_all()
-            before = await gateway.serve({"node1": 1, "node2": 40, "node3": 1}, {"node3": "draining"})
+            before = await gateway.serve(
+                {"node1": 1, "node2": 40, "node3": 1}, {"node3": "draining"}
+            )
             assert "node3" not in await start_some()
             await check_all()
             gateway.kill()

@@ -1,4 +1,5 @@
-"""Entries of flows: noted with the first packet, kept with the second, safe from floods; source ranges; other gateways."""
+"""Entries of flows: noted with the first packet, kept with the second, safe from floods; source
+ranges; other gateways."""
 
 import struct
 import time
@@ -24,7 +25,15 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import FLOW, HOPS_LEFT, INDEX, LISTENER, ListenerRecord, pack_address, pack_listener_key
+from fairlead.drivers.direct.layout import (
+    FLOW,
+    HOPS_LEFT,
+    INDEX,
+    LISTENER,
+    ListenerRecord,
+    pack_address,
+    pack_listener_key,
+)
 from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.net.ringbuf import RingBuffer
@@ -60,7 +69,9 @@ def held(forwarder: Forwarder, table: str) -> int:
     return len(list(forwarder.maps[table].items()))
 
 
-def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(forwarder: Forwarder) -> None:
+def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(
+    forwarder: Forwarder,
+) -> None:
     in_transition(forwarder)
     assert forwarder.run(tcp("S")).node == "node2"
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
@@ -75,21 +86,36 @@ FAR = 1 << 31
 
 
 def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
-    """Neither one that has an entry nor one from before the change; and whoever really opens it anew is heard."""
+    """Neither one that has an entry nor one from before the change; and whoever really opens it
+    anew is heard."""
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, BOTH)
     opened = [forwarder.run(tcp(flags, 2000)).node for flags in "SA"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert opened == ["node2", "node2"]
-    assert [forwarder.run(tcp("S", port, seq=FAR)).node for port in (1000, 2000)] == ["node3", "node3"]
+    assert [forwarder.run(tcp("S", port, seq=FAR)).node for port in (1000, 2000)] == [
+        "node3",
+        "node3",
+    ]
     for seq in (1, 1 << 16, FAR - 1, FAR + (1 << 17)):
-        assert [forwarder.run(tcp("A", port, seq=seq)).node for port in (1000, 2000)] == ["node1", "node2"]
-    assert [forwarder.run(tcp("A", port, seq=FAR + 1)).node for port in (1000, 2000)] == ["node3", "node3"]
+        assert [forwarder.run(tcp("A", port, seq=seq)).node for port in (1000, 2000)] == [
+            "node1",
+            "node2",
+        ]
+    assert [forwarder.run(tcp("A", port, seq=FAR + 1)).node for port in (1000, 2000)] == [
+        "node3",
+        "node3",
+    ]
     # The older connection's packets are nobody's now, as on a host that has its ports in use anew.
-    assert [forwarder.run(tcp("A", port, seq=1)).node for port in (1000, 2000)] == ["node3", "node3"]
+    assert [forwarder.run(tcp("A", port, seq=1)).node for port in (1000, 2000)] == [
+        "node3",
+        "node3",
+    ]
 
 
-def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(forwarder: Forwarder) -> None:
+def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, BOTH)
     for flags in "SA":
@@ -97,7 +123,10 @@ def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(forwar
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     forwarder.run(tcp("S", seq=FAR))
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, FAR)
-    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+    assert (
+        forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
+        == "node2"
+    )
 
 
 def test_a_connection_that_cannot_be_kept_yet_goes_on_by_its_note(forwarder: Forwarder) -> None:
@@ -106,17 +135,25 @@ def test_a_connection_that_cannot_be_kept_yet_goes_on_by_its_note(forwarder: For
     forwarder.allow_inserts(0)
     for seq in range(8, 1 << 20, 1 << 16):
         assert forwarder.run(tcp("A", seq=seq)).node == "node2"
-    assert forwarder.run(tcp("S", seq=1 << 20)).node == "node2"  # its note speaks for what looks like the same
+    assert (
+        forwarder.run(tcp("S", seq=1 << 20)).node == "node2"
+    )  # its note speaks for what looks like the same
     assert forwarder.run(tcp("S", seq=FAR)).node == "node1"  # another one, which cannot be noted
     assert forwarder.run(tcp("A", seq=FAR + 1)).node == "node1"
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "SCTP"])
-def test_a_node_that_keeps_nothing_any_more_loses_connections_with_entries_too(forwarder: Forwarder, protocol: str) -> None:
+def test_a_node_that_keeps_nothing_any_more_loses_connections_with_entries_too(
+    forwarder: Forwarder, protocol: str
+) -> None:
     in_transition(forwarder, protocol)
 
     def send(number: int, *, opening: bool) -> str:
-        return forwarder.run(tcp("S" if opening else "A", number) if protocol == "TCP" else sctp(number, opening=opening)).node
+        return forwarder.run(
+            tcp("S" if opening else "A", number)
+            if protocol == "TCP"
+            else sctp(number, opening=opening)
+        ).node
 
     assert [send(2000, opening=True), send(2000, opening=False)] == ["node2", "node2"]
     everybody = {"node1", "node2", "node3"}
@@ -130,7 +167,10 @@ def test_icmp_errors_keep_nothing(forwarder: Forwarder) -> None:
     in_transition(forwarder)
     forwarder.run(tcp("S"))
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
-    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+    assert (
+        forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
+        == "node2"
+    )
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
 
 
@@ -141,7 +181,8 @@ def run_all(forwarder: Forwarder, packets: list[bytes]) -> None:
 
 
 def test_connections_that_come_and_go_push_out_none_that_stay(forwarder: Forwarder) -> None:
-    """More than the table has room for, which pushes out what was not used for long, while those that stay say nothing."""
+    """More than the table has room for, which pushes out what was not used for long, while those
+    that stay say nothing."""
     in_transition(forwarder)
     ports = range(20000, 20200)
     assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
@@ -157,13 +198,20 @@ def test_connections_that_come_and_go_push_out_none_that_stay(forwarder: Forward
 
 
 @pytest.mark.parametrize("last", ["FA", "R", "RA"])
-def test_a_connection_stays_where_it_is_when_its_client_ends_it(forwarder: Forwarder, last: str) -> None:
+def test_a_connection_stays_where_it_is_when_its_client_ends_it(
+    forwarder: Forwarder, last: str
+) -> None:
     """Whoever has said the last that he will say may be sent much yet, and acknowledges it."""
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == ["node2"] * 5
+    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == [
+        "node2"
+    ] * 5
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
-    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node == "node2"
+    assert (
+        forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
+        == "node2"
+    )
     forwarder.serve({"node3": 1}, {"node1", "node3"})
     assert forwarder.run(tcp("A")).node == "node1"  # its node keeps nothing any more
 
@@ -175,11 +223,17 @@ def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
     for flags in ("F", "R", "S"):
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)  # where it was before
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (
+        1,
+        0,
+    )  # where it was before
 
 
-def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(forwarder: Forwarder) -> None:
-    """Peers send no sequence numbers, so every packet of such a connection may be one that follows its end."""
+def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(
+    forwarder: Forwarder,
+) -> None:
+    """Peers send no sequence numbers, so every packet of such a connection may be one that follows
+    its end."""
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     ((key, entry),) = forwarder.maps["closing_connections"].items()
@@ -189,11 +243,14 @@ def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_agai
 
 
 def without_sequence(entry: bytes) -> bytes:
-    """The entry of a flow that a gateway has received from a peer (struct flow of bpf/structs.h)."""
+    """The entry of a flow that a gateway has received from a peer (struct flow of
+    bpf/structs.h)."""
     return FLOW.pack(*FLOW.unpack(entry)).ljust(len(entry), b"\0")
 
 
-def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(forwarder: Forwarder) -> None:
+def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(
+    forwarder: Forwarder,
+) -> None:
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
@@ -220,7 +277,9 @@ def test_the_next_connection_of_the_same_ports_is_one_of_its_own(forwarder: Forw
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
-    forwarder.allow_inserts(0)  # it cannot be noted: what follows goes by what is known, and so does it
+    forwarder.allow_inserts(
+        0
+    )  # it cannot be noted: what follows goes by what is known, and so does it
     assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)
     forwarder.serve({"node3": 1}, {"node3"})  # settled: no entry speaks any more
@@ -238,9 +297,13 @@ def test_associations_that_end_make_room(forwarder: Forwarder) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
-def test_a_flood_from_made_up_sources_pushes_out_only_its_like(forwarder: Forwarder, protocol: str) -> None:
+def test_a_flood_from_made_up_sources_pushes_out_only_its_like(
+    forwarder: Forwarder, protocol: str
+) -> None:
     in_transition(forwarder, protocol)
-    kept, noted = ("connections", "new_connections") if protocol == "TCP" else ("datagrams", "new_datagrams")
+    kept, noted = (
+        ("connections", "new_connections") if protocol == "TCP" else ("datagrams", "new_datagrams")
+    )
     ports = range(20000, 20200)
 
     def send(port: int, flags: str) -> str:
@@ -271,8 +334,14 @@ def sctp(port: int, *, opening: bool, ipv6: bool = False) -> Packet:
 def test_associations_are_kept_like_connections(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1}, protocol="SCTP")
     forwarder.serve({"node2": 1}, BOTH, protocol="SCTP")
-    assert [forwarder.run(sctp(1000, opening=False)).node, forwarder.run(sctp(2000, opening=True)).node] == ["node1", "node2"]
-    assert [forwarder.run(sctp(1000, opening=False)).node, forwarder.run(sctp(2000, opening=False)).node] == ["node1", "node2"]
+    assert [
+        forwarder.run(sctp(1000, opening=False)).node,
+        forwarder.run(sctp(2000, opening=True)).node,
+    ] == ["node1", "node2"]
+    assert [
+        forwarder.run(sctp(1000, opening=False)).node,
+        forwarder.run(sctp(2000, opening=False)).node,
+    ] == ["node1", "node2"]
     assert held(forwarder, "connections") == 1
     odd = sctp(3000, opening=False)
     odd[SCTP].tag = 0
@@ -302,14 +371,18 @@ CONTINUING = {
 
 
 @pytest.mark.parametrize("payload", OPENING.values(), ids=OPENING.keys())
-def test_what_may_open_a_quic_connection_goes_to_the_new_node(forwarder: Forwarder, payload: bytes) -> None:
+def test_what_may_open_a_quic_connection_goes_to_the_new_node(
+    forwarder: Forwarder, payload: bytes
+) -> None:
     in_transition(forwarder, "UDP", QUIC_PORT)
     assert forwarder.run(quic(40000, payload)).node == "node2"
     assert forwarder.run(quic(40000, CONTINUING["short header"])).node == "node2"
 
 
 @pytest.mark.parametrize("payload", CONTINUING.values(), ids=CONTINUING.keys())
-def test_quic_connections_from_before_stay_without_an_entry(forwarder: Forwarder, payload: bytes) -> None:
+def test_quic_connections_from_before_stay_without_an_entry(
+    forwarder: Forwarder, payload: bytes
+) -> None:
     """They came by another gateway until now."""
     in_transition(forwarder, "UDP", QUIC_PORT)
     assert [forwarder.run(quic(40000, payload)).node for _ in range(3)] == ["node1"] * 3
@@ -323,16 +396,23 @@ def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> 
     ring = RingBuffer(forwarder.maps["news"])
 
     def told() -> list[tuple[int, int]]:
-        return [(int.from_bytes(record[32:34], "big"), struct.unpack_from("=I", record, 40)[0]) for record in ring.read(100)]
+        return [
+            (int.from_bytes(record[32:34], "big"), struct.unpack_from("=I", record, 40)[0])
+            for record in ring.read(100)
+        ]
 
     in_transition(forwarder)
-    number = next(number for number, name in forwarder.tables.nodes.names().items() if name == "node2")
+    number = next(
+        number for number, name in forwarder.tables.nodes.names().items() if name == "node2"
+    )
     forwarder.run(tcp("S", 1000))
     assert told() == []
     forwarder.run(tcp("A", 1000))
     forwarder.run(tcp("A", 1000))
     assert told() == [(1000, number)]
-    forwarder.serve({"node2": 1}, {"node2"})  # settled: the next connection of these ports needs no entry
+    forwarder.serve(
+        {"node2": 1}, {"node2"}
+    )  # settled: the next connection of these ports needs no entry
     forwarder.run(tcp("S", 1000))
     assert told() == [(1000, NONE)]
     forwarder.set_settings(flags=0)
@@ -352,8 +432,11 @@ def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> N
     assert list(ring.read(100)) == []
 
 
-def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_had_one_node(forwarder: Forwarder) -> None:
-    """Its entry is another gateway's, which did not see the one that lives: it has made its own way by the tables."""
+def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_had_one_node(
+    forwarder: Forwarder,
+) -> None:
+    """Its entry is another gateway's, which did not see the one that lives: it has made its own way
+    by the tables."""
     forwarder.set_settings(flags=TELL)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
@@ -364,7 +447,9 @@ def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_h
     forwarder.maps["datagrams"].update(flow, FLOW.pack(INDEX.pack(numbers["node2"])))
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
     assert list(forwarder.maps["datagrams"].items()) == [(flow, entry)]
-    assert [record[40:44] for record in ring.read(100)] == [INDEX.pack(numbers["node1"])]  # others are told that it was wrong
+    assert [record[40:44] for record in ring.read(100)] == [
+        INDEX.pack(numbers["node1"])
+    ]  # others are told that it was wrong
 
 
 def restrict(forwarder: Forwarder, address: str, set_number: int) -> None:
@@ -390,7 +475,10 @@ def test_source_ranges(forwarder: Forwarder) -> None:
     allow(forwarder, 8, "0.0.0.0", 0)
     assert forwarder.run(tcp()).verdict == DROP  # another's set
     allow(forwarder, 7, "198.51.100.0", 29)
-    inside, outside = ("198.51.100.0", "198.51.100.7"), ("198.51.99.255", "198.51.100.8", "0.0.0.0", "255.255.255.255")
+    inside, outside = (
+        ("198.51.100.0", "198.51.100.7"),
+        ("198.51.99.255", "198.51.100.8", "0.0.0.0", "255.255.255.255"),
+    )
     for flags in ("S", "A"):
         assert {forwarder.run(tcp(flags, client=client)).verdict for client in inside} == {REDIRECT}
         assert {forwarder.run(tcp(flags, client=client)).verdict for client in outside} == {DROP}
@@ -404,7 +492,12 @@ def test_source_ranges_of_ipv6(forwarder: Forwarder) -> None:
     restrict(forwarder, VIP6, 9)
     allow(forwarder, 9, "2001:db8:c::", 125)
     allow(forwarder, 9, "2001:db8:d::1", 128)
-    for client, verdict in (("2001:db8:c::7", REDIRECT), ("2001:db8:c::8", DROP), ("2001:db8:d::1", REDIRECT), ("::1", DROP)):
+    for client, verdict in (
+        ("2001:db8:c::7", REDIRECT),
+        ("2001:db8:c::8", DROP),
+        ("2001:db8:d::1", REDIRECT),
+        ("::1", DROP),
+    ):
         assert forwarder.run(tcp(ipv6=True, client=client)).verdict == verdict
 
 
@@ -425,13 +518,23 @@ def test_errors_about_a_flow_count_as_from_its_client(forwarder: Forwarder) -> N
     restrict(forwarder, VIP4, 7)
     allow(forwarder, 7, CLIENT4, 32)
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
-    assert forwarder.run(to_us() / IP(src="192.88.99.1", dst=VIP4) / ICMP(type=3, code=4) / quoted).node == "node1"
+    assert (
+        forwarder.run(
+            to_us() / IP(src="192.88.99.1", dst=VIP4) / ICMP(type=3, code=4) / quoted
+        ).node
+        == "node1"
+    )
 
 
 def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     quoted = IP(src="203.0.113.99", dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
-    assert forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=3, code=4) / quoted).verdict == NOT_OURS
+    assert (
+        forwarder.run(
+            to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=3, code=4) / quoted
+        ).verdict
+        == NOT_OURS
+    )
 
 
 def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forwarder) -> None:
@@ -447,7 +550,9 @@ def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forw
     assert forwarder.run(frame).verdict == DROP, "a client may send with any hop limit"
 
 
-def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes(forwarder: Forwarder) -> None:
+def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes(
+    forwarder: Forwarder,
+) -> None:
     nodes = {"node1", "node2", "node3"}
     ports, later = range(20000, 20100), range(30000, 30100)
     forwarder.serve({"node1": 1}, nodes, protocol="UDP")
@@ -472,7 +577,8 @@ def tick() -> int:
 
 
 def silent_for(forwarder: Forwarder, ticks: int) -> None:
-    """Make the entries of all open UDP flows as old as if their clients had been silent for so long."""
+    """Make the entries of all open UDP flows as old as if their clients had been silent for so
+    long."""
     for key, entry in list(forwarder.maps["datagrams"].items()):
         node, _ = struct.unpack("=II", entry)
         forwarder.maps["datagrams"].update(key, struct.pack("=II", node, tick() - ticks))
@@ -483,7 +589,8 @@ def seen(forwarder: Forwarder) -> set[int]:
 
 
 def test_a_flow_of_datagrams_that_was_silent_for_long_is_a_new_one(forwarder: Forwarder) -> None:
-    """A client that comes back with the ports of an old flow must not be led to a node that drains."""
+    """A client that comes back with the ports of an old flow must not be led to a node that
+    drains."""
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
     forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
@@ -506,7 +613,9 @@ def test_a_quic_connection_that_was_silent_for_long_goes_on(forwarder: Forwarder
     assert forwarder.run(quic(40000, short)).node == "node1"
 
 
-def test_an_entry_that_a_peer_has_told_of_counts_until_the_client_is_seen(forwarder: Forwarder) -> None:
+def test_an_entry_that_a_peer_has_told_of_counts_until_the_client_is_seen(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
     forwarder.serve({"node2": 1}, BOTH, protocol="UDP")

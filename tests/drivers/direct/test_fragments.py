@@ -8,7 +8,18 @@ import pytest
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, PadN
 from scapy.packet import Packet, Raw
-from tests.drivers.direct.conftest import CLIENT4, CLIENT6, DROP, NOT_OURS, REDIRECT, VIP4, VIP6, Forwarder, to_us, udp
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    CLIENT6,
+    DROP,
+    NOT_OURS,
+    REDIRECT,
+    VIP4,
+    VIP6,
+    Forwarder,
+    to_us,
+    udp,
+)
 
 from fairlead.drivers.direct.layout import DROPS, HERE, HOPS_LEFT, Way, pack_address
 
@@ -42,7 +53,15 @@ def fragments(port: int, number: int, *, ipv6: bool = False, hops: int = 64) -> 
         ]
     return [
         to_us()
-        / IP(src=CLIENT4, dst=VIP4, proto=17, id=number, ttl=hops, frag=at // 8, flags="MF" if at + PART < len(whole) else "")
+        / IP(
+            src=CLIENT4,
+            dst=VIP4,
+            proto=17,
+            id=number,
+            ttl=hops,
+            frag=at // 8,
+            flags="MF" if at + PART < len(whole) else "",
+        )
         / Raw(part)
         for at, part in parts
     ]
@@ -70,7 +89,9 @@ def test_all_parts_reach_the_node_of_the_first(serving: Forwarder, ipv6: bool) -
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_many_packets_at_once_in_any_order_after_their_first_parts(serving: Forwarder, ipv6: bool) -> None:
+def test_many_packets_at_once_in_any_order_after_their_first_parts(
+    serving: Forwarder, ipv6: bool
+) -> None:
     packets = {port: fragments(port, port, ipv6=ipv6) for port in range(20000, 20100)}
     owners = {port: serving.run(parts[0]).node for port, parts in packets.items()}
     rest = [(port, part) for port, parts in packets.items() for part in parts[1:]]
@@ -79,7 +100,9 @@ def test_many_packets_at_once_in_any_order_after_their_first_parts(serving: Forw
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_a_later_part_without_a_first_is_dropped_and_counted(serving: Forwarder, ipv6: bool) -> None:
+def test_a_later_part_without_a_first_is_dropped_and_counted(
+    serving: Forwarder, ipv6: bool
+) -> None:
     first, second, third, _ = fragments(20000, 5, ipv6=ipv6)
     assert serving.run(second).verdict == DROP
     assert serving.event(FRAGMENT) == 1
@@ -113,14 +136,18 @@ def test_parts_of_another_sender_or_protocol_are_told_apart(serving: Forwarder) 
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_parts_spend_a_hop_like_any_packet(serving: Forwarder, ipv6: bool) -> None:
     serving.run(fragments(20000, 5, ipv6=ipv6)[0])
-    assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=1)] == [DROP] * 4
+    assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=1)] == [
+        DROP
+    ] * 4
     assert serving.event(HOP_LIMIT) == 4
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_parts_pass_a_gateway_once_like_any_packet(serving: Forwarder, ipv6: bool) -> None:
     serving.run(fragments(20000, 5, ipv6=ipv6)[0])
-    assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=HOPS_LEFT)] == [DROP] * 4
+    assert [
+        serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=HOPS_LEFT)
+    ] == [DROP] * 4
     assert serving.event(DROPS.index("returned")) == 4
 
 
@@ -137,7 +164,11 @@ def one_piece() -> Iterator[Packet]:
     segment = TCP(sport=20000, dport=80, flags="A")
     yield to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=44) / atomic / segment
     yield (
-        to_us() / IPv6(src=CLIENT6, dst=VIP6) / IPv6ExtHdrHopByHop(nh=44, options=[PadN(optdata=b"\0" * 4)]) / atomic / segment
+        to_us()
+        / IPv6(src=CLIENT6, dst=VIP6)
+        / IPv6ExtHdrHopByHop(nh=44, options=[PadN(optdata=b"\0" * 4)])
+        / atomic
+        / segment
     )
 
 
@@ -149,7 +180,9 @@ def test_a_fragment_that_is_whole_is_like_any_packet(serving: Forwarder) -> None
 
 
 def test_a_first_part_too_short_for_flags_goes_where_the_connection_is(serving: Forwarder) -> None:
-    owner = serving.run(to_us() / IP(src=CLIENT4, dst=VIP4) / TCP(sport=20000, dport=80, flags="A")).node
+    owner = serving.run(
+        to_us() / IP(src=CLIENT4, dst=VIP4) / TCP(sport=20000, dport=80, flags="A")
+    ).node
     whole = bytes(TCP(sport=20000, dport=80, flags="A"))
     tiny = to_us() / IP(src=CLIENT4, dst=VIP4, proto=6, id=5, flags="MF") / Raw(whole[:8])
     rest = to_us() / IP(src=CLIENT4, dst=VIP4, proto=6, id=5, frag=1) / Raw(whole[8:])

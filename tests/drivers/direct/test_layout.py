@@ -50,20 +50,43 @@ def test_offsets(name: str, packed: struct.Struct) -> None:
 def test_constants() -> None:
     assert TYPES.struct_size("chunk") == layout.CHUNK_BYTES
     events = TYPES.enumerators("event")
-    assert tuple(name.lower() for name, value in events.items() if value < events["DROPS"]) == layout.DROPS
+    assert (
+        tuple(name.lower() for name, value in events.items() if value < events["DROPS"])
+        == layout.DROPS
+    )
     assert layout.TRAFFIC.size == TYPES.struct_size("traffic")
-    assert {name: getattr(layout, name) for name in TYPES.enumerators("kind")} == TYPES.enumerators("kind")
+    assert {name: getattr(layout, name) for name in TYPES.enumerators("kind")} == TYPES.enumerators(
+        "kind"
+    )
 
 
-@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535), st.sampled_from(["TCP", "UDP", "SCTP"]))
-def test_keys_of_listeners_come_back(address: object, port: int, protocol: ListenerProtocol) -> None:
+@given(
+    st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)),
+    st.integers(1, 65535),
+    st.sampled_from(["TCP", "UDP", "SCTP"]),
+)
+def test_keys_of_listeners_come_back(
+    address: object, port: int, protocol: ListenerProtocol
+) -> None:
     key = ListenerKey(canonical(str(address)), port, protocol)
     assert layout.unpack_listener_key(layout.pack_listener_key(key)) == key
 
 
 def test_records_come_back() -> None:
-    link = Way(layout.LINK, 4, "192.0.2.1", mac=b"\x02\0\0\0\0\1", own_mac=b"\x02\0\0\0\0\2", mtu=1500, tag=7)
-    for way in (Way(), link, Way(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471)):
+    link = Way(
+        layout.LINK,
+        4,
+        "192.0.2.1",
+        mac=b"\x02\0\0\0\0\1",
+        own_mac=b"\x02\0\0\0\0\2",
+        mtu=1500,
+        tag=7,
+    )
+    for way in (
+        Way(),
+        link,
+        Way(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471),
+    ):
         assert layout.unpack_way(layout.pack_way(way)) == way
     owner = ServiceKey("n" * 63, "s" * 63), "01234567-89ab-cdef-0123-456789abcdef"
     assert layout.unpack_owner(layout.pack_owner(*owner)) == owner

@@ -29,7 +29,9 @@ def on_one_cpu() -> Iterator[None]:
 def kept(forwarder: Forwarder) -> list[bytes]:
     """The records that some CPU keeps of the listener, whether they still count or not."""
     size = LISTENER_KEY.size + 8
-    values = (forwarder.maps["listener_cache"].per_cpu(INDEX.pack(number)) for number in range(4096))
+    values = (
+        forwarder.maps["listener_cache"].per_cpu(INDEX.pack(number)) for number in range(4096)
+    )
     return [value[size:] for each in values for value in each if value[: LISTENER_KEY.size] == KEY]
 
 
@@ -43,7 +45,9 @@ def test_a_listener_is_kept_and_what_is_kept_is_what_counts(forwarder: Forwarder
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
     assert record(forwarder) in kept(forwarder)
-    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))  # the process ends before it has told
+    forwarder.maps["listeners"].update(
+        KEY, LISTENER.pack(*[0] * 7)
+    )  # the process ends before it has told
     assert forwarder.run(tcp("A")).node == "node1"
 
 
@@ -67,10 +71,15 @@ def test_a_listener_that_is_gone_is_not_kept(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     before = forwarder.run(tcp("A"))
     assert before.node == "node1"
-    listeners = Listeners(forwarder.maps)  # which makes every CPU look again, so a packet goes through before the removal
+    listeners = Listeners(
+        forwarder.maps
+    )  # which makes every CPU look again, so a packet goes through before the removal
     assert forwarder.run(tcp("A")).node == "node1"
     listeners.remove(KEY)
-    assert forwarder.run(tcp("A")).verdict not in (before.verdict, DROP)  # no listener has it: it goes on to the kernel
+    assert forwarder.run(tcp("A")).verdict not in (
+        before.verdict,
+        DROP,
+    )  # no listener has it: it goes on to the kernel
 
 
 def test_listeners_that_share_a_place_keep_their_own(forwarder: Forwarder) -> None:
@@ -82,10 +91,14 @@ def test_listeners_that_share_a_place_keep_their_own(forwarder: Forwarder) -> No
     for port, packet in zip(ports, packets, strict=True):
         packet[TCP].dport = port
     for _ in range(2):
-        assert [forwarder.run(packet).node for packet in packets] == [f"node{port % 3 + 1}" for port in ports]
+        assert [forwarder.run(packet).node for packet in packets] == [
+            f"node{port % 3 + 1}" for port in ports
+        ]
 
 
-def test_where_programs_of_one_cpu_interrupt_each_other_nothing_is_kept(forwarder: Forwarder) -> None:
+def test_where_programs_of_one_cpu_interrupt_each_other_nothing_is_kept(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     generation = forwarder.maps["generation"].lookup(INDEX.pack(0))
     assert generation
@@ -95,5 +108,6 @@ def test_where_programs_of_one_cpu_interrupt_each_other_nothing_is_kept(forwarde
         forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
         assert forwarder.run(tcp("A")).verdict == DROP
     finally:
-        # No kernel turns into another. Numbers that have been are not to come again: the maps serve other tests.
+        # No kernel turns into another. Numbers that have been are not to come again: the maps serve
+        # other tests.
         forwarder.maps["generation"].update(INDEX.pack(0), generation)

@@ -1,4 +1,5 @@
-"""What the maps take in the kernel, as docs/gateway.md says: measured on maps of the size that gateways have by default."""
+"""What the maps take in the kernel, as docs/gateway.md says: measured on maps of the size that
+gateways have by default."""
 
 import re
 from math import ceil
@@ -14,7 +15,12 @@ from fairlead.net.elf import MapSpec, read_object
 
 pytestmark = pytest.mark.root
 
-MEMORY = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text().partition("\n## Memory\n")[2].partition("\n## ")[0]
+MEMORY = (
+    (Path(__file__).parents[3] / "docs" / "gateway.md")
+    .read_text()
+    .partition("\n## Memory\n")[2]
+    .partition("\n## ")[0]
+)
 PER_CPU = (5, 6, 10, 21)
 """Types of maps that have each value once for each CPU (linux/bpf.h)."""
 MIB = 1 << 20
@@ -33,13 +39,19 @@ def for_each_cpu(spec: MapSpec) -> int:
 
 def locked(descriptor: int) -> int:
     """The bytes that the kernel accounts for a map."""
-    fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines())
+    fields = dict(
+        line.split(":\t")
+        for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    )
     return int(fields["memlock"])
 
 
 def test_the_maps_take_what_the_document_says() -> None:
     sizes = Sizes().entries()
-    specs = [spec._replace(max_entries=sizes.get(spec.name, spec.max_entries)) for spec in read_object(OBJECT).maps.values()]
+    specs = [
+        spec._replace(max_entries=sizes.get(spec.name, spec.max_entries))
+        for spec in read_object(OBJECT).maps.values()
+    ]
     maps = create_maps(specs)
     taken = sum(locked(each.descriptor) for each in maps.values())
     arena = locked(maps["arena"].descriptor)
@@ -56,7 +68,9 @@ def test_the_maps_take_what_the_document_says() -> None:
 def test_the_chart_requests_what_the_document_says_and_has_no_figures_of_its_own() -> None:
     text = (CHART / "values.yaml").read_text()
     gateway = yaml.safe_load(text)["gateway"]
-    needed = documented(r"take (\d+) MiB on two CPUs") + documented(r"The process takes some (\d+) MiB")
+    needed = documented(r"take (\d+) MiB on two CPUs") + documented(
+        r"The process takes some (\d+) MiB"
+    )
     assert int(gateway["resources"]["requests"]["memory"].removesuffix("Mi")) >= needed
     comments = [line for line in text.splitlines() if line.lstrip().startswith("#")]
     assert not [line for line in comments if re.search(r"\d+(\.\d+)? [MG]iB", line)]

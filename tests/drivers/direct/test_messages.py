@@ -1,4 +1,5 @@
-"""Messages of the gateway's own, byte by byte: echo replies, and what senders of packets too big are told."""
+"""Messages of the gateway's own, byte by byte: echo replies, and what senders of packets too big
+are told."""
 
 import os
 from collections.abc import Iterator
@@ -6,10 +7,28 @@ from contextlib import contextmanager
 
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
-from scapy.layers.inet6 import ICMPv6EchoReply, ICMPv6EchoRequest, ICMPv6PacketTooBig, ICMPv6TimeExceeded, IPv6
+from scapy.layers.inet6 import (
+    ICMPv6EchoReply,
+    ICMPv6EchoRequest,
+    ICMPv6PacketTooBig,
+    ICMPv6TimeExceeded,
+    IPv6,
+)
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
-from tests.drivers.direct.conftest import CLIENT4, CLIENT6, DROP, NOT_OURS, REDIRECT, VIP4, VIP6, Forwarder, tcp, to_us, udp
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    CLIENT6,
+    DROP,
+    NOT_OURS,
+    REDIRECT,
+    VIP4,
+    VIP6,
+    Forwarder,
+    tcp,
+    to_us,
+    udp,
+)
 from tests.drivers.direct.test_ways import segments, serve_by, way
 
 from fairlead.drivers.direct.layout import DROPS, IPIP, LINK, pack_address
@@ -31,7 +50,9 @@ def serving(forwarder: Forwarder) -> Forwarder:
 
 def ones_sum(data: bytes) -> int:
     """RFC 1071: 0xffff where a checksum in the data is right."""
-    total = sum(int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big") for at in range(0, len(data), 2))
+    total = sum(
+        int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big") for at in range(0, len(data), 2)
+    )
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)
     return total
@@ -45,7 +66,12 @@ def valid(packet: bytes) -> Packet:
         assert ones_sum(packet[34:]) == 0xFFFF
     else:
         length = len(packet) - 54
-        assert ones_sum(packet[22:54] + length.to_bytes(4, "big") + (58).to_bytes(4, "big") + packet[54:]) == 0xFFFF
+        assert (
+            ones_sum(
+                packet[22:54] + length.to_bytes(4, "big") + (58).to_bytes(4, "big") + packet[54:]
+            )
+            == 0xFFFF
+        )
     return frame
 
 
@@ -65,13 +91,19 @@ def test_echo_requests_are_answered(serving: Forwarder, payload: int) -> None:
 @pytest.mark.parametrize("payload", [0, 1, 56, 1000, 1352])
 def test_echo_requests_over_ipv6_are_answered(serving: Forwarder, payload: int) -> None:
     data = bytes(i & 0xFF for i in range(payload))
-    asked = to_us() / IPv6(src=CLIENT6, dst=VIP6, hlim=9) / ICMPv6EchoRequest(id=5, seq=6, data=data)
+    asked = (
+        to_us() / IPv6(src=CLIENT6, dst=VIP6, hlim=9) / ICMPv6EchoRequest(id=5, seq=6, data=data)
+    )
     answer = serving.run(asked)
     assert answer.verdict == REDIRECT
     reply = valid(answer.packet)
     assert (reply.dst, reply.src) == (asked.src, asked.dst)
     assert (reply[IPv6].src, reply[IPv6].dst, reply[IPv6].hlim) == (VIP6, CLIENT6, 64)
-    assert (reply[ICMPv6EchoReply].id, reply[ICMPv6EchoReply].seq, reply[ICMPv6EchoReply].data) == (5, 6, data)
+    assert (reply[ICMPv6EchoReply].id, reply[ICMPv6EchoReply].seq, reply[ICMPv6EchoReply].data) == (
+        5,
+        6,
+        data,
+    )
 
 
 @pytest.mark.parametrize("checksum", [0x0000, 0x0001, 0xF7FE, 0xF7FF, 0xF800, 0xFFFE, 0xFFFF])
@@ -120,7 +152,8 @@ def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
     sent = 40
     with on_one_cpu():  # each counts for itself
         for packet, event in kinds:
-            # The other kinds have used up nothing of this one. If a second passes meanwhile, more are answered.
+            # The other kinds have used up nothing of this one. If a second passes meanwhile, more
+            # are answered.
             answered = [serving.run(packet).verdict for _ in range(sent)].count(REDIRECT)
             assert 3 <= answered < sent
             assert serving.event(event) == answered
@@ -139,7 +172,9 @@ def on_one_cpu() -> Iterator[None]:
 @pytest.mark.parametrize("kind", [LINK, IPIP])
 @pytest.mark.parametrize("flags", ["DF", ""])
 @pytest.mark.parametrize("length", [MTU + 1, 1500, 3000])
-def test_senders_of_packets_too_big_are_told_the_size(serving: Forwarder, kind: int, flags: str, length: int) -> None:
+def test_senders_of_packets_too_big_are_told_the_size(
+    serving: Forwarder, kind: int, flags: str, length: int
+) -> None:
     serve_by(serving, way(kind)._replace(mtu=MTU))
     sent = segments(length - 40)
     sent[IP].flags = flags
@@ -151,21 +186,34 @@ def test_senders_of_packets_too_big_are_told_the_size(serving: Forwarder, kind: 
     assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
     assert bytes(told)[14 + 28 :] == bytes(sent[IP])[:548]
     assert (serving.event(TOO_BIG), serving.event(TOLD_TOO_BIG)) == (1, 1)
-    # What was not forwarded is not counted as if it had been, neither for the Service nor for the node.
+    # What was not forwarded is not counted as if it had been, neither for the Service nor for the
+    # node.
     for name in ("statistics", "node_statistics"):
         counters = [
-            int.from_bytes(value[at : at + 8], "little") for _, value in serving.maps[name].items() for at in (0, 8, 16)
+            int.from_bytes(value[at : at + 8], "little")
+            for _, value in serving.maps[name].items()
+            for at in (0, 8, 16)
         ]
         assert not any(counters)
 
 
 @pytest.mark.parametrize("transport", [TCP, UDP])
 def test_over_ipv6_too(serving: Forwarder, transport: type[Packet]) -> None:
-    sent = to_us() / IPv6(src=CLIENT6, dst=VIP6) / transport(sport=40000, dport=80) / Raw(bytes(i % 251 for i in range(1440)))
+    sent = (
+        to_us()
+        / IPv6(src=CLIENT6, dst=VIP6)
+        / transport(sport=40000, dport=80)
+        / Raw(bytes(i % 251 for i in range(1440)))
+    )
     answer = serving.run(sent)
     assert answer.verdict == REDIRECT
     told = valid(answer.packet)
-    assert (told[IPv6].src, told[IPv6].dst, told[IPv6].plen, told[IPv6].hlim) == (VIP6, CLIENT6, 1240, 64)
+    assert (told[IPv6].src, told[IPv6].dst, told[IPv6].plen, told[IPv6].hlim) == (
+        VIP6,
+        CLIENT6,
+        1240,
+        64,
+    )
     assert told[ICMPv6PacketTooBig].mtu == MTU
     assert bytes(told)[14 + 48 :] == bytes(sent[IPv6])[:1232]
 

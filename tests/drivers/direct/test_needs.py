@@ -20,10 +20,16 @@ IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "i
         (4096, 0, [(IPV4, "8192")]),
     ],
 )
-def test_too_small_is_what_has_no_room_for_anybody_else(ipv4: int, ipv6: int, found: list[tuple[str, str]]) -> None:
-    next_hops = [f"10.0.{n >> 8}.{n & 255}" for n in range(ipv4)] + [f"fd00::{n:x}" for n in range(ipv6)]
+def test_too_small_is_what_has_no_room_for_anybody_else(
+    ipv4: int, ipv6: int, found: list[tuple[str, str]]
+) -> None:
+    next_hops = [f"10.0.{n >> 8}.{n & 255}" for n in range(ipv4)] + [
+        f"fd00::{n:x}" for n in range(ipv6)
+    ]
     limits = {IPV4: "1024", IPV6: "1024"}
-    assert [(each.setting, each.should) for each in findings(needs_of(next_hops), limits.get)] == found
+    assert [
+        (each.setting, each.should) for each in findings(needs_of(next_hops), limits.get)
+    ] == found
     enough = dict(found)
     assert findings(needs_of(next_hops), (limits | enough).get) == ()
 

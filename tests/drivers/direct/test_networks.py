@@ -8,7 +8,16 @@ from contextlib import closing, suppress
 from typing import Literal
 
 import pytest
-from tests.drivers.direct.conftest import NAME, PINS, Run, add_cable, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NAME,
+    PINS,
+    Run,
+    add_cable,
+    bring,
+    driver,
+    ip,
+    load_balancer,
+)
 
 from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, VXLAN, Way, unpack_way
 from fairlead.drivers.direct.neighbours import RETRY_S, Surroundings
@@ -33,11 +42,36 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
     ("address", "route", "rules", "way"),
     [
         ("192.0.2.21", ON_LINK, Rules(), Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
-        ("192.0.2.21", ON_LINK._replace(mtu=1300), Rules(), Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1300)),
-        ("192.0.2.10", Route(True, 1, "", "192.0.2.10", 0), Rules(way="ipip"), Way(HERE, 1, "192.0.2.10")),
-        (FAR, ROUTED, Rules(tunnel="ipip"), Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480)),
-        (FAR, ROUTED, Rules(tunnel="vxlan"), Way(VXLAN, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1450, vni=7471)),
-        (FAR6, ROUTED6, Rules(tunnel="ipip"), Way(IPIP, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1460)),
+        (
+            "192.0.2.21",
+            ON_LINK._replace(mtu=1300),
+            Rules(),
+            Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1300),
+        ),
+        (
+            "192.0.2.10",
+            Route(True, 1, "", "192.0.2.10", 0),
+            Rules(way="ipip"),
+            Way(HERE, 1, "192.0.2.10"),
+        ),
+        (
+            FAR,
+            ROUTED,
+            Rules(tunnel="ipip"),
+            Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
+        ),
+        (
+            FAR,
+            ROUTED,
+            Rules(tunnel="vxlan"),
+            Way(VXLAN, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1450, vni=7471),
+        ),
+        (
+            FAR6,
+            ROUTED6,
+            Rules(tunnel="ipip"),
+            Way(IPIP, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1460),
+        ),
         (
             FAR6,
             ROUTED6,
@@ -71,25 +105,54 @@ def test_a_vlan_is_named_for_xdp() -> None:
     ("route", "rules", "error", "message"),
     [
         (None, Rules(), Unavailable, "there is no route to node node at 198.51.100.21"),
-        (ROUTED, Rules(), Refused, "through 192.0.2.254; put the gateway on the nodes' network, or set tunnel.kind"),
-        (ROUTED, Rules(way="l2", tunnel="ipip"), Refused, "set gateway.way to auto and tunnel.kind to ipip or vxlan"),
-        (ROUTED._replace(source=""), Rules(way="ipip"), Unavailable, "this gateway has no address to send"),
-        (ROUTED, Rules(way="ipip", gateways=("203.0.113.0/24",)), Refused, "add 192.0.2.10 to tunnel.gateways"),
+        (
+            ROUTED,
+            Rules(),
+            Refused,
+            "through 192.0.2.254; put the gateway on the nodes' network, or set tunnel.kind",
+        ),
+        (
+            ROUTED,
+            Rules(way="l2", tunnel="ipip"),
+            Refused,
+            "set gateway.way to auto and tunnel.kind to ipip or vxlan",
+        ),
+        (
+            ROUTED._replace(source=""),
+            Rules(way="ipip"),
+            Unavailable,
+            "this gateway has no address to send",
+        ),
+        (
+            ROUTED,
+            Rules(way="ipip", gateways=("203.0.113.0/24",)),
+            Refused,
+            "add 192.0.2.10 to tunnel.gateways",
+        ),
     ],
 )
-def test_no_way(route: Route | None, rules: Rules, error: type[FairleadError], message: str) -> None:
+def test_no_way(
+    route: Route | None, rules: Rules, error: type[FairleadError], message: str
+) -> None:
     with pytest.raises(error, match=message):
         way_to("node", FAR, route, CARD, rules)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize(("tunnel", "kind", "mtu"), [("ipip", IPIP, 1280), ("vxlan", VXLAN, 1250)])
-def test_ways_by_the_kernels_routes(run: Run, tunnel: Literal["ipip", "vxlan"], kind: int, mtu: int) -> None:
+def test_ways_by_the_kernels_routes(
+    run: Run, tunnel: Literal["ipip", "vxlan"], kind: int, mtu: int
+) -> None:
     async def scenario() -> None:
         ip("route", "add", "198.51.100.0/24", "via", "192.0.2.254", "mtu", "1300")
         index = socket.if_nametoindex("eth0")
         around = Surroundings(Rules(tunnel=tunnel))
-        nodes = [("near", "192.0.2.21"), ("self", "192.0.2.10"), ("far", FAR), ("lost", "203.0.113.1")]
+        nodes = [
+            ("near", "192.0.2.21"),
+            ("self", "192.0.2.10"),
+            ("far", FAR),
+            ("lost", "203.0.113.1"),
+        ]
         near, here, far, lost = around.ways(nodes).values()
         assert isinstance(near, Way)
         assert isinstance(here, Way)
@@ -136,8 +199,15 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
         sysctl.write("net/ipv4/neigh/eth0/mcast_solicit", "1")
         sysctl.write("net/ipv4/neigh/eth0/retrans_time_ms", "10")
         now_s = 1000.0
-        with closing(Surroundings(Rules(), clock=lambda: now_s)) as around, arp_socket("eth0-end") as asked:
-            (way,) = (each for each in around.ways([("dead", "192.0.2.21")]).values() if isinstance(each, Way))
+        with (
+            closing(Surroundings(Rules(), clock=lambda: now_s)) as around,
+            arp_socket("eth0-end") as asked,
+        ):
+            (way,) = (
+                each
+                for each in around.ways([("dead", "192.0.2.21")]).values()
+                if isinstance(each, Way)
+            )
             around.fast = frozenset({way.interface})
             following = asyncio.create_task(hear(around))
             for _ in range(2):
@@ -159,14 +229,34 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
         with closing(Surroundings(Rules())) as around:
             nodes = [("needed", "192.0.2.21"), ("gone", "192.0.2.22")]
             for _, address in nodes:
-                ip("neighbour", "add", address, "lladdr", "02:00:00:00:00:21", "dev", "eth0", "nud", "reachable")
+                ip(
+                    "neighbour",
+                    "add",
+                    address,
+                    "lladdr",
+                    "02:00:00:00:00:21",
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "reachable",
+                )
             around.renew()
             around.fast = frozenset({socket.if_nametoindex("eth0")})
             needed, _ = (each for each in around.ways(nodes).values() if isinstance(each, Way))
             around.watch_only([needed])
             following = asyncio.create_task(hear(around))
             for _, address in reversed(nodes):
-                ip("neighbour", "replace", address, "lladdr", "02:00:00:00:00:22", "dev", "eth0", "nud", "stale")
+                ip(
+                    "neighbour",
+                    "replace",
+                    address,
+                    "lladdr",
+                    "02:00:00:00:00:22",
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "stale",
+                )
             while state_of(needed.next_hop) == ["STALE"]:
                 await asyncio.sleep(0.01)
             assert state_of("192.0.2.22") == ["STALE"]

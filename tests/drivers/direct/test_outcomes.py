@@ -23,7 +23,9 @@ def service(name: str, address: str, *members: Member) -> dict[ServiceKey, LoadB
     return {key: LoadBalancer(key, f"uid-{name}", "fairlead.io/direct", (address,), listeners)}
 
 
-async def outcomes(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> dict[str, Outcome]:
+async def outcomes(
+    made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]
+) -> dict[str, Outcome]:
     """What a pass over these Services comes to, by name."""
     changes = made.diff(made.render(intents), await made.read(intents.keys()))
     return {key.name: outcome for key, outcome in (await made.apply(changes)).items()}
@@ -40,7 +42,9 @@ def test_the_way_to_a_node_that_others_use_is_not_asked_for_again(run: Run) -> N
         made = driver()
         await made.open()
         assert await outcomes(made, service("first", "203.0.113.1", NODE1)) == {}
-        ip("route", "delete", "192.0.2.0/24", "dev", "eth0")  # to be found by `follow`, for all Services at once
+        ip(
+            "route", "delete", "192.0.2.0/24", "dev", "eth0"
+        )  # to be found by `follow`, for all Services at once
         assert await outcomes(made, service("second", "203.0.113.2", NODE1)) == {}
         assert await shares(made, "second") == {"node1"}
         await made.close(remove=True)
@@ -62,9 +66,17 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
             assert told.keys() == {"partly", "not", "refused"}
             assert told["partly"] == told["not"] == Outcome("unavailable", NO_ROUTE)
             assert told["refused"].state == "refused"
-            words = "node behind at 203.0.113.99 is not on a link with this gateway: the route leads through 192.0.2.1"
+            words = (
+                "node behind at 203.0.113.99 is not on a link with this gateway: the route "
+                "leads through 192.0.2.1"
+            )
             assert words in told["refused"].message
-            assert await shares(made, "well") == await shares(made, "partly") == await shares(made, "refused") == {"node1"}
+            assert (
+                await shares(made, "well")
+                == await shares(made, "partly")
+                == await shares(made, "refused")
+                == {"node1"}
+            )
             # Nobody else is there for it, and so it is served as soon as the route is.
             assert await shares(made, "not") == {"far"}
         ip("route", "add", "198.51.100.0/24", "dev", "eth0")
@@ -124,7 +136,8 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
 
 
 def test_without_room_for_all_some_are_served_and_no_room_is_lost(run: Run) -> None:
-    """1 MiB holds 512 tables of 2 KiB. Each listener counts for two of them, and an eighth is the reserve for changes."""
+    """1 MiB holds 512 tables of 2 KiB. Each listener counts for two of them, and an eighth is the
+    reserve for changes."""
     now_s = 0.0
 
     async def scenario() -> None:
@@ -138,7 +151,10 @@ def test_without_room_for_all_some_are_served_and_no_room_is_lost(run: Run) -> N
             told = await outcomes(made, intents)
             assert len(told) == 520 - 224
             assert {outcome.state for outcome in told.values()} == {"unavailable"}
-            assert all("table memory is used up except for the reserve" in outcome.message for outcome in told.values())
+            assert all(
+                "table memory is used up except for the reserve" in outcome.message
+                for outcome in told.values()
+            )
             assert len(await made.read(None)) == 224
             await made.apply(made.diff({}, await made.read(None)))
             now_s += GRACE_S

@@ -1,4 +1,5 @@
-"""Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel itself runs the programs."""
+"""Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel
+itself runs the programs."""
 
 import errno
 import os
@@ -76,19 +77,35 @@ OURS: dict[str, Packet] = {
     "udp": udp(),
     "udp without payload": to_us() / IP(src=CLIENT4, dst=VIP4) / UDP(dport=80),
     "sctp init": to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(dport=80, tag=0) / SCTPChunkInit(),
-    "sctp data": to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(dport=80, tag=7) / SCTPChunkData(data=b"x"),
-    "sctp over ipv6": to_us() / IPv6(src=CLIENT6, dst=VIP6) / SCTP(dport=80, tag=7) / SCTPChunkData(data=b"x"),
+    "sctp data": to_us()
+    / IP(src=CLIENT4, dst=VIP4)
+    / SCTP(dport=80, tag=7)
+    / SCTPChunkData(data=b"x"),
+    "sctp over ipv6": to_us()
+    / IPv6(src=CLIENT6, dst=VIP6)
+    / SCTP(dport=80, tag=7)
+    / SCTPChunkData(data=b"x"),
     "syn over ipv6": tcp("S", ipv6=True),
     "udp over ipv6": udp(ipv6=True),
-    "one ip option": to_us() / IP(src=CLIENT4, dst=VIP4, options=[b"\x94\x04\0\0"]) / TCP(sport=9, dport=80),
-    "all ip options": to_us() / IP(src=CLIENT4, dst=VIP4, options=[b"\x07\x27\x04" + bytes(37)]) / TCP(sport=9, dport=80),
-    "padded to the least frame": to_us() / IP(src=CLIENT4, dst=VIP4, len=28) / UDP(dport=80, len=8) / Raw(b"\0" * 18),
+    "one ip option": to_us()
+    / IP(src=CLIENT4, dst=VIP4, options=[b"\x94\x04\0\0"])
+    / TCP(sport=9, dport=80),
+    "all ip options": to_us()
+    / IP(src=CLIENT4, dst=VIP4, options=[b"\x07\x27\x04" + bytes(37)])
+    / TCP(sport=9, dport=80),
+    "padded to the least frame": to_us()
+    / IP(src=CLIENT4, dst=VIP4, len=28)
+    / UDP(dport=80, len=8)
+    / Raw(b"\0" * 18),
     "hop-by-hop": over6(IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 4)])),
     "long hop-by-hop": over6(IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 252)])),
     "routing": over6(IPv6ExtHdrRouting(addresses=["2001:db8::5"], segleft=0)),
     "segment routing": over6(SEGMENTS),
     "destination options": over6(IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 12)])),
-    "authentication": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=51) / SIGNED / TCP(sport=40000, dport=80, flags="A"),
+    "authentication": to_us()
+    / IPv6(src=CLIENT6, dst=VIP6, nh=51)
+    / SIGNED
+    / TCP(sport=40000, dport=80, flags="A"),
     "all that RFC 8200 names": over6(
         IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 4)]),
         IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)]),
@@ -124,7 +141,10 @@ def test_the_sum_that_the_device_made_stays_right(serving: Forwarder) -> None:
             too_old = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EINVAL
             if not too_old or os.environ.get("CI"):
                 raise
-            pytest.skip("sums of whole packets were not checked: this Linux refuses BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+            pytest.skip(
+                "sums of whole packets were not checked: this Linux refuses "
+                "BPF_F_TEST_SKB_CHECKSUM_COMPLETE"
+            )
         assert (name, trial.verdict) == (name, REDIRECT)
 
 
@@ -138,8 +158,12 @@ def test_header_checksum_stays_right_for_every_ttl(serving: Forwarder, ttl: int)
     assert Ether(bytes(answer))[IP].chksum == right
 
 
-@pytest.mark.parametrize("checksum", [0x0000, 0x0001, 0xFE00, 0xFEFE, 0xFEFF, 0xFF00, 0xFFFE, 0xFFFF])
-def test_header_checksum_stays_right_where_it_carries_over(serving: Forwarder, checksum: int) -> None:
+@pytest.mark.parametrize(
+    "checksum", [0x0000, 0x0001, 0xFE00, 0xFEFE, 0xFEFF, 0xFF00, 0xFFFE, 0xFFFF]
+)
+def test_header_checksum_stays_right_where_it_carries_over(
+    serving: Forwarder, checksum: int
+) -> None:
     packet = tcp()
     packet[IP].id = 0
     (without,) = struct.unpack_from("!H", bytes(packet), 24)
@@ -157,9 +181,13 @@ FOREIGN: dict[str, Packet | bytes] = {
     "other address": to_us() / IP(src=CLIENT4, dst="203.0.113.11") / TCP(dport=80),
     "other address over ipv6": to_us() / IPv6(src=CLIENT6, dst="2001:db8:f00::11") / TCP(dport=80),
     "echo request to another address": to_us() / IP(src=CLIENT4, dst="203.0.113.11") / ICMP(),
-    "echo request to another address over ipv6": to_us() / IPv6(src=CLIENT6, dst="2001:db8:f00::11") / ICMPv6EchoRequest(),
+    "echo request to another address over ipv6": to_us()
+    / IPv6(src=CLIENT6, dst="2001:db8:f00::11")
+    / ICMPv6EchoRequest(),
     "echo reply": to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(type=0),
-    "later fragment for another address": to_us() / IP(src=CLIENT4, dst="203.0.113.11", frag=100, proto=17) / Raw(b"\0" * 40),
+    "later fragment for another address": to_us()
+    / IP(src=CLIENT4, dst="203.0.113.11", frag=100, proto=17)
+    / Raw(b"\0" * 40),
     "ip-in-ip": to_us() / IP(src=CLIENT4, dst=VIP4) / IP() / TCP(dport=80),
     "arp": to_us() / ARP(pdst=VIP4),
     "for another host": Ether(dst="02:00:00:00:00:99") / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80),
@@ -172,7 +200,9 @@ FOREIGN: dict[str, Packet | bytes] = {
     "ihl beyond the end": bytes(tcp())[:14] + b"\x4f" + bytes(tcp())[15:54],
     "version 6 in ipv4": bytes(tcp())[:14] + b"\x65" + bytes(tcp())[15:],
     "encrypted": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=50) / Raw(bytes(40)),
-    "more extension headers than anybody sends": over6(*[IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)])] * 8),
+    "more extension headers than anybody sends": over6(
+        *[IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)])] * 8
+    ),
     "no next header": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=59),
 }
 
@@ -185,7 +215,10 @@ def test_what_is_not_ours_goes_on_untouched(serving: Forwarder, packet: Packet |
 
 
 def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
-    assert [serving.run(tcp(hops=1)).verdict, serving.run(tcp(hops=1, ipv6=True)).verdict] == [DROP, DROP]
+    assert [serving.run(tcp(hops=1)).verdict, serving.run(tcp(hops=1, ipv6=True)).verdict] == [
+        DROP,
+        DROP,
+    ]
     assert serving.event(HOP_LIMIT) == 2
 
 
@@ -207,7 +240,10 @@ def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
     expected = len(sent) * (HOPS_LEFT - 1)
     assert serving.event(RETURNED) == expected
     (number,) = (number for number, name in serving.tables.nodes.names().items() if name == "node1")
-    rows = [NODE_TRAFFIC.unpack(row) for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
+    rows = [
+        NODE_TRAFFIC.unpack(row)
+        for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))
+    ]
     assert sum(row[3] for row in rows) == expected, "the node that sends them back is known"
 
 
@@ -238,11 +274,18 @@ def test_counts_packets_bytes_and_connections_of_a_listener(serving: Forwarder) 
     installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
     assert installed
     index = installed.record.statistics
-    rows = [TRAFFIC.unpack(row)[:3] for row in serving.maps["statistics"].per_cpu(INDEX.pack(index))]
+    rows = [
+        TRAFFIC.unpack(row)[:3] for row in serving.maps["statistics"].per_cpu(INDEX.pack(index))
+    ]
     expected = [5, sum(len(packet) for packet in sent), 2]
     assert [sum(column) for column in zip(*rows, strict=True)] == expected
-    number = next(number for number, name in serving.tables.nodes.names().items() if name == "node1")
-    rows = [NODE_TRAFFIC.unpack(row)[:3] for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))]
+    number = next(
+        number for number, name in serving.tables.nodes.names().items() if name == "node1"
+    )
+    rows = [
+        NODE_TRAFFIC.unpack(row)[:3]
+        for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))
+    ]
     assert [sum(column) for column in zip(*rows, strict=True)] == expected
 
 
@@ -250,12 +293,18 @@ def test_drops_are_counted_with_their_listener(serving: Forwarder) -> None:
     serving.run(tcp(hops=1))
     installed = serving.tables.installed(ListenerKey(VIP4, 80, "TCP"))
     assert installed
-    rows = [TRAFFIC.unpack(row)[3:] for row in serving.maps["statistics"].per_cpu(INDEX.pack(installed.record.statistics))]
-    assert [sum(column) for column in zip(*rows, strict=True)] == [int(reason == "hop_limit") for reason in DROPS]
+    rows = [
+        TRAFFIC.unpack(row)[3:]
+        for row in serving.maps["statistics"].per_cpu(INDEX.pack(installed.record.statistics))
+    ]
+    assert [sum(column) for column in zip(*rows, strict=True)] == [
+        int(reason == "hop_limit") for reason in DROPS
+    ]
 
 
 def cuts() -> Iterator[bytes]:
-    """Every packet of ours cut at every length that BPF_PROG_TEST_RUN takes, and so that the header still says so."""
+    """Every packet of ours cut at every length that BPF_PROG_TEST_RUN takes, and so that the header
+    still says so."""
     for packet in OURS.values():
         whole = bytes(packet)
         ipv6 = IPv6 in packet
@@ -272,15 +321,21 @@ def test_packets_cut_at_any_length_do_no_harm(serving: Forwarder) -> None:
         answer = serving.run(packet)
         if answer.verdict == REDIRECT:
             assert (
-                answer.packet[23 + 2 :] == packet[23 + 2 :] if packet[12:14] == b"\x08\0" else answer.packet[22:] == packet[22:]
+                answer.packet[23 + 2 :] == packet[23 + 2 :]
+                if packet[12:14] == b"\x08\0"
+                else answer.packet[22:] == packet[22:]
             )
         else:
             assert (answer.verdict, answer.packet) == (NOT_OURS, packet)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.sampled_from(sorted(OURS)), st.data())
-def test_whatever_stands_in_the_headers_only_the_hop_limit_changes(serving: Forwarder, name: str, data: st.DataObject) -> None:
+def test_whatever_stands_in_the_headers_only_the_hop_limit_changes(
+    serving: Forwarder, name: str, data: st.DataObject
+) -> None:
     packet = bytearray(bytes(OURS[name]))
     for _ in range(data.draw(st.integers(1, 6))):
         packet[data.draw(st.integers(14, len(packet) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,5 @@
-"""Gateways that authenticate each other by certificates: real certificates, made by openssl, and real connections."""
+"""Gateways that authenticate each other by certificates: real certificates, made by openssl, and
+real connections."""
 
 import asyncio
 import contextlib
@@ -55,14 +56,43 @@ class Authority:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self._name = name
-        self._openssl("req", "-x509", *NEW_KEY, "-subj", f"/CN={name}", "-days", "2", "-keyout", "@.key", "-out", "@.crt")
+        self._openssl(
+            "req",
+            "-x509",
+            *NEW_KEY,
+            "-subj",
+            f"/CN={name}",
+            "-days",
+            "2",
+            "-keyout",
+            "@.key",
+            "-out",
+            "@.crt",
+        )
         self.certificate = folder / f"{name}.crt"
 
-    def issue(self, gateway: str, *, dns: str = PEER_NAME, days: int = 1, purpose: str = "") -> PeerTLSConfig:
-        """Put certificate, key and CA of this gateway into files, in place of those that are there."""
-        options = ["-addext", f"subjectAltName=DNS:{dns}", *(("-addext", f"extendedKeyUsage={purpose}") if purpose else ())]
+    def issue(
+        self, gateway: str, *, dns: str = PEER_NAME, days: int = 1, purpose: str = ""
+    ) -> PeerTLSConfig:
+        """Put certificate, key and CA of this gateway into files, in place of those that are
+        there."""
+        options = [
+            "-addext",
+            f"subjectAltName=DNS:{dns}",
+            *(("-addext", f"extendedKeyUsage={purpose}") if purpose else ()),
+        ]
         made = self._folder / gateway
-        self._openssl("req", *NEW_KEY, "-subj", f"/CN={gateway}", *options, "-keyout", f"{made}.key", "-out", f"{made}.csr")
+        self._openssl(
+            "req",
+            *NEW_KEY,
+            "-subj",
+            f"/CN={gateway}",
+            *options,
+            "-keyout",
+            f"{made}.key",
+            "-out",
+            f"{made}.csr",
+        )
         issuer = ("-CA", "@.crt", "-CAkey", "@.key", "-days", str(days), "-copy_extensions", "copy")
         self._openssl("x509", "-req", "-in", f"{made}.csr", *issuer, "-out", f"{made}.crt")
         Path(f"{made}.ca").write_bytes(self.certificate.read_bytes())
@@ -85,7 +115,9 @@ def lines() -> Iterable[Lines]:
 
 
 @contextlib.asynccontextmanager
-async def gateways(one: PeerTLSConfig | None, two: PeerTLSConfig | None) -> AsyncIterator[tuple[Site, Gateway, Gateway]]:
+async def gateways(
+    one: PeerTLSConfig | None, two: PeerTLSConfig | None
+) -> AsyncIterator[tuple[Site, Gateway, Gateway]]:
     async with site() as made:
         made.addresses = [address(1), address(2)]
         both = []
@@ -98,12 +130,20 @@ async def gateways(one: PeerTLSConfig | None, two: PeerTLSConfig | None) -> Asyn
 
 
 def refusals(lines: Lines) -> list[str]:
-    return [line["why"] for line in lines if line["event"] == "refused a connection to gateway.peerListen"]
+    return [
+        line["why"]
+        for line in lines
+        if line["event"] == "refused a connection to gateway.peerListen"
+    ]
 
 
 async def test_gateways_of_one_ca_tell_each_other(authority: Authority) -> None:
     purpose = "clientAuth,serverAuth"
-    async with gateways(authority.issue("one"), authority.issue("two", purpose=purpose)) as (_, one, two):
+    async with gateways(authority.issue("one"), authority.issue("two", purpose=purpose)) as (
+        _,
+        one,
+        two,
+    ):
         await acquainted(one, two)
         for each in (one, two):
             for weights in (OLD, NEW):
@@ -126,7 +166,10 @@ async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]
     [
         ({"days": -1}, "its certificate is not accepted here: certificate has expired"),
         ({"dns": "web.example.com"}, "web.example.com"),
-        ({"purpose": "codeSigning"}, "its certificate is not accepted here: unsuitable certificate purpose"),
+        (
+            {"purpose": "codeSigning"},
+            "its certificate is not accepted here: unsuitable certificate purpose",
+        ),
         (None, "its certificate is not accepted here: unable to get local issuer certificate"),
     ],
     ids=["expired", "not a gateway", "for something else", "of another CA"],
@@ -134,7 +177,8 @@ async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]
 async def test_a_wrong_certificate_is_refused_in_words(
     authority: Authority, tmp_path: Path, lines: Lines, wrong: dict[str, Any] | None, why: str
 ) -> None:
-    """The second gateway has the certificate. The first one neither follows it nor lets it follow."""
+    """The second gateway has the certificate. The first one neither follows it nor lets it
+    follow."""
     if wrong is None:
         files = Authority(tmp_path, "other").issue("two")
         copy(authority.certificate, files.ca)  # it would accept the first
@@ -142,7 +186,9 @@ async def test_a_wrong_certificate_is_refused_in_words(
         files = authority.issue("two", **wrong)
     async with gateways(authority.issue("one"), files) as (_, one, two):
         (here,) = await problems(one, said=lambda said: "certificate" in said)
-        assert why in here or f"Hostname mismatch, certificate is not valid for '{PEER_NAME}'" in here
+        assert (
+            why in here or f"Hostname mismatch, certificate is not valid for '{PEER_NAME}'" in here
+        )
         (there,) = await problems(two, said=lambda said: "certificate" in said)
         assert "it may not accept the certificate of this gateway; its log says why" in there
         await until(lambda: any(why in each for each in refusals(lines)))
@@ -152,7 +198,10 @@ async def test_without_a_certificate_nothing_is_told(authority: Authority, lines
     async with gateways(authority.issue("one"), authority.issue("two")):
         context = ssl.create_default_context(cafile=str(authority.certificate))
         reader, writer = await asyncio.open_connection(
-            *("127.0.79.1", 9445), local_addr=("127.0.79.2", 0), ssl=context, server_hostname=PEER_NAME
+            *("127.0.79.1", 9445),
+            local_addr=("127.0.79.2", 0),
+            ssl=context,
+            server_hostname=PEER_NAME,
         )
         with pytest.raises(Unavailable):
             await read_message(reader, within_s=DEADLINE_S)
@@ -163,7 +212,10 @@ async def test_without_a_certificate_nothing_is_told(authority: Authority, lines
 async def test_one_with_and_one_without_tls_say_so(authority: Authority, lines: Lines) -> None:
     async with gateways(authority.issue("one"), None) as (_, one, two):
         (with_tls,) = await problems(one, said=lambda said: "does not speak TLS" in said)
-        assert with_tls == "connecting failed: it does not speak TLS: set gateway.peerTLS on all gateways, or on none"
+        assert with_tls == (
+            "connecting failed: it does not speak TLS: set gateway.peerTLS on all gateways, "
+            "or on none"
+        )
         (without,) = await problems(two, said=lambda said: "TLS" in said)
         assert "it may want TLS, see gateway.peerTLS" in without
         # Each says it of the connection from the other, too.
@@ -180,7 +232,11 @@ async def shown_by(number: int, files: PeerTLSConfig) -> str:
     """The serial number of the certificate that a gateway shows to a new connection."""
     host, _, port = address(number).rpartition(":")
     reader, writer = await asyncio.open_connection(
-        host, int(port), local_addr=("127.0.79.2", 0), ssl=PeerTLS(files).client, server_hostname=PEER_NAME
+        host,
+        int(port),
+        local_addr=("127.0.79.2", 0),
+        ssl=PeerTLS(files).client,
+        server_hostname=PEER_NAME,
     )
     assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
     found = serial(writer)
@@ -188,7 +244,9 @@ async def shown_by(number: int, files: PeerTLSConfig) -> str:
     return found
 
 
-async def test_files_that_change_count_for_new_connections_and_open_ones_stay(authority: Authority, lines: Lines) -> None:
+async def test_files_that_change_count_for_new_connections_and_open_ones_stay(
+    authority: Authority, lines: Lines
+) -> None:
     files, other = authority.issue("one"), authority.issue("two")
     async with gateways(files, other) as (_, one, two):
         await acquainted(one, two)
@@ -206,7 +264,9 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(au
         authority.issue("one")
         assert await shown_by(1, other) not in (first, second)
         await until(lambda: one.peers.followers == two.peers.followers == 1)
-        assert sum(line["event"] == "following a gateway" for line in lines) == 2  # each the other one, once
+        assert (
+            sum(line["event"] == "following a gateway" for line in lines) == 2
+        )  # each the other one, once
 
 
 async def test_files_that_cannot_be_used_are_refused_at_the_start(authority: Authority) -> None:
@@ -245,7 +305,11 @@ async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:
                     assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
         assert one.peers.followers == 1
     assert refusals(lines) == ["its address is not in gateway.peers"]
-    more = [line["count"] for line in lines if line["event"] == "refused more connections to gateway.peerListen"]
+    more = [
+        line["count"]
+        for line in lines
+        if line["event"] == "refused more connections to gateway.peerListen"
+    ]
     assert more == [STRANGERS - 1]
 
 
@@ -269,7 +333,10 @@ async def test_what_was_not_told_is_told_at_the_end_of_each_period(lines: Lines)
 async def test_one_peer_has_few_connections_at_a_time(authority: Authority, lines: Lines) -> None:
     """Connections that have not begun TLS count."""
     async with gateways(authority.issue("one"), None):
-        callers = [await asyncio.open_connection("127.0.79.1", 9445, local_addr=("127.0.79.2", 0)) for _ in range(20)]
+        callers = [
+            await asyncio.open_connection("127.0.79.1", 9445, local_addr=("127.0.79.2", 0))
+            for _ in range(20)
+        ]
         await until(lambda: "it has 4 connections already" in refusals(lines))
         for _, writer in callers:
             writer.close()

@@ -1,7 +1,8 @@
-"""Several gateways for the same addresses: packets of one connection meet now this one, now that one.
+"""Several gateways for the same addresses: packets of one connection meet now this one, now that
+one.
 
-Each is the program on maps of its own, with an address of its own on loopback, where gateways tell each other over TCP.
-"""
+Each is the program on maps of its own, with an address of its own on loopback, where gateways tell
+each other over TCP."""
 
 import asyncio
 import contextlib
@@ -73,7 +74,9 @@ class Gateway:
     def open(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
         """New connections, up to their second packet; the node of each."""
         flags = [("S",), ("A",)] if packet is tcp else [(), ()]
-        answers = {port: [self.forwarder.run(packet(*each, port=port)) for each in flags] for port in ports}
+        answers = {
+            port: [self.forwarder.run(packet(*each, port=port)) for each in flags] for port in ports
+        }
         assert {each.verdict for pair in answers.values() for each in pair} == {REDIRECT}
         assert all(first.node == second.node for first, second in answers.values())
         return {port: second.node for port, (_, second) in answers.items()}
@@ -131,7 +134,8 @@ class Cable:
         self._writers = set[asyncio.StreamWriter]()
 
     async def end(self, there: int, here: int) -> str:
-        """Where one gateway finds the other: it listens as `there`, and knows the other as `here`."""
+        """Where one gateway finds the other: it listens as `there`, and knows the other as
+        `here`."""
         at, _, port = address(there).rpartition(":")
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +144,9 @@ class Cable:
                 writer.transport.abort()
                 return
             with contextlib.suppress(OSError):
-                far_reader, far_writer = await asyncio.open_connection(at, int(port), local_addr=(f"127.0.77.{here}", 0))
+                far_reader, far_writer = await asyncio.open_connection(
+                    at, int(port), local_addr=(f"127.0.77.{here}", 0)
+                )
                 self._writers.add(far_writer)
                 while data := await far_reader.read(1 << 16):
                     writer.write(data)
@@ -170,7 +176,9 @@ async def until(holds: Callable[[], bool]) -> None:
 async def acquainted(*gateways: Gateway) -> None:
     """Wait until each follows all others."""
     for each in gateways:
-        await until(lambda each=each: sum(peer.connected for peer in each.peers.shown) == len(gateways) - 1)  # type: ignore[misc]
+        await until(
+            lambda each=each: sum(peer.connected for peer in each.peers.shown) == len(gateways) - 1
+        )  # type: ignore[misc]
 
 
 async def told(count: int, *gateways: Gateway) -> None:
@@ -181,7 +189,10 @@ async def told(count: int, *gateways: Gateway) -> None:
 
 def entries(gateway: Gateway, table: str = "connections") -> dict[bytes, str]:
     names = gateway.forwarder.tables.nodes.names()
-    return {key: names[int.from_bytes(value[:4], "little")] for key, value in gateway.forwarder.maps[table].items()}
+    return {
+        key: names[int.from_bytes(value[:4], "little")]
+        for key, value in gateway.forwarder.maps[table].items()
+    }
 
 
 def slots(gateway: Gateway) -> Slots:
@@ -218,7 +229,12 @@ async def test_without_words_what_was_opened_in_transition_breaks_and_with_them_
         assert two.nodes(PORTS, packet) == opened
         later = one.open(range(41000, 41300), packet)
         await told(1, two)
-        await until(lambda: one.forwarder.maps["connections"].count() == two.forwarder.maps["connections"].count())
+        await until(
+            lambda: (
+                one.forwarder.maps["connections"].count()
+                == two.forwarder.maps["connections"].count()
+            )
+        )
         assert two.nodes(later, packet) == later
 
 
@@ -243,11 +259,16 @@ async def test_one_that_comes_later_begins_with_what_the_others_have() -> None:
 
 
 async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
-    """Others' tables of open connections are not to fill with what has ended; and each takes what is new of the same ports."""
+    """Others' tables of open connections are not to fill with what has ended; and each takes what
+    is new of the same ports."""
 
     def moved(*gateways: Gateway) -> bool:
         return all(
-            (each.forwarder.maps["connections"].count(), each.forwarder.maps["closing_connections"].count()) == (0, count)
+            (
+                each.forwarder.maps["connections"].count(),
+                each.forwarder.maps["closing_connections"].count(),
+            )
+            == (0, count)
             for each in gateways
         )
 
@@ -273,7 +294,9 @@ async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
         assert one.nodes(PORTS) == again
 
 
-async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_the_one_that_lives() -> None:
+async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_the_one_that_lives() -> (
+    None
+):
     async with site(1) as made:
         one = made.gateway(1)
         for weights in (OLD, NEW):
@@ -283,7 +306,10 @@ async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_t
         exchange = Exchange(one.forwarder.tables, one.forwarder.maps)
         numbers = one.forwarder.tables.nodes.numbers
         key, node = next((key, node) for key, node in there.items() if node == "node3")
-        for name, left in (("node1", there), (node, {each: there[each] for each in there.keys() - {key}})):
+        for name, left in (
+            ("node1", there),
+            (node, {each: there[each] for each in there.keys() - {key}}),
+        ):
             number = numbers[name]
             exchange.put(Entries({number: name}, key + INDEX.pack(number | CLOSING)))
             assert entries(one) == left
@@ -293,7 +319,8 @@ async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_t
 
 
 async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> None:
-    """One has gone from OLD to NEW and back, the other has seen nothing of it: its slots were never in transition."""
+    """One has gone from OLD to NEW and back, the other has seen nothing of it: its slots were never
+    in transition."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
         for each in (one, two):
@@ -309,9 +336,12 @@ async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> Non
 
 
 @pytest.mark.parametrize("packet", [tcp, udp])
-async def test_a_new_service_may_seem_another_one_to_each_gateway(packet: Callable[..., object]) -> None:
-    """Each finds another node first, and sends it all connections that come just then. They are young: where nothing is in
-    transition their connections have entries all the same. Once they are grown up, new ones need none."""
+async def test_a_new_service_may_seem_another_one_to_each_gateway(
+    packet: Callable[..., object],
+) -> None:
+    """Each finds another node first, and sends it all connections that come just then. They are
+    young: where nothing is in transition their connections have entries all the same. Once they are
+    grown up, new ones need none."""
     all_nodes, protocol = dict.fromkeys(EVERYBODY, 1), "TCP" if packet is tcp else "UDP"
     key = ListenerKey(VIP4, 80, protocol)  # type: ignore[arg-type]  # one of two words
     async with site() as made:
@@ -332,9 +362,12 @@ async def test_a_new_service_may_seem_another_one_to_each_gateway(packet: Callab
         await until(lambda: len(entries(one, table)) == len(entries(two, table)) == 300)
         for each in (one, two):
             assert [each.nodes(ports, packet) for ports in opened] == opened
-        # Long before they are grown up each has heard of the other's past, in which every slot had another node at one of them.
+        # Long before they are grown up each has heard of the other's past, in which every slot had
+        # another node at one of them.
         await until(lambda: not any(untracked(each, key) for each in (one, two)))
-        while young(one, key) or young(two, key):  # what one tells late makes the other young once more
+        while young(one, key) or young(
+            two, key
+        ):  # what one tells late makes the other young once more
             now_s += YOUNG_S
             await asyncio.sleep(0.1)
         for each in (one, two):
@@ -372,7 +405,8 @@ def untracked(gateway: Gateway, key: ListenerKey) -> bool:
 
 
 async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
-    """What it goes through before its first packet leaves nothing behind; connections of others may come to it all the same."""
+    """What it goes through before its first packet leaves nothing behind; connections of others may
+    come to it all the same."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
         await acquainted(one, two)
@@ -392,7 +426,9 @@ async def test_others_have_their_turn_while_much_is_heeded() -> None:
             for weights in (OLD, NEW):
                 one.forwarder.serve(weights, EVERYBODY, port=port)
             two.forwarder.serve(NEW, EVERYBODY, port=port)
-        said, exchange = (Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two))
+        said, exchange = (
+            Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two)
+        )
         two.peers._told = {key: told for key in said.listeners() if (told := said.tables(key))}
         exchange.touched()
         heeding = asyncio.create_task(two.peers._heed(exchange))
@@ -414,7 +450,8 @@ async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
 
 
 async def one_without_a_process(made: Site) -> tuple[Gateway, Gateway]:
-    """The same; then who was `current` is so again, and the first's process ends, while its program goes on."""
+    """The same; then who was `current` is so again, and the first's process ends, while its program
+    goes on."""
     one, two = made.gateway(1), await made.start(2)
     process = await made.join(one)
     await pass_on(one, two)
@@ -460,13 +497,16 @@ async def test_a_syn_takes_an_entry_away_everywhere_where_nobody_needs_it_any_mo
 
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> None:
-    """It has no tables, or those of long ago; the other has served alone since, and its slots have come to rest."""
+    """It has no tables, or those of long ago; the other has served alone since, and its slots have
+    come to rest."""
     async with site() as made:
         one, two = await made.start(1), made.gateway(2)
         for each in (one, two) if pinned else (one,):
             each.serve(OLD)
             each.open(range(43000, 43010))
-        one.forwarder.serve({"node3": 1}, {"node3"})  # node1 and node2 are gone, and with them their connections
+        one.forwarder.serve(
+            {"node3": 1}, {"node3"}
+        )  # node1 and node2 are gone, and with them their connections
         alone = one.open(PORTS)
         one.serve(OLD)  # they are back
         one.peers._began_s -= peers_module.SEASONED_S
@@ -476,7 +516,8 @@ async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> No
 
 
 async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() -> None:
-    """Its program goes on while no process is there to tell of it: connections with the ports of older ones get other nodes."""
+    """Its program goes on while no process is there to tell of it: connections with the ports of
+    older ones get other nodes."""
     async with site() as made:
         one, two = await one_without_a_process(made)
         again = one.open(PORTS)
@@ -519,9 +560,13 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
         assert theirs
         (stored,) = map(theirs.entries, theirs.stored())
         reader, peer = asyncio.StreamReader(), address(2)
-        listening = asyncio.create_task(one.peers._listen_to(peer, Hello("two", 0.0), reader, mine, Backoff(0.1, 1.0)))
+        listening = asyncio.create_task(
+            one.peers._listen_to(peer, Hello("two", 0.0), reader, mine, Backoff(0.1, 1.0))
+        )
         made.stack.push_async_callback(stop, listening)
-        reader.feed_data(frame(msgspec.structs.replace(stored, records=stored.records[: ENTRY.size])))
+        reader.feed_data(
+            frame(msgspec.structs.replace(stored, records=stored.records[: ENTRY.size]))
+        )
         await told(1, one)
         again = one.open(PORTS)
         assert entries(one) != entries(two)
@@ -549,7 +594,8 @@ async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> N
 
 
 async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_right() -> None:
-    """Both have run and served all the time, each for long enough to be away in the eyes of the other."""
+    """Both have run and served all the time, each for long enough to be away in the eyes of the
+    other."""
     mine, others, both = PORTS[:100], PORTS[100:200], PORTS[200:]
     async with site() as made:
         cable = Cable(made.stack)
@@ -584,11 +630,15 @@ async def test_strangers_are_told_nothing() -> None:
     async with site() as made:
         one = await made.start(1)
         one.serve(OLD)
-        reader, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.9", 0))
+        reader, writer = await asyncio.open_connection(
+            "127.0.77.1", 9445, local_addr=("127.0.77.9", 0)
+        )
         with pytest.raises(Unavailable):
             await read_message(reader, within_s=DEADLINE_S)
         writer.close()
-        reader, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.2", 0))
+        reader, writer = await asyncio.open_connection(
+            "127.0.77.1", 9445, local_addr=("127.0.77.2", 0)
+        )
         assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
         writer.close()
 
@@ -600,10 +650,14 @@ async def test_a_follower_that_takes_nothing_is_dropped() -> None:
         await made.join(one)
         one.serve(OLD)
         one.serve(NEW)
-        _, writer = await asyncio.open_connection("127.0.77.1", 9445, local_addr=("127.0.77.2", 0), limit=1024)
+        _, writer = await asyncio.open_connection(
+            "127.0.77.1", 9445, local_addr=("127.0.77.2", 0), limit=1024
+        )
         await until(lambda: one.peers.followers == 1)
         for round_ in range(100):
-            one.forwarder.serve({"node1": 1 + round_ % 2, "node2": 1, "node3": 300}, EVERYBODY)  # tables of 64 KiB each
+            one.forwarder.serve(
+                {"node1": 1 + round_ % 2, "node2": 1, "node3": 300}, EVERYBODY
+            )  # tables of 64 KiB each
             await asyncio.sleep(0.11)
             if not one.peers.followers:
                 break
@@ -635,7 +689,9 @@ async def test_an_address_may_be_written_in_any_way() -> None:
         writer.close()
 
 
-async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_sign_of_life() -> None:
+async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_sign_of_life() -> (
+    None
+):
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         one = Gateway(forwarder, Peers("", []))
@@ -674,7 +730,9 @@ async def test_where_nobody_can_listen() -> None:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         peers = Peers("203.0.113.99:9445", [])
         await peers.inherit(forwarder.tables, forwarder.maps)
-        with pytest.raises(Refused, match=r"listening on 203\.0\.113\.99:9445 for other gateways failed"):
+        with pytest.raises(
+            Refused, match=r"listening on 203\.0\.113\.99:9445 for other gateways failed"
+        ):
             await peers.run()
 
 
@@ -682,7 +740,9 @@ SLOTS = Slots(("a", "b"), bytes((0, 0, 1, 0) * 510 + (0, 0)), b"")
 
 
 def tables(slots: Slots) -> Tables:
-    return Tables(VIP4, 80, "TCP", ("default", "web"), "uid", *slots, keeping=(), restricted=False, used=True)
+    return Tables(
+        VIP4, 80, "TCP", ("default", "web"), "uid", *slots, keeping=(), restricted=False, used=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -710,7 +770,14 @@ def test_what_is_a_message_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\0\0\0", struct.pack("!I", LONGEST_BYTES + 1), b"\0\0\0\x04spam", b"\0\0\0\x02\xc1\xc1"]
+    "sent",
+    [
+        b"",
+        b"\0\0\0",
+        struct.pack("!I", LONGEST_BYTES + 1),
+        b"\0\0\0\x04spam",
+        b"\0\0\0\x02\xc1\xc1",
+    ],
 )
 async def test_what_others_send_is_read_with_care(sent: bytes) -> None:
     reader = asyncio.StreamReader()

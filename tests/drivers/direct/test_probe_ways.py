@@ -1,4 +1,5 @@
-"""Which of the gateway's own packets go into envelopes: those of marked sockets, to nodes behind a tunnel."""
+"""Which of the gateway's own packets go into envelopes: those of marked sockets, to nodes behind a
+tunnel."""
 
 import asyncio
 import socket
@@ -40,15 +41,20 @@ def prepare() -> None:
 
 
 def sent(ways: ProbeWays, packet: Packet, mark: int) -> tuple[int, bytes]:
-    """The verdict on a packet from a socket with this mark, and the packet after it. `mark` is the third word of __sk_buff."""
+    """The verdict on a packet from a socket with this mark, and the packet after it. `mark` is the
+    third word of __sk_buff."""
     assert ways.program
     trial = ways.program.test_run(bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark))
     return trial.verdict, trial.packet
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-@pytest.mark.parametrize(("far", "near", "own"), [(FAR4, NEAR4, OWN4), (FAR6, NEAR6, OWN6)], ids=["ipv4", "ipv6"])
-def test_probes_of_far_nodes_are_put_into_envelopes(run: Run, kind: TunnelKind, far: str, near: str, own: str) -> None:
+@pytest.mark.parametrize(
+    ("far", "near", "own"), [(FAR4, NEAR4, OWN4), (FAR6, NEAR6, OWN6)], ids=["ipv4", "ipv6"]
+)
+def test_probes_of_far_nodes_are_put_into_envelopes(
+    run: Run, kind: TunnelKind, far: str, near: str, own: str
+) -> None:
     family = IPv6 if ":" in far else IP
 
     async def scenario() -> None:
@@ -65,7 +71,11 @@ def test_probes_of_far_nodes_are_put_into_envelopes(run: Run, kind: TunnelKind, 
             assert verdict == REDIRECT
             outer = family(packet[14:])
             assert (outer.src, outer.dst) == (own, far)
-            inside = outer.payload if kind == "ipip" else VXLAN(bytes(outer.payload.payload)).payload.payload
+            inside = (
+                outer.payload
+                if kind == "ipip"
+                else VXLAN(bytes(outer.payload.payload)).payload.payload
+            )
             assert bytes(inside)[: len(question)] == bytes(question)
         for mark in (0, 0x4000, 0x8000, PROBE_MARK & ~0x1000, PROBE_MARK | 0x2000):
             assert sent(ways, question, mark) == (UNTOUCHED, bytes(to_us() / question))

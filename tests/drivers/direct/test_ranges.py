@@ -1,10 +1,20 @@
-"""Source ranges: who is let in, by packets; what is in the map; and what is left of it by errors and crashes."""
+"""Source ranges: who is let in, by packets; what is in the map; and what is left of it by errors
+and crashes."""
 
 from ipaddress import ip_network
 
 import msgspec
 import pytest
-from tests.drivers.direct.conftest import CLIENT4, DROP, REDIRECT, SERVICE, VIP4, VIP6, Forwarder, tcp
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    DROP,
+    REDIRECT,
+    SERVICE,
+    VIP4,
+    VIP6,
+    Forwarder,
+    tcp,
+)
 
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.layout import DROPS
@@ -22,7 +32,10 @@ OTHER = ServiceKey("default", "other")
 
 def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
     """As it is rendered from a Service with these ranges, served by node1."""
-    listeners = tuple(ListenerSpec(key, False, (("node1", 1),), ("node1",), restricted=bool(cidrs)) for key in keys)
+    listeners = tuple(
+        ListenerSpec(key, False, (("node1", 1),), ("node1",), restricted=bool(cidrs))
+        for key in keys
+    )
     return DirectSpec("uid", listeners, (), cidrs)
 
 
@@ -59,7 +72,10 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
         },
     ),
     "one address": (("198.51.100.7/32",), {"198.51.100.7": True, "198.51.100.6": False}),
-    "of the other family alone: nobody of this one": (("0.0.0.0/0",), {CLIENT4: True, "2001:db8:c::7": False}),
+    "of the other family alone: nobody of this one": (
+        ("0.0.0.0/0",),
+        {CLIENT4: True, "2001:db8:c::7": False},
+    ),
     "all of IPv6 is not IPv4 too": (("::/0",), {CLIENT4: False, "2001:db8:c::7": True}),
     "one within another": (
         ("198.51.0.0/16", "198.51.100.0/24"),
@@ -81,9 +97,14 @@ def test_thousands_change_in_place_and_only_by_what_differs(forwarder: Forwarder
     cidrs = [str(each) for each in ip_network("198.18.0.0/15").subnets(new_prefix=27)][:4000]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
     before = dict(forwarder.maps["listeners"].items())
-    assert [lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])] == [True, True, False]
+    assert [
+        lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])
+    ] == [True, True, False]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[1000:])}) == {}
-    assert [lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[999], cidrs[1000], cidrs[3999])] == [
+    assert [
+        lets_in(forwarder, cidr.split("/")[0])
+        for cidr in (cidrs[0], cidrs[999], cidrs[1000], cidrs[3999])
+    ] == [
         False,
         False,
         True,
@@ -131,7 +152,9 @@ def test_ranges_survive_a_restart_and_what_no_listener_names_goes(forwarder: For
     assert forwarder.maps["ranges"].count() == 2
 
 
-def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(forwarder: Forwarder) -> None:
+def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(
+    forwarder: Forwarder,
+) -> None:
     service = wanted("198.51.100.0/24", "192.0.2.0/24")
     bring(forwarder.tables, {SERVICE: service})
     key, *_ = dict(forwarder.maps["ranges"].items())
@@ -143,7 +166,9 @@ def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(forwarde
     assert forwarder.maps["ranges"].count() == 2
 
 
-def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_nothing(forwarder: Forwarder) -> None:
+def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_nothing(
+    forwarder: Forwarder,
+) -> None:
     full = forwarder.maps["ranges"].spec._replace(max_entries=8)
     with Map.create(full) as small:
         forwarder.tables.close()
@@ -164,16 +189,32 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
         assert forwarder.tables.actual([SERVICE])[SERVICE].source_ranges == fewer.source_ranges
 
 
-def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
+def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(
+    forwarder: Forwarder,
+) -> None:
     tables = forwarder.tables
-    bring(tables, {SERVICE: wanted("198.51.100.0/24", keys=KEYS[:1]), OTHER: wanted("192.0.2.0/24", keys=KEYS[1:])})
+    bring(
+        tables,
+        {
+            SERVICE: wanted("198.51.100.0/24", keys=KEYS[:1]),
+            OTHER: wanted("192.0.2.0/24", keys=KEYS[1:]),
+        },
+    )
     survey = tables.survey(tables.known())
     bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # and OTHER is gone
-    tables.set_ranges(OTHER, ("198.51.100.128/25",))  # which its listeners are to follow in a moment
+    tables.set_ranges(
+        OTHER, ("198.51.100.128/25",)
+    )  # which its listeners are to follow in a moment
     tables.adopt(survey)
     assert tables.actual(None)[SERVICE].source_ranges == ("203.0.113.0/24",)
     assert forwarder.maps["ranges"].count() == 2
-    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1]), OTHER: wanted("198.51.100.128/25", keys=KEYS[1:])})
+    bring(
+        tables,
+        {
+            SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1]),
+            OTHER: wanted("198.51.100.128/25", keys=KEYS[1:]),
+        },
+    )
     assert tables.actual(None)[OTHER].source_ranges == ("198.51.100.128/25",)
     before = tables.actual(None)
     tables.adopt(tables.survey(tables.known()))

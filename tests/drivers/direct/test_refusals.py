@@ -1,4 +1,5 @@
-"""The answers to callers of a Service without endpoints, byte by byte: the same as of a host on which no process listens."""
+"""The answers to callers of a Service without endpoints, byte by byte: the same as of a host on
+which no process listens."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -6,7 +7,19 @@ from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6TimeExceeded, IPv6, IPv6
 from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
-from tests.drivers.direct.conftest import CLIENT4, CLIENT6, DROP, REDIRECT, SERVICE, VIP4, VIP6, Forwarder, tcp, to_us, udp
+from tests.drivers.direct.conftest import (
+    CLIENT4,
+    CLIENT6,
+    DROP,
+    REDIRECT,
+    SERVICE,
+    VIP4,
+    VIP6,
+    Forwarder,
+    tcp,
+    to_us,
+    udp,
+)
 from tests.drivers.direct.test_messages import ones_sum, valid
 
 from fairlead.drivers.direct.layout import DROPS
@@ -14,7 +27,9 @@ from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root
 
-NO_MEMBER, FORBIDDEN, NO_ENDPOINTS = (DROPS.index(reason) for reason in ("no_member", "forbidden", "no_endpoints"))
+NO_MEMBER, FORBIDDEN, NO_ENDPOINTS = (
+    DROPS.index(reason) for reason in ("no_member", "forbidden", "no_endpoints")
+)
 TOLD_REFUSED = len(DROPS) + 3
 PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
@@ -36,7 +51,12 @@ def segment(flags: str, *, ipv6: bool, payload: int = 0, options: bool = False) 
     else:
         head = IP(src=CLIENT4, dst=VIP4, options=[b"\x94\x04\0\0"] if options else [])
     more = [("MSS", 1460), ("WScale", 7), ("Timestamp", (1, 2)), ("NOP", None), ("SAckOK", b"")]
-    return to_us() / head / TCP(sport=40000, dport=80, flags=flags, seq=0xFFFFFFF0, ack=77, options=more) / Raw(b"x" * payload)
+    return (
+        to_us()
+        / head
+        / TCP(sport=40000, dport=80, flags=flags, seq=0xFFFFFFF0, ack=77, options=more)
+        / Raw(b"x" * payload)
+    )
 
 
 @pytest.mark.parametrize("options", [False, True])
@@ -53,7 +73,12 @@ def segment(flags: str, *, ipv6: bool, payload: int = 0, options: bool = False) 
     ],
 )
 def test_segments_are_answered_by_a_reset(
-    refusing: Forwarder, flags: str, payload: int, answer: tuple[str, int, int], ipv6: bool, options: bool
+    refusing: Forwarder,
+    flags: str,
+    payload: int,
+    answer: tuple[str, int, int],
+    ipv6: bool,
+    options: bool,
 ) -> None:
     sent = segment(flags, ipv6=ipv6, payload=payload, options=options)
     told = refusing.run(sent)
@@ -64,19 +89,35 @@ def test_segments_are_answered_by_a_reset(
     assert (frame[head].src, frame[head].dst) == (sent[head].dst, sent[head].src)
     reset = frame[TCP]
     assert (str(reset.flags), reset.seq, reset.ack) == answer
-    assert (reset.sport, reset.dport, reset.window, reset.dataofs, bytes(reset.payload)) == (80, 40000, 0, 5, b"")
+    assert (reset.sport, reset.dport, reset.window, reset.dataofs, bytes(reset.payload)) == (
+        80,
+        40000,
+        0,
+        5,
+        b"",
+    )
     assert len(told.packet) == 14 + length + 20
     addresses = told.packet[22:54] if ipv6 else told.packet[26:34]
-    assert ones_sum(addresses + (6).to_bytes(2, "big") + (20).to_bytes(2, "big") + told.packet[-20:]) == 0xFFFF
+    assert (
+        ones_sum(addresses + (6).to_bytes(2, "big") + (20).to_bytes(2, "big") + told.packet[-20:])
+        == 0xFFFF
+    )
     if not ipv6:
         assert ones_sum(told.packet[14:34]) == 0xFFFF
-    assert (refusing.event(NO_ENDPOINTS), refusing.event(TOLD_REFUSED), refusing.event(NO_MEMBER)) == (1, 1, 0)
+    assert (
+        refusing.event(NO_ENDPOINTS),
+        refusing.event(TOLD_REFUSED),
+        refusing.event(NO_MEMBER),
+    ) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("payload", [0, 1, 2, 3, 20, 485, 512, 519, 520, 521, 1024, 1400])
 def test_datagrams_are_answered_by_port_unreachable(refusing: Forwarder, payload: int) -> None:
     data = bytes(i % 251 for i in range(payload))
-    for head, layer, most in ((IP(src=CLIENT4, dst=VIP4), IP, 548), (IPv6(src=CLIENT6, dst=VIP6), IPv6, 1232)):
+    for head, layer, most in (
+        (IP(src=CLIENT4, dst=VIP4), IP, 548),
+        (IPv6(src=CLIENT6, dst=VIP6), IPv6, 1232),
+    ):
         sent = to_us() / head / UDP(sport=40000, dport=80) / Raw(data)
         answer = refusing.run(sent)
         assert answer.verdict == REDIRECT
@@ -93,7 +134,9 @@ def test_datagrams_are_answered_by_port_unreachable(refusing: Forwarder, payload
 
 
 def test_associations_are_answered_as_by_a_service_proxy(refusing: Forwarder) -> None:
-    answer = refusing.run(to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(sport=40000, dport=80, tag=0) / SCTPChunkInit())
+    answer = refusing.run(
+        to_us() / IP(src=CLIENT4, dst=VIP4) / SCTP(sport=40000, dport=80, tag=0) / SCTPChunkInit()
+    )
     assert valid(answer.packet)[ICMP].code == 3
 
 
@@ -103,9 +146,16 @@ SILENT: dict[str, Packet] = {
     "a reset": segment("R", ipv6=False),
     "a reset over ipv6": segment("RA", ipv6=True),
     "an error": to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=3, code=1) / QUOTED4,
-    "an error over ipv6": to_us() / IPv6(src="2001:db8:aaaa::1", dst=VIP6) / ICMPv6TimeExceeded() / QUOTED6,
-    "a first fragment": to_us() / IP(src=CLIENT4, dst=VIP4, id=9, flags="MF", proto=17) / bytes(udp()[UDP]),
-    "a later fragment": to_us() / IP(src=CLIENT4, dst=VIP4, id=9, frag=6, proto=17) / Raw(b"x" * 64),
+    "an error over ipv6": to_us()
+    / IPv6(src="2001:db8:aaaa::1", dst=VIP6)
+    / ICMPv6TimeExceeded()
+    / QUOTED6,
+    "a first fragment": to_us()
+    / IP(src=CLIENT4, dst=VIP4, id=9, flags="MF", proto=17)
+    / bytes(udp()[UDP]),
+    "a later fragment": to_us()
+    / IP(src=CLIENT4, dst=VIP4, id=9, frag=6, proto=17)
+    / Raw(b"x" * 64),
     "from a group": to_us() / IP(src="224.0.0.1", dst=VIP4) / UDP(dport=80),
     "from all hosts": to_us() / IP(src="255.255.255.255", dst=VIP4) / TCP(dport=80),
     "from the loopback": to_us() / IP(src="127.0.0.1", dst=VIP4) / TCP(dport=80),
@@ -115,7 +165,9 @@ SILENT: dict[str, Packet] = {
 
 
 @pytest.mark.parametrize("packet", SILENT.values(), ids=SILENT.keys())
-def test_what_no_host_would_answer_is_dropped_in_silence(refusing: Forwarder, packet: Packet) -> None:
+def test_what_no_host_would_answer_is_dropped_in_silence(
+    refusing: Forwarder, packet: Packet
+) -> None:
     assert refusing.run(packet).verdict == DROP
     assert refusing.event(TOLD_REFUSED) == 0
 
@@ -125,7 +177,10 @@ def test_sources_that_are_not_let_in_learn_nothing(refusing: Forwarder) -> None:
     for address in (VIP4, VIP6):
         refusing.serve({}, address=address, refuses=True, restricted=True)
     assert refusing.run(tcp(client="198.51.100.7")).verdict == REDIRECT
-    assert [refusing.run(tcp(client="198.51.100.200")).verdict, refusing.run(tcp(ipv6=True)).verdict] == [DROP, DROP]
+    assert [
+        refusing.run(tcp(client="198.51.100.200")).verdict,
+        refusing.run(tcp(ipv6=True)).verdict,
+    ] == [DROP, DROP]
     assert (refusing.event(TOLD_REFUSED), refusing.event(FORBIDDEN)) == (1, 2)
 
 
@@ -137,7 +192,10 @@ def test_open_connections_go_on_while_new_ones_are_refused(forwarder: Forwarder)
     refused = forwarder.run(tcp("S", 40002))
     assert (refused.verdict, str(Ether(refused.packet)[TCP].flags)) == (REDIRECT, "RA")
     forwarder.serve({"node2": 1}, {"node1", "node2"})
-    assert [forwarder.run(tcp("A", 40001)).node, forwarder.run(tcp("S", 40002)).node] == ["node1", "node2"]
+    assert [forwarder.run(tcp("A", 40001)).node, forwarder.run(tcp("S", 40002)).node] == [
+        "node1",
+        "node2",
+    ]
 
 
 def test_without_the_flag_there_is_silence(forwarder: Forwarder) -> None:

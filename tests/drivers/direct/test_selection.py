@@ -1,4 +1,5 @@
-"""A gateway's interfaces by pattern, subnet and default route, on real interfaces that come and go; packets of each way."""
+"""A gateway's interfaces by pattern, subnet and default route, on real interfaces that come and go;
+packets of each way."""
 
 import asyncio
 import socket
@@ -6,7 +7,18 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
-from tests.drivers.direct.conftest import DEADLINE_S, NAME, NODE1, PINS, Run, add_cable, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    DEADLINE_S,
+    NAME,
+    NODE1,
+    PINS,
+    Run,
+    add_cable,
+    bring,
+    driver,
+    ip,
+    load_balancer,
+)
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     CLIENT,
@@ -30,7 +42,9 @@ async def attached() -> set[str]:
 def routed() -> set[str]:
     """The interfaces whose packets for load-balancer addresses end in the blackhole table."""
     command = ["ip", "-n", NAME, "rule", "show"]
-    rules = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    rules = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    ).stdout
     return {line.split("iif ")[1].split()[0] for line in rules.splitlines() if "iif " in line}
 
 
@@ -94,10 +108,15 @@ def test_the_default_route_chooses_and_moves(run: Run) -> None:
     ("selectors", "words"),
     [
         (["eth0", "eth9"], r"there is no interface eth9; this host has .*eth0 \(192.0.2.10\)"),
-        (["ens*", "198.51.100.0/24"], r"no interface matches ens\*, 198.51.100.0/24; this host has .*eth0 \(192.0.2.10\)"),
+        (
+            ["ens*", "198.51.100.0/24"],
+            r"no interface matches ens\*, 198.51.100.0/24; this host has .*eth0 \(192.0.2.10\)",
+        ),
     ],
 )
-def test_a_start_without_its_interfaces_says_what_there_is(run: Run, selectors: Sequence[str], words: str) -> None:
+def test_a_start_without_its_interfaces_says_what_there_is(
+    run: Run, selectors: Sequence[str], words: str
+) -> None:
     async def scenario() -> None:
         ip("-6", "address", "flush", "dev", "eth0")
         made = driver(interfaces=selectors)
@@ -108,7 +127,9 @@ def test_a_start_without_its_interfaces_says_what_there_is(run: Run, selectors: 
 
 
 @pytest.mark.parametrize("selector", ["eth*", "192.0.2.0/24", "2001:db8::/64"])
-async def test_packets_are_forwarded_on_an_interface_that_was_not_named(site: None, selector: str) -> None:
+async def test_packets_are_forwarded_on_an_interface_that_was_not_named(
+    site: None, selector: str
+) -> None:
     async with pods(), running_gateway(Options("tc", interfaces=(selector,))) as gateway:
         answer = await gateway.serve({"node1": 1})
         assert [name for name, _, _ in answer["interfaces"]] == ["eth0"]

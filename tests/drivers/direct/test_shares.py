@@ -1,5 +1,5 @@
-"""One namespace cannot use up the resources of others: table memory, listeners, retained nodes and source ranges; and a Service
-that is served can always be changed."""
+"""One namespace cannot use up the resources of others: table memory, listeners, retained nodes and
+source ranges; and a Service that is served can always be changed."""
 
 from array import array
 from collections import Counter
@@ -30,15 +30,31 @@ KEY = ListenerKey(VIP4, 80, "TCP")
 def service(
     key: ServiceKey, address: str, *members: Member, ports: int = 1, ranges: tuple[str, ...] = ()
 ) -> dict[ServiceKey, LoadBalancer]:
-    listeners = tuple(Listener("IPv4", 1000 + i, "TCP", "Local", 30000 + i, members) for i in range(ports))
-    return {key: LoadBalancer(key, f"uid-{key.name}", "fairlead.io/direct", (address,), listeners, source_ranges=ranges)}
+    listeners = tuple(
+        Listener("IPv4", 1000 + i, "TCP", "Local", 30000 + i, members) for i in range(ports)
+    )
+    return {
+        key: LoadBalancer(
+            key,
+            f"uid-{key.name}",
+            "fairlead.io/direct",
+            (address,),
+            listeners,
+            source_ranges=ranges,
+        )
+    }
 
 
 def hogs(*members: Member) -> dict[ServiceKey, LoadBalancer]:
     """Six Services of 100 ports and one of 40, all of one namespace."""
     intents: dict[ServiceKey, LoadBalancer] = {}
     for i in range(7):
-        intents |= service(ServiceKey("greedy", f"hog{i}"), f"203.0.113.{100 + i}", *members, ports=100 if i < 6 else 40)
+        intents |= service(
+            ServiceKey("greedy", f"hog{i}"),
+            f"203.0.113.{100 + i}",
+            *members,
+            ports=100 if i < 6 else 40,
+        )
     return intents
 
 
@@ -47,7 +63,9 @@ def big(weight: int) -> tuple[Member, ...]:
     return Member("node1", "192.0.2.21", weight), Member("node2", "192.0.2.22", 400 - weight)
 
 
-async def outcomes(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Outcome]:
+async def outcomes(
+    made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]
+) -> dict[ServiceKey, Outcome]:
     """The outcomes of a pass over these Services."""
     changes = made.diff(made.render(intents), await made.read(intents.keys()))
     return dict(await made.apply(changes))
@@ -76,8 +94,13 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert unserved
         assert all(each.state == "unavailable" and not each.in_part for each in unserved)
         assert "listeners are not served" in unserved[0].message
-        assert "namespace greedy has reached its share of this gateway's table memory" in unserved[0].message
-        assert "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
+        assert (
+            "namespace greedy has reached its share of this gateway's table memory"
+            in unserved[0].message
+        )
+        assert (
+            "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
+        )
         there = [len(await current(made, key)) for key in hogs()]
         assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
 
@@ -102,7 +125,8 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
 
 
 def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> None:
-    """Two Services wait: one has fewer slots than it asks for, and one has listeners that are not served."""
+    """Two Services wait: one has fewer slots than it asks for, and one has listeners that are not
+    served."""
     touched: list[set[ServiceKey]] = []
 
     async def scenario() -> None:
@@ -117,7 +141,8 @@ def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> No
         assert not touched
         assert set(map(Counter.total, await current(made, second))) == {1021}
         assert all(
-            each == dict(zip(("node1", "node2"), quotas([300, 100], 1021), strict=True)) for each in await current(made, second)
+            each == dict(zip(("node1", "node2"), quotas([300, 100], 1021), strict=True))
+            for each in await current(made, second)
         )
 
         await made.apply(made.diff({}, await made.read([first])))
@@ -136,7 +161,8 @@ def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> No
 
 
 class Full:
-    """A forwarder whose table memory is used up to the last chunk, by tables that it has received from another gateway."""
+    """A forwarder whose table memory is used up to the last chunk, by tables that it has received
+    from another gateway."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder, self.now_s = forwarder, 1000.0
@@ -153,15 +179,29 @@ class Full:
             try:
                 while True:
                     key = ListenerKey("203.0.113.99", len(self.fillers) + 1, "TCP")
-                    self.tables.carry_over(key, GREEDY, "uid", Slots(dealt.nodes, dealt.slots), (), restricted=False, used=True)
+                    self.tables.carry_over(
+                        key,
+                        GREEDY,
+                        "uid",
+                        Slots(dealt.nodes, dealt.slots),
+                        (),
+                        restricted=False,
+                        used=True,
+                    )
                     self.fillers.append(key)
             except NoRoom:
                 pass
 
-    def bring(self, weights: dict[str, int], keepers: Collection[str] | None = None) -> dict[ServiceKey, Outcome]:
+    def bring(
+        self, weights: dict[str, int], keepers: Collection[str] | None = None
+    ) -> dict[ServiceKey, Outcome]:
         shares = tuple(sorted(weights.items()))
-        listener = ListenerSpec(KEY, False, shares, tuple(sorted(weights if keepers is None else keepers)))
-        return carry_out(self.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, self.actual()), {})
+        listener = ListenerSpec(
+            KEY, False, shares, tuple(sorted(weights if keepers is None else keepers))
+        )
+        return carry_out(
+            self.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, self.actual()), {}
+        )
 
     def actual(self) -> dict[ServiceKey, spec.DirectActual]:
         return self.tables.actual([SERVICE])
@@ -187,7 +227,9 @@ def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> 
     assert told[SERVICE].in_part
     assert "changed in place" in told[SERVICE].message
     after = full.send(OLD, "A")
-    assert {port for port in OLD if after[port] != before[port]} == {port for port in OLD if before[port] == "node2"}
+    assert {port for port in OLD if after[port] != before[port]} == {
+        port for port in OLD if before[port] == "node2"
+    }
     assert set(after.values()) == set(full.send(NEW, "S").values()) == {"node1", "node3"}
     (listener,) = full.actual()[SERVICE].listeners
     assert slots_by_node(listener.slots).total() == 1021
@@ -203,8 +245,11 @@ def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> 
     assert full.send(OLD, "A") == after
 
 
-def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_there(full: Full) -> None:
-    """The previous table is written over as well: for each slot it has the node of connections without an entry."""
+def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_there(
+    full: Full,
+) -> None:
+    """The previous table is written over as well: for each slot it has the node of connections
+    without an entry."""
     full.bring({"node1": 1, "node2": 1})
     first = full.send(OLD, "S")
     full.bring({"node1": 1, "node2": 1, "node3": 4})
@@ -259,8 +304,12 @@ class Small:
         ranges: tuple[str, ...] = (),
     ) -> Outcome:
         names = tuple(f"node{i}" for i in range(1, nodes + 1))
-        listener = ListenerSpec(KEY, False, tuple((name, 1) for name in names), names, restricted=bool(ranges))
-        listeners = tuple(replace(listener, key=ListenerKey(VIP4, port, protocol)) for port in ports)
+        listener = ListenerSpec(
+            KEY, False, tuple((name, 1) for name in names), names, restricted=bool(ranges)
+        )
+        listeners = tuple(
+            replace(listener, key=ListenerKey(VIP4, port, protocol)) for port in ports
+        )
         wanted = {service: DirectSpec("uid", listeners, (), ranges)} if ports else {}
         told = carry_out(self.tables, spec.diff(wanted, self.tables.actual([service])), {})
         return told.get(service, Outcome("done"))
@@ -279,11 +328,13 @@ def test_listeners_of_one_namespace(small: Small) -> None:
     told = small.bring(GREEDY, range(100, 200))
     assert len(told.missing) == 100 - 35
     assert (
-        "65 of 100 listeners are not served; namespace greedy has reached its share of this gateway's room for listeners"
-        in told.message
-    )
+        "65 of 100 listeners are not served; namespace greedy has reached its share of this "
+        "gateway's room for listeners"
+    ) in told.message
     assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"
-    assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, "and of the reserve, as it is served already"
+    assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
+        "and of the reserve, as it is served already"
+    )
     assert small.tables.quotas.relieved() == set()
     # What is served can change, though the namespace has more by now than it would get.
     assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
@@ -302,7 +353,9 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
     assert small.map.count() == 14
     assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
-    assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), "a node can leave"
+    assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
+        "a node can leave"
+    )
     assert forwarder.run(udp()).node
 
 
@@ -311,7 +364,10 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
 def test_source_ranges_of_one_namespace(small: Small) -> None:
     many = tuple(f"198.51.100.{i}/32" for i in range(20))
     told = small.bring(GREEDY, range(1, 2), ranges=many)
-    assert "share of this gateway's room for source ranges" in told.message or "used up" in told.message
+    assert (
+        "share of this gateway's room for source ranges" in told.message
+        or "used up" in told.message
+    )
     assert not told.missing
     assert small.bring(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
     assert small.bring(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")

@@ -43,18 +43,28 @@ def load_balancer(
     affinity_timeout_s: int = 0,
 ) -> LoadBalancer:
     family = family_of(address)
-    listeners = tuple(Listener(family, 80, protocol, "Local", 30080, members) for protocol in protocols)
+    listeners = tuple(
+        Listener(family, 80, protocol, "Local", 30080, members) for protocol in protocols
+    )
     uid = f"uid-{service.name}"
-    return LoadBalancer(service, uid, class_name, (address,), listeners, affinity_timeout_s=affinity_timeout_s)
+    return LoadBalancer(
+        service, uid, class_name, (address,), listeners, affinity_timeout_s=affinity_timeout_s
+    )
 
 
 def member(node: str, weight: int = 1, state: MemberState = "active") -> Member:
     return Member(node, f"192.0.2.{node[-1]}", weight, state)
 
 
-def after(changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, DirectActual]:
+def after(
+    changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActual]
+) -> dict[ServiceKey, DirectActual]:
     """What would be read once the changes are applied."""
-    listeners = {each.key: (service, one.uid, each) for service, one in actual.items() for each in one.listeners}
+    listeners = {
+        each.key: (service, one.uid, each)
+        for service, one in actual.items()
+        for each in one.listeners
+    }
     addresses = {pair for one in actual.values() for pair in one.addresses}
     for change in changes:
         match change:
@@ -62,7 +72,11 @@ def after(changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActu
                 addresses.add((node, address))
             case SetListener(service=service, uid=uid, listener=listener, slots=slots):
                 keeping = tuple(sorted({*listener.keepers, *listener.left}))
-                listeners[listener.key] = (service, uid, ActualListener(listener.key, slots, listener, keeping))
+                listeners[listener.key] = (
+                    service,
+                    uid,
+                    ActualListener(listener.key, slots, listener, keeping),
+                )
             case RemoveListener(key=key):
                 del listeners[key]
     found = {}
@@ -70,11 +84,15 @@ def after(changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActu
         mine = tuple(each for _, (owner, _, each) in sorted(listeners.items()) if owner == service)
         named = {node for each in mine for node in each.slots.nodes}
         uid = next(uid for owner, uid, _ in listeners.values() if owner == service)
-        found[service] = DirectActual(uid, mine, tuple(sorted(pair for pair in addresses if pair[0] in named)))
+        found[service] = DirectActual(
+            uid, mine, tuple(sorted(pair for pair in addresses if pair[0] in named))
+        )
     return found
 
 
-def steps(*intents: LoadBalancer, actual: dict[ServiceKey, DirectActual]) -> tuple[DirectChange, ...]:
+def steps(
+    *intents: LoadBalancer, actual: dict[ServiceKey, DirectActual]
+) -> tuple[DirectChange, ...]:
     return spec.diff(spec.render({intent.service: intent for intent in intents}), actual)
 
 
@@ -83,13 +101,17 @@ def test_render_takes_its_own_class_and_all_protocols() -> None:
     foreign = load_balancer(member("node1"), service=API, class_name="fairlead.io/proxy")
     rendered = spec.render({WEB: ours, API: foreign})
     assert rendered.keys() == {WEB}
-    assert [str(each.key) for each in rendered[WEB].listeners] == [f"{VIP}:80/{each}" for each in ("SCTP", "TCP", "UDP")]
+    assert [str(each.key) for each in rendered[WEB].listeners] == [
+        f"{VIP}:80/{each}" for each in ("SCTP", "TCP", "UDP")
+    ]
 
 
 def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
     states: tuple[MemberState, ...] = ("active", "draining", "down", "pending")
     members = [member(f"node{i}", 2, state) for i, state in enumerate(states)]
-    sctp, tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("SCTP", "TCP", "UDP"))})[WEB].listeners
+    sctp, tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("SCTP", "TCP", "UDP"))})[
+        WEB
+    ].listeners
     assert sctp.weights == tcp.weights == udp.weights == (("node0", 2),)
     assert sctp.keepers == tcp.keepers == ("node0", "node1", "node2", "node3")
     assert udp.keepers == ("node0", "node1", "node3")
@@ -101,11 +123,15 @@ def test_spelling_of_addresses_makes_no_difference() -> None:
 
 
 def test_changes_print_as_what_they_do() -> None:
-    changes = steps(load_balancer(member("node1", 3), member("node2"), member("node3", 1, "draining")), actual={})
+    changes = steps(
+        load_balancer(member("node1", 3), member("node2"), member("node3", 1, "draining")),
+        actual={},
+    )
     assert [str(change) for change in changes] == [
         "set node node1 address 192.0.2.1",
         "set node node2 address 192.0.2.2",
-        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping node3",
+        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping "
+        "node3",
     ]
     (removal,) = spec.diff({}, after(changes, {}))
     assert str(removal) == "remove listener 203.0.113.10:80/TCP default/web"
@@ -113,7 +139,9 @@ def test_changes_print_as_what_they_do() -> None:
 
 def test_a_listener_without_members_stays() -> None:
     changes = steps(load_balancer(), actual={})
-    assert [str(change) for change in changes] == ["set listener 203.0.113.10:80/TCP default/web weights none slots 0"]
+    assert [str(change) for change in changes] == [
+        "set listener 203.0.113.10:80/TCP default/web weights none slots 0"
+    ]
     there = after(changes, {})
     assert there[WEB].listeners[0].slots == Slots()
     assert steps(load_balancer(), actual=there) == ()
@@ -149,8 +177,11 @@ def test_a_service_made_anew_under_its_name_is_marked_anew() -> None:
 
 
 def forgotten(actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, DirectActual]:
-    """What is read after a start: only what the maps say, and that slots or entries name these nodes."""
-    listeners = tuple(ActualListener(each.key, each.slots, None, each.keeping) for each in actual[WEB].listeners)
+    """What is read after a start: only what the maps say, and that slots or entries name these
+    nodes."""
+    listeners = tuple(
+        ActualListener(each.key, each.slots, None, each.keeping) for each in actual[WEB].listeners
+    )
     return {WEB: DirectActual(actual[WEB].uid, listeners, actual[WEB].addresses)}
 
 
@@ -185,7 +216,9 @@ def test_where_nobody_can_be_reached_the_slots_stay() -> None:
     assert spec.without(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
 
 
-def cluster(*members: Member, policy: TrafficPolicy = "Cluster", protocol: Protocol = "TCP") -> LoadBalancer:
+def cluster(
+    *members: Member, policy: TrafficPolicy = "Cluster", protocol: Protocol = "TCP"
+) -> LoadBalancer:
     listeners = (Listener("IPv4", 80, protocol, policy, 30080, members),)
     return LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (VIP,), listeners)
 
@@ -207,7 +240,10 @@ def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None
     assert steps(one, actual=actual) == ()
     assert kept(steps(none, actual=actual)) == {"node1", "node2"}
     # An edit must not end what is open either.
-    assert kept(steps(cluster(member("node1"), policy="Local"), actual=actual)) == {"node1", "node2"}
+    assert kept(steps(cluster(member("node1"), policy="Local"), actual=actual)) == {
+        "node1",
+        "node2",
+    }
 
 
 def test_those_that_left_go_when_the_driver_names_them_no_more() -> None:
@@ -226,11 +262,17 @@ def test_with_policy_local_and_for_datagrams_a_node_that_left_keeps_nothing() ->
     for policy, protocol in cases:
         both = cluster(member("node1"), member("node2"), policy=policy, protocol=protocol)
         actual = after(steps(both, actual={}), {})
-        assert kept(steps(cluster(member("node1"), policy=policy, protocol=protocol), actual=actual)) == {"node1"}
+        assert kept(
+            steps(cluster(member("node1"), policy=policy, protocol=protocol), actual=actual)
+        ) == {"node1"}
 
 
 MEMBERS = st.lists(
-    st.tuples(st.integers(1, 5), st.integers(0, 30), st.sampled_from(["active", "draining", "down", "pending"])),
+    st.tuples(
+        st.integers(1, 5),
+        st.integers(0, 30),
+        st.sampled_from(["active", "draining", "down", "pending"]),
+    ),
     unique_by=lambda row: row[0],
     max_size=5,
 )
@@ -255,8 +297,12 @@ def test_applying_the_difference_leaves_none(intents: list[LoadBalancer]) -> Non
 
 
 def test_a_listener_goes_on_as_it_does_until_anything_is_proved() -> None:
-    actual = after(spec.diff(spec.render({WEB: load_balancer(member("node1"), member("node2"))}), {}), {})
-    pending = spec.render({WEB: load_balancer(member("node1", 1, "pending"), member("node2", 1, "pending"))})
+    actual = after(
+        spec.diff(spec.render({WEB: load_balancer(member("node1"), member("node2"))}), {}), {}
+    )
+    pending = spec.render(
+        {WEB: load_balancer(member("node1", 1, "pending"), member("node2", 1, "pending"))}
+    )
     assert spec.diff(pending, actual) == ()
     assert len(spec.diff(pending, {})) == 1, "a new listener is made, and serves nobody yet"
     decided = spec.render({WEB: load_balancer(member("node1"), member("node2", 1, "pending"))})
@@ -269,9 +315,13 @@ def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
     leaving = member("node3", 1, "draining")
     serving = load_balancer(member("node1"), member("node2"), member("node3", 0, "draining"))
     actual = after(spec.diff(spec.render({WEB: serving}), {}), {})
-    # Another health port is asked since an edit: that the node which drains is heard first, or not at all, changes nothing.
+    # Another health port is asked since an edit: that the node which drains is heard first, or not
+    # at all, changes nothing.
     by_the_api = Unproved(
-        (member("node1"), member("node2"), member("node3", 0, "draining")), {"node3": 1}, any_ready=True, any_usable=True
+        (member("node1"), member("node2"), member("node3", 0, "draining")),
+        {"node3": 1},
+        any_ready=True,
+        any_usable=True,
     )
 
     def only(verdict: Verdict | None) -> VerdictOf:
@@ -280,7 +330,9 @@ def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
     said: tuple[Verdict | None, ...] = (None, "up", "unready")
     for verdict in said:
         members, _ = confirm(by_the_api, HealthMonitor(10256, "/healthz"), only(verdict))
-        assert {each.node: each.weight for each in members if each.state == "draining"} == {"node3": 1}
+        assert {each.node: each.weight for each in members if each.state == "draining"} == {
+            "node3": 1
+        }
         assert steps(load_balancer(*members), actual=actual) == ()
     replaced = spec.render({WEB: load_balancer(member("node4", 1, "pending"), leaving)})
     [change] = [each for each in spec.diff(replaced, actual) if isinstance(each, spec.SetListener)]

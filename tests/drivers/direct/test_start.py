@@ -1,11 +1,22 @@
-"""Starts that fail, starts while a program without pins still forwards, and a clean-up next to pins of other gateways."""
+"""Starts that fail, starts while a program without pins still forwards, and a clean-up next to pins
+of other gateways."""
 
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, PINS, WEB, Run, add_cable, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NODE1,
+    PINS,
+    WEB,
+    Run,
+    add_cable,
+    bring,
+    driver,
+    ip,
+    load_balancer,
+)
 from tests.drivers.direct.site import PINS as SITE_PINS
 from tests.drivers.direct.site import Conversation, made_site, pods, running_gateway  # noqa: F401 - a fixture
 
@@ -40,7 +51,9 @@ async def occupy_xdp(interface: str) -> None:
     """Attach another owner's XDP program."""
     object_file = read_object(OBJECTS / "direct_xdp.o")
     maps = create_maps(list(object_file.maps.values()))
-    with Program.load(object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP) as program:
+    with Program.load(
+        object_file.programs["direct"], maps, program_type=PROGRAM_TYPE_XDP
+    ) as program:
         await xdp.attach(socket.if_nametoindex(interface), program, FOREIGN, mode=xdp.GENERIC)
 
 
@@ -83,8 +96,11 @@ def test_a_start_that_is_refused_leaves_what_its_predecessor_attached(run: Run) 
     run(scenario)
 
 
-async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_filled(site: None) -> None:
-    """The second start is killed before it has filled its maps, so the third finds pins that nothing forwards by."""
+async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_filled(
+    site: None,
+) -> None:
+    """The second start is killed before it has filled its maps, so the third finds pins that
+    nothing forwards by."""
     async with pods():
         async with running_gateway() as gateway:
             await gateway.serve({"node1": 1})
@@ -101,7 +117,9 @@ async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_f
 
 
 async def nodes_that_answer() -> set[str]:
-    return {(await (await Conversation.start(family)).ask())[0] for family in (2, 10) for _ in range(5)}
+    return {
+        (await (await Conversation.start(family)).ask())[0] for family in (2, 10) for _ in range(5)
+    }
 
 
 def test_a_clean_up_leaves_the_pins_of_others_that_lie_deeper(run: Run) -> None:

@@ -1,4 +1,5 @@
-"""The mirror of the maps: never half filled, never older than the last change, and what it remembers beside them."""
+"""The mirror of the maps: never half filled, never older than the last change, and what it
+remembers beside them."""
 
 import pytest
 from msgspec.structs import replace
@@ -6,7 +7,15 @@ from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Fo
 
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import LINK, LISTENER, LISTENER_KEY, Way, pack_address, pack_listener_key, unpack_address
+from fairlead.drivers.direct.layout import (
+    LINK,
+    LISTENER,
+    LISTENER_KEY,
+    Way,
+    pack_address,
+    pack_listener_key,
+    unpack_address,
+)
 from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.quota import RESERVE
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
@@ -35,7 +44,9 @@ def renew(forwarder: Forwarder) -> None:
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
 
 
-def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
+def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(
+    forwarder: Forwarder,
+) -> None:
     tables, maps = forwarder.tables, forwarder.maps
     for port in (80, 81, 82, 83):
         forwarder.serve({"node1": 1}, port=port)
@@ -79,12 +90,17 @@ def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Fo
     assert new.record.current_offset not in used
 
 
-def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(forwarder: Forwarder) -> None:
+def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(
+    forwarder: Forwarder,
+) -> None:
     survey = forwarder.tables.survey(forwarder.tables.known())
     forwarder.add_node("node1", "192.0.2.99")
     forwarder.add_node("newcomer", "192.0.2.98")
     forwarder.tables.adopt(survey)
-    assert forwarder.tables.nodes.usable("node1") == (("node1", "192.0.2.99"), ("node1", "2001:db8::1"))
+    assert forwarder.tables.nodes.usable("node1") == (
+        ("node1", "192.0.2.99"),
+        ("node1", "2001:db8::1"),
+    )
     assert forwarder.tables.nodes.usable("newcomer") == (("newcomer", "192.0.2.98"),)
     before = dict(forwarder.tables.nodes.numbers)
     renew(forwarder)
@@ -115,7 +131,9 @@ def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> N
     assert list(forwarder.maps["owners"].items()) == []
 
 
-def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_written(forwarder: Forwarder) -> None:
+def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_written(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node1": 1, "node2": 1})
     tables = forwarder.tables
@@ -152,25 +170,36 @@ def test_a_listener_is_not_taken_from_a_service_that_holds_it(forwarder: Forward
         forwarder.tables.set_listener(SetListener(OTHER, "uid-other", theirs, slots))
     assert forwarder.run(tcp("S")).node == "node1"
     assert forwarder.tables.actual(None).keys() == {SERVICE}
-    forwarder.tables.set_listener(SetListener(OTHER, "uid-other", theirs, slots, taken_from=SERVICE))
+    forwarder.tables.set_listener(
+        SetListener(OTHER, "uid-other", theirs, slots, taken_from=SERVICE)
+    )
     assert forwarder.run(tcp("S")).node == "node2"
     assert forwarder.tables.actual(None).keys() == {OTHER}
 
 
-def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(forwarder: Forwarder) -> None:
+def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(
+    forwarder: Forwarder,
+) -> None:
     """The name of one does not fit into a mark; the map has room for fewer than there are."""
     tables = forwarder.tables
     listener = ListenerSpec(KEY, False, (("node1", 1),), ("node1",))
     slots = transition(Slots(), table(listener.weights), frozenset())
 
     def change(port: int, uid: str = "uid") -> SetListener:
-        return SetListener(SERVICE, uid, replace(listener, key=ListenerKey(VIP4, port, "TCP")), slots)
+        return SetListener(
+            SERVICE, uid, replace(listener, key=ListenerKey(VIP4, port, "TCP")), slots
+        )
 
     failures = tables.set_listeners([change(80), change(81, "u" * 41), change(82)])
     assert {key.port for key in failures} == {81}
     assert forwarder.run(tcp("S")).node == "node1"
-    strange = [LISTENER_KEY.pack(bytes(16), number.to_bytes(2, "big"), 6) for number in range(LISTENERS // RESERVE + 2)]
-    forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 7)))  # by somebody else
+    strange = [
+        LISTENER_KEY.pack(bytes(16), number.to_bytes(2, "big"), 6)
+        for number in range(LISTENERS // RESERVE + 2)
+    ]
+    forwarder.maps["listeners"].update_all(
+        dict.fromkeys(strange, LISTENER.pack(*[0] * 7))
+    )  # by somebody else
     slots = Slots()
     most = LISTENERS - LISTENERS // RESERVE
     failures = tables.set_listeners([change(port) for port in range(100, 100 + most - 2)])
@@ -185,7 +214,8 @@ def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(fo
 
 
 class Clocked:
-    """A forwarder's maps under tables whose clock is set by hand, as after a start of the driver."""
+    """A forwarder's maps under tables whose clock is set by hand, as after a start of the
+    driver."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder = forwarder
@@ -201,10 +231,20 @@ class Clocked:
 
     def bring(self, weights: dict[str, int]) -> None:
         """Policy Cluster: the members are those with a weight."""
-        listener = ListenerSpec(KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), keeps_left=True)
+        listener = ListenerSpec(
+            KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), keeps_left=True
+        )
         addresses = tuple(sorted((node, f"192.0.2.{node[-1]}") for node in weights))
-        changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), addresses)}, self.tables.actual(None), KEEP_LEFT_S)
-        ways = {change: Way(LINK, 1, change.address) for change in changes if isinstance(change, SetNode)}
+        changes = spec.diff(
+            {SERVICE: DirectSpec("uid", (listener,), addresses)},
+            self.tables.actual(None),
+            KEEP_LEFT_S,
+        )
+        ways = {
+            change: Way(LINK, 1, change.address)
+            for change in changes
+            if isinstance(change, SetNode)
+        }
         assert carry_out(self.tables, changes, ways) == {}
 
     def nodes(self, ports: range, flags: str) -> dict[int, str]:
@@ -220,8 +260,11 @@ OLD, TRACKED, NEW = range(20000, 20050), range(30000, 30050), range(40000, 40050
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(clocked: Clocked, restart: bool) -> None:
-    """Those to node1 have no entries, those to node2 have nothing else: no slot names it in the end."""
+def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(
+    clocked: Clocked, restart: bool
+) -> None:
+    """Those to node1 have no entries, those to node2 have nothing else: no slot names it in the
+    end."""
     clocked.bring({"node1": 1})
     assert set(clocked.nodes(OLD, "S").values()) == {"node1"}
     clocked.bring({"node1": 1, "node2": 9})
@@ -266,8 +309,12 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
 
     def bring(weights: dict[str, int], drain_s: float = 30.0) -> dict[ServiceKey, Outcome]:
         """node1 and node2 are members all the time."""
-        listener = ListenerSpec(KEY, False, tuple(sorted(weights.items())), ("node1", "node2"), drain_s=drain_s)
-        changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
+        listener = ListenerSpec(
+            KEY, False, tuple(sorted(weights.items())), ("node1", "node2"), drain_s=drain_s
+        )
+        changes = spec.diff(
+            {SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)
+        )
         return carry_out(clocked.tables, changes, {})
 
     def kept() -> set[str]:
@@ -284,7 +331,9 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
     assert kept() == {"node1", "node2"}
     clocked.restart()
     bring({"node1": 1})
-    assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)], "a start begins the time anew"
+    assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)], (
+        "a start begins the time anew"
+    )
     clocked.now_s += 30.0
     bring({"node1": 1})
     assert kept() == {"node1"}
@@ -295,21 +344,28 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
     assert bring({"node1": 1}) == {}, "it stays so"
     assert kept() == {"node1"}
     bring({"node1": 1, "node2": 1})
-    assert set(clocked.nodes(NEW, "S").values()) == {"node1", "node2"}, "a member that is back is as any other"
+    assert set(clocked.nodes(NEW, "S").values()) == {"node1", "node2"}, (
+        "a member that is back is as any other"
+    )
     bring({"node1": 1}, drain_s=0.0)
     clocked.now_s += 1e6
     assert bring({"node1": 1}, drain_s=0.0) == {}
-    assert set(clocked.nodes(NEW, "A").values()) == {"node1", "node2"}, "without a limit there is none"
+    assert set(clocked.nodes(NEW, "A").values()) == {"node1", "node2"}, (
+        "without a limit there is none"
+    )
 
 
 def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
-    """So gateways that learned of the nodes in another order have the same slots, and no packet is lost to what was not."""
+    """So gateways that learned of the nodes in another order have the same slots, and no packet is
+    lost to what was not."""
     clocked.bring({"node1": 1})
     clocked.bring({"node1": 1, "node2": 1})
     clocked.bring({"node1": 1, "node2": 1, "node3": 1})
     installed = clocked.tables.installed(KEY)
     assert installed
-    assert installed.slots == transition(Slots(), table((("node1", 1), ("node2", 1), ("node3", 1))), frozenset())
+    assert installed.slots == transition(
+        Slots(), table((("node1", 1), ("node2", 1), ("node3", 1))), frozenset()
+    )
     before = clocked.nodes(OLD, "S")
     clocked.bring({"node3": 1, "node1": 3})
     installed = clocked.tables.installed(KEY)
@@ -318,7 +374,9 @@ def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
     assert clocked.nodes(OLD, "A") == before
 
 
-def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(clocked: Clocked) -> None:
+def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(
+    clocked: Clocked,
+) -> None:
     """A restart begins the time anew; without other gateways it is over at once."""
 
     def young() -> bool:
@@ -367,14 +425,18 @@ def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked: Clocked) -> None:
-    """It has been to node3 and back meanwhile; connections that it opened there come here with the slots that it tells of."""
+    """It has been to node3 and back meanwhile; connections that it opened there come here with the
+    slots that it tells of."""
     keepers = ("node1", "node2", "node3")
     clocked.bring({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     here = clocked.tables.installed(KEY)
     assert here
     there = transition(here.slots, table((("node2", 1), ("node3", 1))), frozenset(keepers))
-    told = tracked_as(here.slots, transition(there, table(here.spec.weights if here.spec else ()), frozenset(keepers)))
+    told = tracked_as(
+        here.slots,
+        transition(there, table(here.spec.weights if here.spec else ()), frozenset(keepers)),
+    )
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), keepers)
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
     clocked.tables.carry_over(KEY, SERVICE, "uid", told, keepers, restricted=False, used=True)
@@ -383,12 +445,17 @@ def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked
     assert installed
     assert installed.slots == transition(told, table(listener.weights), frozenset(keepers))
     assert [each.slots for each in changes if isinstance(each, SetListener)] != [installed.slots]
-    assert spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)) == ()
+    assert (
+        spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)) == ()
+    )
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
-def test_the_number_of_a_node_that_is_gone_is_not_the_next_to_be_given_out(forwarder: Forwarder) -> None:
-    """An entry that does not count may still hold it. A whole read between the two changes nothing about that."""
+def test_the_number_of_a_node_that_is_gone_is_not_the_next_to_be_given_out(
+    forwarder: Forwarder,
+) -> None:
+    """An entry that does not count may still hold it. A whole read between the two changes nothing
+    about that."""
     nodes, others = forwarder.tables.nodes, list(forwarder.tables.nodes.numbers)
     gone = nodes.number("gone")
     for now_s in (0.0, GRACE_S):
@@ -420,8 +487,14 @@ def test_nodes_that_keep_datagrams_are_those_that_serve(clocked: Clocked) -> Non
     key = ListenerKey(VIP4, 80, "UDP")
 
     def bring(*nodes: str, also: str = "") -> None:
-        listener = ListenerSpec(key, False, tuple((node, 1) for node in nodes), (*nodes, *([also] if also else [])))
-        carry_out(clocked.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)), {})
+        listener = ListenerSpec(
+            key, False, tuple((node, 1) for node in nodes), (*nodes, *([also] if also else []))
+        )
+        carry_out(
+            clocked.tables,
+            spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)),
+            {},
+        )
 
     def send(ports: range) -> dict[int, str]:
         return {port: clocked.forwarder.run(udp(port)).node for port in ports}

@@ -1,4 +1,5 @@
-"""Programs of different layouts take each other's place: what the maps hold goes along, and no packet is lost."""
+"""Programs of different layouts take each other's place: what the maps hold goes along, and no
+packet is lost."""
 
 import asyncio
 import os
@@ -12,7 +13,14 @@ from hatch_build import bpf_compiler
 from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
-from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
+from tests.drivers.direct.site import (
+    PINS,
+    Conversation,
+    ask_by_udp,
+    made_site,  # noqa: F401
+    pods,
+    running_gateway,
+)
 
 from fairlead.drivers.direct import pins, upgrade
 from fairlead.drivers.direct.layout import CHUNK_BYTES
@@ -38,15 +46,22 @@ def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
         (folder / "bpf" / file).write_text(text.replace(before, after))
     for target, flags in (("direct_tc.o", []), ("direct_xdp.o", ["-DXDP"])):
         source = str(folder / "bpf" / "direct.bpf.c")
-        subprocess.run([*bpf_compiler(), *flags, "-c", source, "-o", str(folder / target)], check=True)
+        subprocess.run(
+            [*bpf_compiler(), *flags, "-c", source, "-o", str(folder / target)], check=True
+        )
     return folder
 
 
-GROWN_FLOW = ("structs.h", "struct flow {\n\t__u32 node;\n", "struct flow {\n\t__u32 node;\n\t__u32 extra[3];\n")
+GROWN_FLOW = (
+    "structs.h",
+    "struct flow {\n\t__u32 node;\n",
+    "struct flow {\n\t__u32 node;\n\t__u32 extra[3];\n",
+)
 MORE_MAPS = (
     "maps.h",
     "/* Where the first fragment of a datagram went. */",
-    "struct {\n\t__uint(type, BPF_MAP_TYPE_ARRAY);\n\t__uint(max_entries, 1);\n\t__type(key, __u32);\n\t__type(value, __u32);\n"
+    "struct {\n\t__uint(type, BPF_MAP_TYPE_ARRAY);\n\t__uint(max_entries, 1);\n\t__type(key, "
+    "__u32);\n\t__type(value, __u32);\n"
     '} another SEC(".maps");\n',
 )
 
@@ -113,7 +128,8 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
 
 
 async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
-    """The memory grows, shrinks, and keeps its size if the tables would not fit: connections stay, no datagram is lost."""
+    """The memory grows, shrinks, and keeps its size if the tables would not fit: connections stay,
+    no datagram is lost."""
     talks: list[tuple[Conversation, str]] = []
     asked, over = [0], asyncio.Event()
 
@@ -136,7 +152,10 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
             async with running_gateway(Options(arena_mib=configured)) as gateway:
                 assert size_mib() == size
                 await gateway.serve({"node1": 1, "node2": 40, "node3": 1})
-                talks += [(talk, (await talk.ask())[0]) for talk in [await Conversation.start(each) for each in FAMILIES * 10]]
+                talks += [
+                    (talk, (await talk.ask())[0])
+                    for talk in [await Conversation.start(each) for each in FAMILIES * 10]
+                ]
                 await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
                 gateway.kill()
             asking = asking or asyncio.create_task(keep_asking())
@@ -152,7 +171,9 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
             await gateway.tell("remove")
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
+@pytest.mark.parametrize(
+    "whole", [False, True], ids=["half carried over", "carried over but not attached"]
+)
 @pytest.mark.parametrize("back", [False, True], ids=["goes on", "goes back"])
 def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, back: bool) -> None:
     """Whichever version starts next has what there was, and leaves nothing of the other."""
@@ -163,18 +184,23 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
         await bring(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
-        interrupted = pins.open_pins(PINS_HERE, pins.Sizes(), newer)  # what `open` does before it attaches
+        interrupted = pins.open_pins(
+            PINS_HERE, pins.Sizes(), newer
+        )  # what `open` does before it attaches
         interrupted.close()
         assert len(list(PINS_HERE.glob("layout-*"))) == 2
         if not whole:
-            ours = max(PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns)
+            ours = max(
+                PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns
+            )
             ours.unlink()
         second = driver(objects=OBJECTS if back else newer)
         await second.open()
         assert len(await tc.filters(f"fairlead:{PINS_HERE}")) == 1
-        assert {key: [each.slots for each in one.listeners] for key, one in (await second.read(None)).items()} == {
-            key: [each.slots for each in one.listeners] for key, one in there.items()
-        }
+        assert {
+            key: [each.slots for each in one.listeners]
+            for key, one in (await second.read(None)).items()
+        } == {key: [each.slots for each in one.listeners] for key, one in there.items()}
         assert len(list(PINS_HERE.glob("layout-*"))) == 1
         await second.close(remove=True)
         assert not PINS_HERE.exists()
@@ -182,9 +208,13 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
     run(scenario)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
+@pytest.mark.parametrize(
+    "whole", [False, True], ids=["half carried over", "carried over but not attached"]
+)
 @pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "goes on"])
-def test_a_change_of_the_table_memory_that_was_interrupted(run: Run, whole: bool, size_mib: int) -> None:
+def test_a_change_of_the_table_memory_that_was_interrupted(
+    run: Run, whole: bool, size_mib: int
+) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
@@ -195,12 +225,15 @@ def test_a_change_of_the_table_memory_that_was_interrupted(run: Run, whole: bool
         interrupted.close()
         assert len(list(PINS_HERE.glob("layout-*"))) == 2
         if not whole:
-            max(PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns).unlink()
+            max(
+                PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns
+            ).unlink()
         second = driver(arena_bytes=size_mib << 20)
         await second.open()
-        assert {key: [each.slots for each in one.listeners] for key, one in (await second.read(None)).items()} == {
-            key: [each.slots for each in one.listeners] for key, one in there.items()
-        }
+        assert {
+            key: [each.slots for each in one.listeners]
+            for key, one in (await second.read(None)).items()
+        } == {key: [each.slots for each in one.listeners] for key, one in there.items()}
         (layout,) = PINS_HERE.glob("layout-*")
         with Map.open(layout / "arena") as arena:
             assert arena.spec.max_entries * CHUNK_BYTES == size_mib << 20
@@ -212,7 +245,9 @@ def test_a_change_of_the_table_memory_that_was_interrupted(run: Run, whole: bool
 
 def by_field(object_file: ObjectFile, name: str, record: bytes) -> dict[str, bytes]:
     _, fields = object_file.types.records(name)
-    return {field: record[offset : offset + size] for field, offset, size in fields if field != "pad"}
+    return {
+        field: record[offset : offset + size] for field, offset, size in fields if field != "pad"
+    }
 
 
 def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
@@ -225,7 +260,12 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
     folder = bpffs.ROOT / f"flt-{os.getpid()}-moved"
     bpffs.prepare(folder)
     try:
-        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        old = create_maps(
+            [
+                spec._replace(max_entries=min(spec.max_entries, 4096))
+                for spec in before.maps.values()
+            ]
+        )
         key = bytes(range(19)) + bytes(5)
         old["listeners"].update(key, bytes(range(1, 33)))
         (traffic,) = old["statistics"].per_cpu(bytes(4))[:1]
@@ -240,19 +280,27 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
         record = by_field(after, "listeners", new["listeners"].lookup(key) or b"")
         assert record.pop("first") == bytes(8)
         assert record == by_field(before, "listeners", bytes(range(1, 33)))
-        same = {name for name in old if Map.information(new[name], 8)[4:8] == Map.information(old[name], 8)[4:8]}
+        same = {
+            name
+            for name in old
+            if Map.information(new[name], 8)[4:8] == Map.information(old[name], 8)[4:8]
+        }
         assert same == before.maps.keys() - {"events", "listeners", "listener_cache", "statistics"}
         drops = by_field(after, "statistics", new["statistics"].per_cpu(bytes(4))[-1])["drops"]
         present = by_field(before, "statistics", bytes(range(len(traffic))))["drops"]
         assert drops == present[:8] + bytes(8) + present[8:]
-        counted = [int.from_bytes(new["events"].per_cpu(number.to_bytes(4, "little"))[0], "little") for number in range(4)]
+        counted = [
+            int.from_bytes(new["events"].per_cpu(number.to_bytes(4, "little"))[0], "little")
+            for number in range(4)
+        ]
         assert counted == [0, 0, 7, 0]
     finally:
         bpffs.remove(folder)
 
 
 def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
-    """Until ours takes its place the older program adds entries, gives them other nodes and removes them."""
+    """Until ours takes its place the older program adds entries, gives them other nodes and removes
+    them."""
     before, after = read_object(OBJECT), read_object(newer / OBJECT.name)
     folder = bpffs.ROOT / f"flt-{os.getpid()}-flows"
     bpffs.prepare(folder)
@@ -268,7 +316,12 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
 
     same, moved, removed, added, met, later = map(flow, range(6))
     try:
-        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        old = create_maps(
+            [
+                spec._replace(max_entries=min(spec.max_entries, 4096))
+                for spec in before.maps.values()
+            ]
+        )
         for name, each in old.items():
             each.pin(folder / name)
         old["connections"].update_all({each: note(1) for each in (same, moved, removed, met)})
@@ -283,7 +336,9 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
 
         old["connections"].update_all({moved: note(4), met: note(5), later: note(6)})
         old["connections"].delete_all([same, added])
-        new["connections"].update_all({met: note(7, room=20), added: note(8, room=20)})  # ours forwards, and has met these
+        new["connections"].update_all(
+            {met: note(7, room=20), added: note(8, room=20)}
+        )  # ours forwards, and has met these
         upgrade.follow_up(folder, *descriptions, new, copied, forwarding=True)
         assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
     finally:
@@ -299,12 +354,20 @@ def test_an_array_that_the_program_reaches_farther_into_is_made_anew(tmp_path: P
     folder = bpffs.ROOT / f"flt-{os.getpid()}-longer"
     bpffs.prepare(folder)
     try:
-        old = create_maps([spec._replace(max_entries=min(spec.max_entries, 4096)) for spec in before.maps.values()])
+        old = create_maps(
+            [
+                spec._replace(max_entries=min(spec.max_entries, 4096))
+                for spec in before.maps.values()
+            ]
+        )
         for name, each in old.items():
             each.pin(folder / name)
         upgrade.check(*descriptions)
         new, _ = upgrade.carry_over(folder, *descriptions, after.maps)
-        assert new["allowances"].lookup(old["allowances"].spec.max_entries.to_bytes(4, "little")) is not None
+        assert (
+            new["allowances"].lookup(old["allowances"].spec.max_entries.to_bytes(4, "little"))
+            is not None
+        )
     finally:
         bpffs.remove(folder)
 
@@ -312,5 +375,8 @@ def test_an_array_that_the_program_reaches_farther_into_is_made_anew(tmp_path: P
 def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
     edit = ("structs.h", "\tchar name[256];", "\tchar name[128];")
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
-    with pytest.raises(Refused, match="map node_names cannot be carried over to this version: its name has become smaller"):
+    with pytest.raises(
+        Refused,
+        match="map node_names cannot be carried over to this version: its name has become smaller",
+    ):
         upgrade.check(upgrade.describe(read_object(OBJECT)), upgrade.describe(shrunk))

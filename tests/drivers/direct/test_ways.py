@@ -1,4 +1,5 @@
-"""The ways to a node, packet in and packet out: tunnels of every pair of families, VLANs, the next hop, what does not fit."""
+"""The ways to a node, packet in and packet out: tunnels of every pair of families, VLANs, the next
+hop, what does not fit."""
 
 import struct
 
@@ -41,7 +42,9 @@ def way(kind: int, *, outer6: bool = False) -> Way:
     """A way of node1; where it is a tunnel, with outer addresses of this family."""
     outer = OUTER[outer6] if kind in (IPIP, VXLAN) else ("", "")
     next_hop = "2001:db8::fe" if outer6 else "192.0.2.254"
-    return Way(kind, 1, next_hop, *outer, mac=NODE_MAC, own_mac=OWN_MAC, vni=VNI if kind == VXLAN else 0)
+    return Way(
+        kind, 1, next_hop, *outer, mac=NODE_MAC, own_mac=OWN_MAC, vni=VNI if kind == VXLAN else 0
+    )
 
 
 def serve_by(forwarder: Forwarder, of_node1: Way) -> None:
@@ -162,7 +165,9 @@ def test_another_interface_than_it_came_by(forwarder: Forwarder) -> None:
 
 
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
-def test_what_needs_a_neighbour_that_is_not_known_is_left_to_tc(forwarder: Forwarder, kind: int) -> None:
+def test_what_needs_a_neighbour_that_is_not_known_is_left_to_tc(
+    forwarder: Forwarder, kind: int
+) -> None:
     serve_by(forwarder, way(kind)._replace(mac=bytes(6)))
     assert forwarder.run(tcp("A")).verdict == REDIRECT
     assert forwarder.passed_on == forwarder.fast
@@ -174,11 +179,15 @@ def test_a_way_that_is_gone_counts_as_none(forwarder: Forwarder) -> None:
     assert forwarder.run(tcp("A")).verdict == DROP
 
 
-TAGGED = to_us() / Dot1Q(vlan=7) / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80, flags="A") / Raw(b"x" * 20)
+TAGGED = (
+    to_us() / Dot1Q(vlan=7) / IP(src=CLIENT4, dst=VIP4) / TCP(dport=80, flags="A") / Raw(b"x" * 20)
+)
 
 
 @pytest.mark.parametrize(
-    ("came", "tag"), [(TAGGED, 0), (TAGGED, 7), (TAGGED, 8), (tcp("A"), 8)], ids=["off", "same", "other", "on"]
+    ("came", "tag"),
+    [(TAGGED, 0), (TAGGED, 7), (TAGGED, 8), (tcp("A"), 8)],
+    ids=["off", "same", "other", "on"],
 )
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
 def test_vlan_tags_at_xdp(forwarder: Forwarder, came: Packet, tag: int, kind: int) -> None:
@@ -196,7 +205,9 @@ def test_vlan_tags_at_xdp(forwarder: Forwarder, came: Packet, tag: int, kind: in
 def test_tags_that_are_not_ours_go_on(forwarder: Forwarder) -> None:
     serve_by(forwarder, way(LINK))
     assert forwarder.run(TAGGED)[::2] == (NOT_OURS, bytes(TAGGED))
-    forwarder.maps["tags"].update(struct.pack("=II", 1, 7), b"\x02" + bytes(7))  # ours, but for another address
+    forwarder.maps["tags"].update(
+        struct.pack("=II", 1, 7), b"\x02" + bytes(7)
+    )  # ours, but for another address
     assert forwarder.run(TAGGED).verdict == NOT_OURS
 
 
@@ -207,9 +218,12 @@ def segments(length: int, *, ipv6: bool = False) -> Packet:
     return whole
 
 
-# BPF_PROG_TEST_RUN makes no packet of a type of GSO, which the kernel asks for where a tunnel begins: so on the link only.
+# BPF_PROG_TEST_RUN makes no packet of a type of GSO, which the kernel asks for where a tunnel
+# begins: so on the link only.
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_packets_put_together_by_the_kernel_pass_whole_if_their_segments_fit(forwarder: Forwarder, ipv6: bool) -> None:
+def test_packets_put_together_by_the_kernel_pass_whole_if_their_segments_fit(
+    forwarder: Forwarder, ipv6: bool
+) -> None:
     forwarder.fast = False  # XDP never sees such
     serve_by(forwarder, way(LINK)._replace(mtu=1400))
     headers = 60 if ipv6 else 40

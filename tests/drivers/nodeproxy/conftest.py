@@ -25,13 +25,20 @@ from fairlead.lab import echo, namespace
 from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey
 
 Where = str
-"""client, blocked (the client's second address), node, caller (a pod that serves nothing), local1, local2, remote1."""
+"""client, blocked (the client's second address), node, caller (a pod that serves nothing), local1,
+local2, remote1."""
 
 PODS4 = {"local1": "10.1.0.1", "local2": "10.1.0.2", "caller": "10.1.0.9", "remote1": "10.2.0.1"}
-PODS6 = {"local1": "2001:db8:1::1", "local2": "2001:db8:1::2", "caller": "2001:db8:1::9", "remote1": "2001:db8:2::1"}
+PODS6 = {
+    "local1": "2001:db8:1::1",
+    "local2": "2001:db8:1::2",
+    "caller": "2001:db8:1::9",
+    "remote1": "2001:db8:2::1",
+}
 NODE4, NODE6 = "192.168.0.2", "2001:db8::2"
 GATEWAYS = {"IPv4": ("10.1.0.254", "192.168.77.1"), "IPv6": ("2001:db8:1::fe", "2001:db8:77::1")}
-"""Addresses of the node where the caller's packets come in, as a bridge has one: in the pods' networks, and outside of them."""
+"""Addresses of the node where the caller's packets come in, as a bridge has one: in the pods'
+networks, and outside of them."""
 CLIENT4, BLOCKED4 = "203.0.113.2", "203.0.113.130"
 CLIENT6, BLOCKED6 = "2001:db8:c::2", "2001:db8:c:1::2"
 CLUSTER4, CLUSTER6 = "172.30.0.41", "2001:db8:30::41"
@@ -71,14 +78,21 @@ class Site:
 
     def ip(self, place: str, *commands: str) -> None:
         text = "\n".join(commands) + "\n"
-        subprocess.run(["ip", "-n", self.name(place), "-force", "-batch", "-"], input=text.encode(), check=True)
+        subprocess.run(
+            ["ip", "-n", self.name(place), "-force", "-batch", "-"], input=text.encode(), check=True
+        )
 
     def link(self, place: str, device: str, peer: str, peer_device: str) -> None:
-        self.ip(place, f"link add {device} type veth peer name {peer_device} netns {self.name(peer)}", f"link set {device} up")
+        self.ip(
+            place,
+            f"link add {device} type veth peer name {peer_device} netns {self.name(peer)}",
+            f"link set {device} up",
+        )
         self.ip(peer, f"link set {peer_device} up")
 
     def add_pod(self, node: str, pod: str) -> None:
-        """A pod on a link of its own, as without a bridge: host routes and one neighbour that is always there."""
+        """A pod on a link of its own, as without a bridge: host routes and one neighbour that is
+        always there."""
         self.link(node, f"v{pod}", pod, "eth0")
         self.ip(node, f"link set v{pod} address {_MAC}")
         four, six = PODS4[pod], PODS6[pod]
@@ -93,18 +107,36 @@ class Site:
             "route add ::/0 via fe80::1 dev eth0",
         )
         mac = subprocess.run(
-            ["ip", "-n", self.name(pod), "-br", "link", "show", "eth0"], check=True, capture_output=True, text=True
+            ["ip", "-n", self.name(pod), "-br", "link", "show", "eth0"],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout.split()[2]
         self.ip(node, f"route add {four} dev v{pod}", f"route add {six} dev v{pod}")
-        self.ip(node, f"neigh replace {four} lladdr {mac} dev v{pod}", f"neigh replace {six} lladdr {mac} dev v{pod}")
+        self.ip(
+            node,
+            f"neigh replace {four} lladdr {mac} dev v{pod}",
+            f"neigh replace {six} lladdr {mac} dev v{pod}",
+        )
 
     def serve(self, place: str, addresses: tuple[str, str]) -> None:
         read, write = os.pipe()
-        command = [sys.executable, "-I", "-S", str(Path(echo.__file__)), "--pod", place, "--node", place]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(echo.__file__)),
+            "--pod",
+            place,
+            "--node",
+            place,
+        ]
         command += ["--tcp", "8080", "--tcp", "8443", "--udp", "5353", "--ready-fd", str(write)]
         command += [word for address in addresses for word in ("--address", address)]
         name = self.name(place)
-        self.servers.append(subprocess.Popen(["ip", "netns", "exec", name, *command], pass_fds=[write]))
+        self.servers.append(
+            subprocess.Popen(["ip", "netns", "exec", name, *command], pass_fds=[write])
+        )
         os.close(write)
         assert os.read(read, 1), f"the server in {place} did not start"
         os.close(read)
@@ -119,7 +151,9 @@ class Site:
                 connection.recv(100)
                 connection.send(msgspec.json.encode({"pod": place, "peer": peer}))
 
-        listener = namespace.make_socket(self.name(place), socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener = namespace.make_socket(
+            self.name(place), socket.AF_INET6 if ":" in address else socket.AF_INET
+        )
         listener.settimeout(30)
         listener.bind((address, number))
         listener.listen()
@@ -132,7 +166,14 @@ class Site:
         return namespace.make_socket(self.name(place), family, socket.SOCK_RAW, sctp.PROTOCOL)
 
     def call(
-        self, place: Where, address: str, port: int, *, protocol: str = "TCP", source: str = "", timeout_s: float = 10.0
+        self,
+        place: Where,
+        address: str,
+        port: int,
+        *,
+        protocol: str = "TCP",
+        source: str = "",
+        timeout_s: float = 10.0,
     ) -> Seen | str:
         """One request from there; who answered, or REFUSED or SILENT."""
         six = ":" in address
@@ -142,7 +183,9 @@ class Site:
             with self.sctp_socket(place, socket.AF_INET6 if six else socket.AF_INET) as caller:
                 return ask_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
         kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
-        with namespace.make_socket(self.name(place), socket.AF_INET6 if six else socket.AF_INET, kind) as caller:
+        with namespace.make_socket(
+            self.name(place), socket.AF_INET6 if six else socket.AF_INET, kind
+        ) as caller:
             return ask(caller, address, port, source=source, timeout_s=timeout_s)
 
     def remove(self) -> None:
@@ -153,7 +196,9 @@ class Site:
             namespace.delete(name)
 
 
-def ask(caller: socket.socket, address: str, port: int, *, source: str = "", timeout_s: float = 10.0) -> Seen | str:
+def ask(
+    caller: socket.socket, address: str, port: int, *, source: str = "", timeout_s: float = 10.0
+) -> Seen | str:
     """Send one line or datagram and read the answer."""
     caller.settimeout(timeout_s)
     if source:
@@ -165,7 +210,8 @@ def ask(caller: socket.socket, address: str, port: int, *, source: str = "", tim
     except ConnectionRefusedError:
         return REFUSED
     except PermissionError:
-        # What a node's own datagram meets: it may not leave. Only a refusal is told to the socket as well.
+        # What a node's own datagram meets: it may not leave. Only a refusal is told to the socket
+        # as well.
         told = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return REFUSED if told == errno.ECONNREFUSED else SILENT
     except TimeoutError:
@@ -174,17 +220,29 @@ def ask(caller: socket.socket, address: str, port: int, *, source: str = "", tim
 
 
 def ask_by_sctp(
-    caller: socket.socket, address: str, port: int, *, source: str = "", source_port: int = 0, timeout_s: float = 10.0
+    caller: socket.socket,
+    address: str,
+    port: int,
+    *,
+    source: str = "",
+    source_port: int = 0,
+    timeout_s: float = 10.0,
 ) -> Seen | str:
     """Send an INIT, from a new port unless one is given, and read who answers."""
     if source:
         caller.bind((source, 0))
     try:
-        told = sctp.ask(caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s)
+        told = sctp.ask(
+            caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s
+        )
     except ConnectionRefusedError:
         return REFUSED
     except PermissionError:
-        return REFUSED if caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED else SILENT
+        return (
+            REFUSED
+            if caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+            else SILENT
+        )
     return Seen(*told) if told else SILENT
 
 
@@ -196,7 +254,13 @@ def site() -> Iterator[Site]:
         _build(made)
         families = (socket.AF_INET, socket.AF_INET6)
         pods = [pod for pod in PODS4 if pod != "caller"]
-        with sctp.Answering({f"{pod} {family}": made.sctp_socket(pod, family) for pod in pods for family in families}):
+        with sctp.Answering(
+            {
+                f"{pod} {family}": made.sctp_socket(pod, family)
+                for pod in pods
+                for family in families
+            }
+        ):
             yield made
     finally:
         made.remove()
@@ -205,12 +269,19 @@ def site() -> Iterator[Site]:
 def _build(site: Site) -> None:
     site.add("client", "router", "node", "other", "local1", "local2", "caller", "remote1")
     forward = {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1}
-    # The kernel sends few refusals a second to one caller; tests are not to depend on when they were refused last.
-    unlimited = {"net/ipv4/icmp_ratelimit": 0, "net/ipv4/icmp_msgs_per_sec": 100_000, "net/ipv6/icmp/ratelimit": 0}
+    # The kernel sends few refusals a second to one caller; tests are not to depend on when they
+    # were refused last.
+    unlimited = {
+        "net/ipv4/icmp_ratelimit": 0,
+        "net/ipv4/icmp_msgs_per_sec": 100_000,
+        "net/ipv6/icmp/ratelimit": 0,
+    }
     for place in ("router", "node", "other"):
         namespace.set_sysctls(site.name(place), forward | unlimited)
     for place in site.made:
-        namespace.set_sysctls(place, {"net/ipv6/conf/all/accept_dad": 0, "net/ipv6/conf/default/accept_dad": 0})
+        namespace.set_sysctls(
+            place, {"net/ipv6/conf/all/accept_dad": 0, "net/ipv6/conf/default/accept_dad": 0}
+        )
     site.link("client", "eth0", "router", "client")
     site.ip("router", "link add lan type bridge", "link set lan up")
     for node in ("node", "other"):
@@ -230,8 +301,14 @@ def _build(site: Site) -> None:
         "address add 2001:db8:c:1::1/64 dev client nodad",
         "address add 192.168.0.1/24 dev lan",
         "address add 2001:db8::1/64 dev lan nodad",
-        *[f"route add {net} via {NODE4}" for net in ("198.51.100.0/24", "172.30.0.0/16", "10.1.0.0/16")],
-        *[f"route add {net} via {NODE6}" for net in ("2001:db8:f::/64", "2001:db8:30::/64", "2001:db8:1::/64")],
+        *[
+            f"route add {net} via {NODE4}"
+            for net in ("198.51.100.0/24", "172.30.0.0/16", "10.1.0.0/16")
+        ],
+        *[
+            f"route add {net} via {NODE6}"
+            for net in ("2001:db8:f::/64", "2001:db8:30::/64", "2001:db8:1::/64")
+        ],
         "route add 10.2.0.0/16 via 192.168.0.3",
         "route add 2001:db8:2::/64 via 2001:db8::3",
     )
@@ -246,10 +323,18 @@ def _build(site: Site) -> None:
             f"route add 2001:db8:{theirs - 1}::/64 via 2001:db8::{theirs}",
         )
     site.ip("node", "address add 192.168.1.2/32 dev eth0")
-    for node, pod in (("node", "local1"), ("node", "local2"), ("node", "caller"), ("other", "remote1")):
+    for node, pod in (
+        ("node", "local1"),
+        ("node", "local2"),
+        ("node", "caller"),
+        ("other", "remote1"),
+    ):
         site.add_pod(node, pod)
     site.ip("node", *[f"address add {four}/32 dev vcaller" for four in GATEWAYS["IPv4"]])
-    site.ip("node", *[f"address add {six}/128 dev vcaller nodad preferred_lft 0" for six in GATEWAYS["IPv6"]])
+    site.ip(
+        "node",
+        *[f"address add {six}/128 dev vcaller nodad preferred_lft 0" for six in GATEWAYS["IPv6"]],
+    )
     for pod in ("local1", "local2", "remote1"):
         site.serve(pod, (PODS4[pod], PODS6[pod]))
 
@@ -263,7 +348,9 @@ def at_node(site: Site) -> Iterator[None]:
 
 @pytest.fixture
 async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
-    made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    made = NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
+    )
     await made.open()
     yield made
     await made.close(remove=True)
@@ -285,7 +372,8 @@ def port(
     cluster_ip: str = "",
     serving: tuple[Backend, ...] = (),
 ) -> NodeServicePort:
-    """A port with a ClusterIP, a NodePort, a load-balancer and an external address. Local endpoints are those of the node."""
+    """A port with a ClusterIP, a NodePort, a load-balancer and an external address. Local endpoints
+    are those of the node."""
     four = family == "IPv4"
     return NodeServicePort(
         family="IPv4" if four else "IPv6",

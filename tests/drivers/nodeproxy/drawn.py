@@ -1,9 +1,10 @@
-"""Random Services of the tests' site, as objects of the API; and what packets to them must meet, from Kubernetes' rules.
+"""Random Services of the tests' site, as objects of the API; and what packets to them must meet,
+from Kubernetes' rules.
 
-In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and for each caller and address an `Expected`. Pure; nothing
-of Fairlead's plan is used. The rules are kube-proxy's: KEP-1669 (terminating endpoints), KEP-2086 (internal policy), KEP-1860
-(ipMode), and which callers a policy and source ranges are about. Who has what several Services want, docs/node.md says.
-"""
+In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and for each caller and address
+an `Expected`. Pure; nothing of Fairlead's plan is used. The rules are kube-proxy's: KEP-1669
+(terminating endpoints), KEP-2086 (internal policy), KEP-1860 (ipMode), and which callers a policy
+and source ranges are about. Who has what several Services want, docs/node.md says."""
 
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
@@ -47,7 +48,8 @@ class Drawn(NamedTuple):
     affine: bool
     ranges: tuple[str, ...]
     external_ips: str
-    """Where its external addresses are: its own; shared with others; the ClusterIPs of slot 0. Empty: it has none."""
+    """Where its external addresses are: its own; shared with others; the ClusterIPs of slot 0.
+    Empty: it has none."""
     ip_mode: str
     endpoints: tuple[tuple[str, str], ...]
     """Pods and their states."""
@@ -85,37 +87,68 @@ class Drawn(NamedTuple):
             yield "balancer"
 
     def service(self) -> dict[str, Any]:
-        ports = [{"name": _name(*port), "protocol": port[0], "port": port[1]} for port in self.ports]
+        ports = [
+            {"name": _name(*port), "protocol": port[0], "port": port[1]} for port in self.ports
+        ]
         if self.kind != "ClusterIP":
-            ports = [{**port, "nodePort": self.node_port(place)} for place, port in enumerate(ports)]
+            ports = [
+                {**port, "nodePort": self.node_port(place)} for place, port in enumerate(ports)
+            ]
         cluster_ips = [self.address("cluster", family) for family in self.families]
-        spec: dict[str, Any] = {"type": self.kind, "clusterIP": cluster_ips[0], "clusterIPs": cluster_ips, "ports": ports}
+        spec: dict[str, Any] = {
+            "type": self.kind,
+            "clusterIP": cluster_ips[0],
+            "clusterIPs": cluster_ips,
+            "ports": ports,
+        }
         spec |= {"internalTrafficPolicy": self.internal, "externalTrafficPolicy": self.external}
         if self.affine:
-            spec |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
+            spec |= {
+                "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
+            }
         if self.external_ips:
             spec["externalIPs"] = [self.address("external", family) for family in self.families]
         status: dict[str, Any] = {}
         if self.kind == "LoadBalancer":
             spec["loadBalancerSourceRanges"] = list(self.ranges)
-            shown = [{"ip": self.address("balancer", family), "ipMode": self.ip_mode} for family in self.families]
+            shown = [
+                {"ip": self.address("balancer", family), "ipMode": self.ip_mode}
+                for family in self.families
+            ]
             status = {"loadBalancer": {"ingress": shown}}
         created = f"2026-01-{SLOTS - self.slot:02}T00:00:00Z"  # the last by name is the oldest
-        metadata = {"name": self.name, "namespace": "default", "uid": "u", "creationTimestamp": created}
+        metadata = {
+            "name": self.name,
+            "namespace": "default",
+            "uid": "u",
+            "creationTimestamp": created,
+        }
         return {"metadata": metadata, "spec": spec, "status": status}
 
     def slices(self) -> dict[str, dict[str, Any]]:
         """By name; one of each family, whichever it has."""
-        ports = [{"name": _name(*port), "protocol": port[0], "port": TARGETS[port]} for port in self.ports]
+        ports = [
+            {"name": _name(*port), "protocol": port[0], "port": TARGETS[port]}
+            for port in self.ports
+        ]
         made = {}
         for family, pods in (("IPv4", PODS4), ("IPv6", PODS6)):
             endpoints = [
-                {"addresses": [pods[pod]], "conditions": STATES[state], "nodeName": NODE if pod in LOCAL else "other"}
+                {
+                    "addresses": [pods[pod]],
+                    "conditions": STATES[state],
+                    "nodeName": NODE if pod in LOCAL else "other",
+                }
                 for pod, state in self.endpoints
             ]
             labels = {"kubernetes.io/service-name": self.name}
             made[f"{self.name}-{family}"] = {
-                "metadata": {"name": f"{self.name}-{family}", "namespace": "default", "labels": labels},
+                "metadata": {
+                    "name": f"{self.name}-{family}",
+                    "namespace": "default",
+                    "labels": labels,
+                },
                 "addressType": family,
                 "ports": ports,
                 "endpoints": endpoints,
@@ -128,7 +161,9 @@ SERVICES = st.builds(
     slot=st.integers(0, SLOTS - 1),
     kind=st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer")),
     families=st.sampled_from((("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4"))),
-    ports=st.lists(st.sampled_from(sorted(TARGETS)), min_size=1, max_size=3, unique=True).map(tuple),
+    ports=st.lists(st.sampled_from(sorted(TARGETS)), min_size=1, max_size=3, unique=True).map(
+        tuple
+    ),
     internal=st.sampled_from(("Cluster", "Cluster", "Local")),
     external=st.sampled_from(("Cluster", "Local")),
     affine=st.sampled_from((False, False, True)),
@@ -136,13 +171,16 @@ SERVICES = st.builds(
     external_ips=st.sampled_from(("", "own", "own", "shared", "cluster")),
     ip_mode=st.sampled_from(("VIP", "VIP", "VIP", "Proxy")),
     endpoints=st.dictionaries(
-        st.sampled_from(("local1", "local2", "remote1")), st.sampled_from(("ready", "ready", "ready", *STATES)), max_size=3
+        st.sampled_from(("local1", "local2", "remote1")),
+        st.sampled_from(("ready", "ready", "ready", *STATES)),
+        max_size=3,
     ).map(lambda found: tuple(sorted(found.items()))),
 )
 
 
 class Call(NamedTuple):
-    """Packets from a place to a port of a Service at one of its addresses. `number`: of its ports."""
+    """Packets from a place to a port of a Service at one of its addresses. `number`: of its
+    ports."""
 
     drawn: Drawn
     number: int
@@ -156,7 +194,11 @@ class Call(NamedTuple):
 
     @property
     def target(self) -> tuple[str, int]:
-        number = self.drawn.node_port(self.number) if self.kind == "node" else self.drawn.ports[self.number][1]
+        number = (
+            self.drawn.node_port(self.number)
+            if self.kind == "node"
+            else self.drawn.ports[self.number][1]
+        )
         return self.drawn.address(self.kind, self.family), number
 
     @property
@@ -173,8 +215,8 @@ class Expected(NamedTuple):
 
 
 def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
-    """The slot of the Service that has each frontend (`address . protocol . port`), of all that want it; and as what kind of
-    address."""
+    """The slot of the Service that has each frontend (`address . protocol . port`), of all that
+    want it; and as what kind of address."""
     ranks = [
         (call.kind != "cluster", -call.drawn.slot, call.kind, call.frontend)
         for drawn in shown
@@ -188,7 +230,11 @@ def calls(drawn: Drawn) -> list[Call]:
     """From everywhere to everywhere."""
     ports, kinds = range(len(drawn.ports)), tuple(drawn.kinds())
     return [
-        Call(drawn, n, kind, family, place) for n in ports for kind in kinds for family in drawn.families for place in PLACES
+        Call(drawn, n, kind, family, place)
+        for n in ports
+        for kind in kinds
+        for family in drawn.families
+        for place in PLACES
     ]
 
 
@@ -199,13 +245,21 @@ def expected(call: Call) -> Expected:
     own, node = address_of(call.place), address_of("node")
     if call.kind == "balancer" and not _let_in(drawn.ranges, own):
         return Expected(frozenset(), SILENT)
-    inside_policy = drawn.internal == "Local" if call.kind == "cluster" else drawn.external == "Local" and outside
+    inside_policy = (
+        drawn.internal == "Local"
+        if call.kind == "cluster"
+        else drawn.external == "Local" and outside
+    )
     everywhere = usable(drawn, (*LOCAL, "remote1"))
     pods = usable(drawn, LOCAL) if inside_policy else everywhere
     if not pods:
         return Expected(frozenset(), SILENT if everywhere else REFUSED)
-    hidden = call.place == "node" or (outside if call.kind == "cluster" else drawn.external == "Cluster")
-    return Expected(frozenset((pod, node if hidden or pod == call.place else own) for pod in pods), "")
+    hidden = call.place == "node" or (
+        outside if call.kind == "cluster" else drawn.external == "Cluster"
+    )
+    return Expected(
+        frozenset((pod, node if hidden or pod == call.place else own) for pod in pods), ""
+    )
 
 
 def usable(drawn: Drawn, among: tuple[str, ...]) -> frozenset[str]:
@@ -223,7 +277,11 @@ def serving(drawn: Drawn) -> frozenset[str]:
 def _let_in(ranges: tuple[str, ...], address: str) -> bool:
     """Ranges of the other family alone restrict nothing."""
     own = ip_address(address)
-    networks = [network for network in map(ip_network, map(str.strip, ranges)) if network.version == own.version]
+    networks = [
+        network
+        for network in map(ip_network, map(str.strip, ranges))
+        if network.version == own.version
+    ]
     return not networks or any(own in network for network in networks)
 
 

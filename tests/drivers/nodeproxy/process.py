@@ -1,8 +1,9 @@
-"""A node's loop over the real driver in a process of its own, wired as `fairlead node` wires it, that can be killed.
+"""A node's loop over the real driver in a process of its own, wired as `fairlead node` wires it,
+that can be killed.
 
-In, on standard input, a line each: its Settings; then JSON objects, Services and EndpointSlices by name, null for what is gone,
-the first with all that there is. Out: the table `inet fairlead` of the network namespace in which it runs.
-"""
+In, on standard input, a line each: its Settings; then JSON objects, Services and EndpointSlices by
+name, null for what is gone, the first with all that there is. Out: the table `inet fairlead` of the
+network namespace in which it runs."""
 
 import asyncio
 import sys
@@ -51,8 +52,18 @@ def a_state() -> State:
 def show(state: State, changed: Mapping[str, Mapping[str, Any]]) -> None:
     """Have the state hold these `services` and `slices`; None: not any more."""
     services, slices = changed.get("services", {}), changed.get("slices", {})
-    state.update_services({_key(name): msgspec.convert(each, Service) if each else None for name, each in services.items()})
-    state.update_slices({_key(name): msgspec.convert(each, EndpointSlice) if each else None for name, each in slices.items()})
+    state.update_services(
+        {
+            _key(name): msgspec.convert(each, Service) if each else None
+            for name, each in services.items()
+        }
+    )
+    state.update_slices(
+        {
+            _key(name): msgspec.convert(each, EndpointSlice) if each else None
+            for name, each in slices.items()
+        }
+    )
 
 
 def _key(name: str) -> ObjectKey:
@@ -67,7 +78,12 @@ async def main() -> None:
     state.synced("")
     await driver.open()
     loop = Loop[NodeService](
-        "proxy", state, partial(plan_node, state, NODE), [driver], lambda *_: None, audit_interval_s=AUDIT_S
+        "proxy",
+        state,
+        partial(plan_node, state, NODE),
+        [driver],
+        lambda *_: None,
+        audit_interval_s=AUDIT_S,
     )
     tasks = [asyncio.create_task(each) for each in (loop.run(), follow_rules(state, driver))]
     while line := await asyncio.to_thread(sys.stdin.readline):

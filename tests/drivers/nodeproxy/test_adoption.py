@@ -1,4 +1,5 @@
-"""Tables that are there already, readings beside passes, and readings that are cut short: what packets meet is never less."""
+"""Tables that are there already, readings beside passes, and readings that are cut short: what
+packets meet is never less."""
 
 import asyncio
 import subprocess
@@ -46,10 +47,14 @@ def web(*pods: str) -> NodeService:
 
 
 def heir_with(pod_cidrs: tuple[str, ...], timeout_s: float = 60.0) -> NodeProxyDriver:
-    return NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=pod_cidrs, timeout_s=timeout_s)
+    return NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=pod_cidrs, timeout_s=timeout_s
+    )
 
 
-async def test_another_layout_is_replaced_together_with_its_elements(site: Site, driver: NodeProxyDriver) -> None:
+async def test_another_layout_is_replaced_together_with_its_elements(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await install(driver, web("local1", "remote1"))
     heir = heir_with(OTHER_CIDRS)
     await heir.open()
@@ -62,7 +67,9 @@ async def test_another_layout_is_replaced_together_with_its_elements(site: Site,
 
 
 @pytest.mark.parametrize("others", [(), OTHER_CIDRS], ids=["the same layout", "another layout"])
-async def test_no_call_fails_while_a_successor_takes_over(site: Site, driver: NodeProxyDriver, others: tuple[str, ...]) -> None:
+async def test_no_call_fails_while_a_successor_takes_over(
+    site: Site, driver: NodeProxyDriver, others: tuple[str, ...]
+) -> None:
     """New connections and datagrams all the while, from a pod and from outside."""
     each = web("local1", "remote1")
     await install(driver, each)
@@ -93,7 +100,9 @@ async def test_no_call_fails_while_a_successor_takes_over(site: Site, driver: No
     assert all(isinstance(answer, Seen) for answer in calls), Counter(map(str, calls))
 
 
-async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(site: Site, driver: NodeProxyDriver) -> None:
+async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     """It had other chains, and one map for the clients of all Services."""
     await driver.close(remove=True)
     frontend, table = f"{CLUSTER4} . 6 . 80", "inet fairlead"
@@ -101,10 +110,12 @@ async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
         f"add table {table};"
         f"add map {table} services4 {{ type ipv4_addr . inet_proto . inet_service : verdict; }};"
         f"add map {table} remember4 {{ type ipv4_addr . inet_proto . inet_service : verdict; }};"
-        f"add map {table} endpoints4_1 {{ typeof ip daddr . meta l4proto . th dport . numgen random mod 2"
+        f"add map {table} endpoints4_1 {{ typeof ip daddr . meta l4proto . th dport . numgen "
+        "random mod 2"
         " : ip daddr . th dport; };"
         f"add chain {table} layout_of_another_time; add chain {table} pick_1;"
-        f"add chain {table} affine_1; add rule {table} affine_1 goto pick_1; add chain {table} remember4_60;"
+        f"add chain {table} affine_1; add rule {table} affine_1 goto pick_1; add chain {table} "
+        "remember4_60;"
         f'add element {table} services4 {{ {frontend} comment "{web().service}" : goto affine_1 }};'
         f"add element {table} remember4 {{ {frontend} : goto remember4_60 }};"
         f"add element {table} endpoints4_1 {{ {frontend} . 0 : {PODS4['local1']} . 8080 }}"
@@ -117,8 +128,11 @@ async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
     await heir.close(remove=True)
 
 
-async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, driver: NodeProxyDriver) -> None:
-    """Here `outside4` is keyed otherwise than today. Nothing is known of it, nothing is done to it, until it is removed."""
+async def test_a_table_that_cannot_be_carried_over_stays_in_force(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    """Here `outside4` is keyed otherwise than today. Nothing is known of it, nothing is done to it,
+    until it is removed."""
     await install(driver, web("local1"))
     await driver.close(remove=True)
     nft(
@@ -126,14 +140,17 @@ async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, dr
         "add map inet fairlead outside4 { type ipv4_addr : verdict; };"
         "add chain inet fairlead layout_of_another_time;"
         "add chain inet fairlead pre { type nat hook prerouting priority dstnat; };"
-        f"add rule inet fairlead pre ip daddr {CLUSTER4} tcp dport 80 dnat ip to {PODS4['local1']}:8080;"
+        f"add rule inet fairlead pre ip daddr {CLUSTER4} tcp dport 80 dnat ip to "
+        f"{PODS4['local1']}:8080;"
         f"add element inet fairlead outside4 {{ {NODE4} : drop }}"
     )
     before = nft("-a", "list", "table", "inet", "fairlead")
     heir = heir_with(POD_CIDRS)
     await heir.open()
     for keys in (None, [web().service]):
-        with pytest.raises(Unavailable, match=r"its rules stay in force; .*fairlead node --cleanup"):
+        with pytest.raises(
+            Unavailable, match=r"its rules stay in force; .*fairlead node --cleanup"
+        ):
             await heir.read(keys)
     assert nft("-a", "list", "table", "inet", "fairlead") == before
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
@@ -144,7 +161,9 @@ async def test_a_table_that_cannot_be_carried_over_stays_in_force(site: Site, dr
 
 
 @pytest.mark.parametrize("timeout_s", [0.0005, 0.002, 0.008, 0.03])
-async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(site: Site, driver: NodeProxyDriver, timeout_s: float) -> None:
+async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
+    site: Site, driver: NodeProxyDriver, timeout_s: float
+) -> None:
     """Wherever the deadline falls: the elements are all there, in the old layout or the new one."""
     await install(driver, web("local1"))
     frontends = nft("list", "map", "inet", "fairlead", "services4").count("default/web")
@@ -178,7 +197,8 @@ async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriv
 
 
 async def test_audits_beside_passes(driver: NodeProxyDriver) -> None:
-    """Whatever others write meanwhile: a pass finds a Service as a pass left it, and nothing that was applied is lost."""
+    """Whatever others write meanwhile: a pass finds a Service as a pass left it, and nothing that
+    was applied is lost."""
     versions = [web("local1"), web("local1", "local2"), web("remote1")]
     specs = [driver.render({each.service: each}) for each in versions]
     key = versions[0].service

@@ -1,4 +1,5 @@
-"""Session affinity of one Service does not depend on what is sent to another: real packets from forged sources."""
+"""Session affinity of one Service does not depend on what is sent to another: real packets from
+forged sources."""
 
 import itertools
 import socket
@@ -38,35 +39,62 @@ SILENT_POD = "10.2.0.99"
 FULL = 65_535
 """Clients that the kernel takes into one map."""
 CALLS = 20
-"""Calls of a client with two endpoints to choose from: by chance all reach the same one once in half a million runs."""
+"""Calls of a client with two endpoints to choose from: by chance all reach the same one once in
+half a million runs."""
 
 
 def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
 
 
-def affine(name: str, address: str, *pods: str, timeout_s: int = 600, cluster_ip: str = "") -> NodeService:
+def affine(
+    name: str, address: str, *pods: str, timeout_s: int = 600, cluster_ip: str = ""
+) -> NodeService:
     each = port(backends(*pods), balancers=(address,), node_port=0, cluster_ip=cluster_ip)
-    return service(msgspec.structs.replace(each, external_ips=()), name=name, affinity_timeout_s=timeout_s)
+    return service(
+        msgspec.structs.replace(each, external_ips=()), name=name, affinity_timeout_s=timeout_s
+    )
 
 
 def flooded(*dns: Backend) -> NodeService:
     """TCP port 80 has a pod that answers."""
     web = affine("flooded", FLOODED, "local1", cluster_ip="172.30.0.42").ports[0]
-    udp = port(dns, number=53, protocol="UDP", balancers=(FLOODED,), node_port=0, cluster_ip="172.30.0.42")
-    return service(web, msgspec.structs.replace(udp, external_ips=()), name="flooded", affinity_timeout_s=600)
+    udp = port(
+        dns, number=53, protocol="UDP", balancers=(FLOODED,), node_port=0, cluster_ip="172.30.0.42"
+    )
+    return service(
+        web, msgspec.structs.replace(udp, external_ips=()), name="flooded", affinity_timeout_s=600
+    )
 
 
 @contextmanager
 def forging(site: Site) -> Iterator[socket.socket]:
-    with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as made:
+    with namespace.make_socket(
+        site.name("client"), socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW
+    ) as made:
         yield made
 
 
 def datagram(source: int, target: str, number: int) -> bytes:
-    """From source, a number. The kernel fills in the header's checksum; that of UDP may be left out."""
+    """From source, a number. The kernel fills in the header's checksum; that of UDP may be left
+    out."""
     udp = struct.pack(">HHHH", 4000, number, 12, 0) + b"line"
-    return struct.pack(">BBHHHBBHI4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, source, socket.inet_aton(target)) + udp
+    return (
+        struct.pack(
+            ">BBHHHBBHI4s",
+            0x45,
+            0,
+            20 + len(udp),
+            0,
+            0,
+            64,
+            17,
+            0,
+            source,
+            socket.inet_aton(target),
+        )
+        + udp
+    )
 
 
 def clients(name: str) -> int:
@@ -78,8 +106,13 @@ def number_of(held: Mapping[ServiceKey, Spec], key: ServiceKey) -> int | None:
 
 
 @pytest.mark.root
-async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(site: Site, driver: NodeProxyDriver) -> None:
-    bystander, attacked = affine("bystander", BYSTANDER, "local1", "local2"), flooded(Backend(SILENT_POD, 53, False))
+async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    bystander, attacked = (
+        affine("bystander", BYSTANDER, "local1", "local2"),
+        flooded(Backend(SILENT_POD, 53, False)),
+    )
     site.ip("other", f"route replace blackhole {SILENT_POD}")
     await install(driver, bystander, attacked)
     held = dict(await driver.read(None))
@@ -96,7 +129,9 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
     assert isinstance(first, Seen)
     # Where the map is full a new client is answered, and not remembered.
     assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
-    assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft("list", "map", "inet", "fairlead", f"affinity4_{theirs}")
+    assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft(
+        "list", "map", "inet", "fairlead", f"affinity4_{theirs}"
+    )
     # With the endpoint, the clients that are remembered for it are removed, and no others.
     await install(driver, bystander, flooded(*backends("local2", port=5353)))
     assert clients(f"affinity4_{theirs}") == 0
@@ -107,11 +142,16 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
 
 @pytest.mark.root
 async def test_a_service_keeps_its_map_over_a_restart(site: Site, driver: NodeProxyDriver) -> None:
-    first, second = affine("a", FLOODED, "local1", cluster_ip="172.30.0.42"), affine("b", BYSTANDER, "local1", "local2")
+    first, second = (
+        affine("a", FLOODED, "local1", cluster_ip="172.30.0.42"),
+        affine("b", BYSTANDER, "local1", "local2"),
+    )
     await install(driver, first, second)
     before = site.call("client", BYSTANDER, 80)
     await install(driver, second)
-    heir = NodeProxyDriver(node_addresses=lambda: NODES, pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    heir = NodeProxyDriver(
+        node_addresses=lambda: NODES, pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
+    )
     await heir.open()
     try:
         assert heir.diff(heir.render({second.service: second}), await heir.read(None)) == ()
@@ -124,7 +164,9 @@ async def test_a_service_keeps_its_map_over_a_restart(site: Site, driver: NodePr
 
 
 @pytest.mark.root
-async def test_another_time_keeps_clients_and_leaves_no_chain(site: Site, driver: NodeProxyDriver) -> None:
+async def test_another_time_keeps_clients_and_leaves_no_chain(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await install(driver, affine("a", BYSTANDER, "local1", "local2", timeout_s=600))
     before = site.call("client", BYSTANDER, 80)
     for timeout_s in (700, 800, 900):

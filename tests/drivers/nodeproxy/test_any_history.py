@@ -1,11 +1,12 @@
-"""Whatever happens to Services, endpoints, the driver and its table: the kernel holds what is planned, and packets agree.
+"""Whatever happens to Services, endpoints, the driver and its table: the kernel holds what is
+planned, and packets agree.
 
-Random histories on a real kernel: Services and endpoints come, change and go; the process that serves them is killed, while it
-writes too, and started again; others flush the ruleset, or take elements, or add some. After each step the elements in the
-table are those that the plan renders, but for frontends that another Service comes first for; its rules are those that it
-always has, and packets of new and of old flows meet what Kubernetes' rules say. FAIRLEAD_SEED makes other histories,
-FAIRLEAD_HISTORIES more.
-"""
+Random histories on a real kernel: Services and endpoints come, change and go; the process that
+serves them is killed, while it writes too, and started again; others flush the ruleset, or take
+elements, or add some. After each step the elements in the table are those that the plan renders,
+but for frontends that another Service comes first for; its rules are those that it always has, and
+packets of new and of old flows meet what Kubernetes' rules say. FAIRLEAD_SEED makes other
+histories, FAIRLEAD_HISTORIES more."""
 
 import os
 import random
@@ -25,7 +26,14 @@ import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.drivers.nodeproxy.conftest import (
     NODE4,
     NODE6,
@@ -38,7 +46,16 @@ from tests.drivers.nodeproxy.conftest import (
     ask_by_sctp,
     callers,
 )
-from tests.drivers.nodeproxy.drawn import SERVICES, SLOTS, Call, Drawn, calls, expected, owners, serving
+from tests.drivers.nodeproxy.drawn import (
+    SERVICES,
+    SLOTS,
+    Call,
+    Drawn,
+    calls,
+    expected,
+    owners,
+    serving,
+)
 from tests.drivers.nodeproxy.process import NODE, Settings, a_state, show
 
 from fairlead.drivers.nodeproxy.elements import Spec, frontend_of, parsed
@@ -81,7 +98,8 @@ class Kept(NamedTuple):
 
 
 AFFINITY_NUMBER = re.compile(r"^(jump recall[46]_|goto remember[46]_\d+_)(\d+)$")
-"""The map of clients of a Service with session affinity, by its number, which follows from the history of the node."""
+"""The map of clients of a Service with session affinity, by its number, which follows from the
+history of the node."""
 
 
 def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
@@ -91,16 +109,24 @@ def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Sp
     }
 
 
-def same_but_for_numbers(found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]) -> bool:
-    """Whether the table has what is wanted, and each Service with affinity a map of clients of its own."""
+def same_but_for_numbers(
+    found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]
+) -> bool:
+    """Whether the table has what is wanted, and each Service with affinity a map of clients of its
+    own."""
     if isinstance(found, str):
         return False
     return numbers_left_out(found) == numbers_left_out(wanted) and each_has_its_own_number(found)
 
 
 def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
-    numbers = [{found[2] for each in spec if (found := AFFINITY_NUMBER.match(each.value))} for spec in table.values()]
-    return all(len(each) <= 1 for each in numbers) and sum(map(len, numbers)) == len(set().union(*numbers))
+    numbers = [
+        {found[2] for each in spec if (found := AFFINITY_NUMBER.match(each.value))}
+        for spec in table.values()
+    ]
+    return all(len(each) <= 1 for each in numbers) and sum(map(len, numbers)) == len(
+        set().union(*numbers)
+    )
 
 
 class History(RuleBasedStateMachine):
@@ -168,7 +194,8 @@ class History(RuleBasedStateMachine):
         self.theirs = True
         self.move(slot, other)
         if what.startswith("flush map"):
-            # A flow that begins while a map of ours is empty, and the rules are there, may lack its masquerade for good.
+            # A flow that begins while a map of ours is empty, and the rules are there, may lack its
+            # masquerade for good.
             self.the_table_is_as_planned()
 
     @invariant()
@@ -176,13 +203,18 @@ class History(RuleBasedStateMachine):
         state = a_state()
         show(state, self._everything())
         planned = plan_node(state, NODE, list(state.services))
-        intents = {key: intent for key, intent in planned.items() if isinstance(intent, NodeService)}
+        intents = {
+            key: intent for key, intent in planned.items() if isinstance(intent, NodeService)
+        }
         having = owners(self.shown.values())
         elsewhere = {
-            drawn.name: {key for key, (slot, _) in having.items() if slot != drawn.slot} for drawn in self.shown.values()
+            drawn.name: {key for key, (slot, _) in having.items() if slot != drawn.slot}
+            for drawn in self.shown.values()
         }
         wanted = {
-            key: frozenset(element for element in spec if frontend_of(element.key) not in elsewhere[key.name])
+            key: frozenset(
+                element for element in spec if frontend_of(element.key) not in elsewhere[key.name]
+            )
             for key, spec in SETTINGS.driver(state).render(intents).items()
         }
         end_s = time.monotonic() + DEADLINE_S
@@ -196,17 +228,30 @@ class History(RuleBasedStateMachine):
     @invariant()
     def packets_agree(self) -> None:
         having = owners(self.shown.values())
-        everything = [call for drawn in self.shown.values() for call in calls(drawn) if _has(having, call)]
-        fresh = [Kept(call, 0) for call in self.choose.sample(everything, min(CALLS, len(everything)))]
-        self._keep([call for call in everything if call.protocol != "TCP" and expected(call).answers])
+        everything = [
+            call for drawn in self.shown.values() for call in calls(drawn) if _has(having, call)
+        ]
+        fresh = [
+            Kept(call, 0) for call in self.choose.sample(everything, min(CALLS, len(everything)))
+        ]
+        self._keep(
+            [call for call in everything if call.protocol != "TCP" and expected(call).answers]
+        )
         left = [*fresh, *(now for kept in self.kept if (now := self._now(kept)))]
         end_s = time.monotonic() + DEADLINE_S
-        # A remembered client may be led astray until it is forgotten, a moment after the table is right.
+        # A remembered client may be led astray until it is forgotten, a moment after the table is
+        # right.
         while left:
             heard = self.threads.map(self._call, left)
-            said = [(one, problem) for one, answers in zip(left, heard, strict=True) if (problem := _wrong(one, answers))]
+            said = [
+                (one, problem)
+                for one, answers in zip(left, heard, strict=True)
+                if (problem := _wrong(one, answers))
+            ]
             left = [one for one, _ in said]
-            assert not left or time.monotonic() < end_s, "\n".join(f"{one}: {problem}" for one, problem in said)
+            assert not left or time.monotonic() < end_s, "\n".join(
+                f"{one}: {problem}" for one, problem in said
+            )
 
     def _one(self, number: int) -> Drawn:
         return self.shown[sorted(self.shown)[number % len(self.shown)]]
@@ -222,11 +267,15 @@ class History(RuleBasedStateMachine):
 
     def _everything(self) -> dict[str, dict[str, Any]]:
         services = {drawn.name: drawn.service() for drawn in self.shown.values()}
-        slices = {name: each for drawn in self.shown.values() for name, each in drawn.slices().items()}
+        slices = {
+            name: each for drawn in self.shown.values() for name, each in drawn.slices().items()
+        }
         return {"services": services, "slices": slices}
 
     def _start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-m", "tests.drivers.nodeproxy.process"], stdin=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.drivers.nodeproxy.process"], stdin=subprocess.PIPE
+        )
         self._tell(SETTINGS)
         self._tell(self._everything())
 
@@ -252,7 +301,13 @@ class History(RuleBasedStateMachine):
                 return f"chain {chain} has {rules.get(chain)} instead of {text}"
         self.seen = rules | self.seen
         wanted = set(owned_sets(rules))
-        return parsed([each for each in records if (each.get("map") or each.get("set") or {}).get("name") in wanted])
+        return parsed(
+            [
+                each
+                for each in records
+                if (each.get("map") or each.get("set") or {}).get("name") in wanted
+            ]
+        )
 
     def _keep(self, some: Sequence[Call]) -> None:
         """Now and then another flow takes the place of the oldest."""
@@ -265,10 +320,19 @@ class History(RuleBasedStateMachine):
         """The same flow to the Service as it is now; None: it is not to be had there."""
         before, drawn = kept.call, self.shown.get(kept.call.drawn.slot)
         port = before.drawn.ports[before.number]
-        if drawn is None or port not in drawn.ports or before.family not in drawn.families or before.kind not in drawn.kinds():
+        if (
+            drawn is None
+            or port not in drawn.ports
+            or before.family not in drawn.families
+            or before.kind not in drawn.kinds()
+        ):
             return None
         now = before._replace(drawn=drawn, number=drawn.ports.index(port))
-        return Kept(now, kept.port) if now.target == before.target and _has(owners(self.shown.values()), now) else None
+        return (
+            Kept(now, kept.port)
+            if now.target == before.target and _has(owners(self.shown.values()), now)
+            else None
+        )
 
     def _call(self, one: Kept) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
@@ -281,7 +345,9 @@ class History(RuleBasedStateMachine):
         try:
             if call.protocol == "SCTP":
                 with self.sctp, self.site.sctp_socket(call.place, family) as sock:
-                    return ask_by_sctp(sock, *call.target, source=source, source_port=one.port, timeout_s=timeout_s)
+                    return ask_by_sctp(
+                        sock, *call.target, source=source, source_port=one.port, timeout_s=timeout_s
+                    )
             kind = socket.SOCK_STREAM if call.protocol == "TCP" else socket.SOCK_DGRAM
             with namespace.make_socket(self.site.name(call.place), family, kind) as sock:
                 if source or one.port:
@@ -301,8 +367,11 @@ def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
     rules = expected(one.call)
     for answer in answers:
         if one.port:
-            # A flow stays with who serves, whatever became of policies since; where nobody is to answer, it is left alone.
-            astray = rules.answers and (not isinstance(answer, Seen) or answer.pod not in serving(one.call.drawn))
+            # A flow stays with who serves, whatever became of policies since; where nobody is to
+            # answer, it is left alone.
+            astray = rules.answers and (
+                not isinstance(answer, Seen) or answer.pod not in serving(one.call.drawn)
+            )
         elif isinstance(answer, Seen):
             astray = answer not in rules.answers
         else:
@@ -313,7 +382,9 @@ def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
     return f"affinity, but {sorted(pods)} answered" if len(pods) > 1 else ""
 
 
-def test_whatever_happens_the_table_is_as_planned_and_packets_agree(site: Site, at_node: None) -> None:
+def test_whatever_happens_the_table_is_as_planned_and_packets_agree(
+    site: Site, at_node: None
+) -> None:
     class OfThisSite(History):
         pass
 
@@ -321,5 +392,8 @@ def test_whatever_happens_the_table_is_as_planned_and_packets_agree(site: Site, 
     hypothesis.seed(SEED)(OfThisSite)
     phases = (Phase.generate,) if HISTORIES < 100 else (Phase.generate, Phase.shrink)
     run_state_machine_as_test(
-        OfThisSite, settings=settings(max_examples=HISTORIES, stateful_step_count=STEPS, database=None, phases=phases)
+        OfThisSite,
+        settings=settings(
+            max_examples=HISTORIES, stateful_step_count=STEPS, database=None, phases=phases
+        ),
     )

@@ -54,7 +54,11 @@ def a_driver() -> NodeProxyDriver:
 
 
 def at(
-    key: ServiceKey, *externals: str, pods: tuple[str, ...], balancers: tuple[str, ...] = (), **fields: object
+    key: ServiceKey,
+    *externals: str,
+    pods: tuple[str, ...],
+    balancers: tuple[str, ...] = (),
+    **fields: object,
 ) -> NodeService:
     """One port by TCP and one by UDP, at the Service's ClusterIP and these external addresses."""
     ports = [
@@ -68,7 +72,9 @@ def at(
         )
         for number, protocol, to in ((80, "TCP", 8080), (53, "UDP", 5353))
     ]
-    made = service(*(msgspec.structs.replace(each, external_ips=externals) for each in ports), name=key.name)
+    made = service(
+        *(msgspec.structs.replace(each, external_ips=externals) for each in ports), name=key.name
+    )
     return msgspec.structs.replace(made, **fields)
 
 
@@ -87,13 +93,18 @@ def pod_at(site: Site, address: str, *, protocol: str = "TCP", place: str = "cal
     return seen.pod if isinstance(seen, Seen) else seen
 
 
-async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(site: Site, driver: NodeProxyDriver) -> None:
+async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await bring(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(YOUNG, pods=("local1",)))
     assert pod_at(site, CLUSTER_IPS[YOUNG]) == "local1"
     outcomes = await bring(driver, at(YOUNG, EXTERNAL4, pods=("local2",)))
     assert set(outcomes) == {YOUNG}
     assert outcomes[YOUNG].state == "unavailable"
-    assert f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has it" in outcomes[YOUNG].message
+    assert (
+        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has it"
+        in outcomes[YOUNG].message
+    )
     for protocol in ("TCP", "UDP"):
         assert pod_at(site, CLUSTER_IPS[YOUNG], protocol=protocol) == "local2"
         assert pod_at(site, EXTERNAL4, protocol=protocol) == "local1"
@@ -106,29 +117,46 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(site: 
     assert site.call("caller", EXTERNAL4, 81) == Seen("remote1", NODE4)
 
 
-async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_again(site: Site, driver: NodeProxyDriver) -> None:
+async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_again(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     young, old = at(YOUNG, EXTERNAL4, pods=("local2",)), at(OLD, EXTERNAL4, pods=("local1",))
     assert not await bring(driver, young)
     outcomes = await bring(driver, old)
     assert {key: outcome.state for key, outcome in outcomes.items()} == {YOUNG: "done"}
     assert outcomes[YOUNG].again_s > 0
-    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == ["local1", "local1", "local2"]
+    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
+        "local1",
+        "local1",
+        "local2",
+    ]
     again = await bring(driver, young)
     assert (again[YOUNG].state, again[YOUNG].in_part) == ("unavailable", True)
     assert not await bring(driver, at(OLD, pods=("local1",)))
     assert not await bring(driver, young)
-    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == ["local2", "local1", "local2"]
+    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
+        "local2",
+        "local1",
+        "local2",
+    ]
 
 
 @pytest.mark.parametrize("first", [OLD, YOUNG], ids=["the older first", "the younger first"])
 async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
     site: Site, driver: NodeProxyDriver, first: ServiceKey
 ) -> None:
-    services = {OLD: at(OLD, EXTERNAL4, pods=("local1",)), YOUNG: at(YOUNG, EXTERNAL4, pods=("local2",))}
+    services = {
+        OLD: at(OLD, EXTERNAL4, pods=("local1",)),
+        YOUNG: at(YOUNG, EXTERNAL4, pods=("local2",)),
+    }
     order = [services.pop(first), *services.values()]
 
     def check() -> None:
-        assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == ["local1", "local1", "local2"]
+        assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
+            "local1",
+            "local1",
+            "local2",
+        ]
 
     for each in order:
         await bring(driver, each)
@@ -161,10 +189,15 @@ async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_ex
     assert there == ["local2", "local1", "local1"]
 
 
-async def test_flows_and_remembered_clients_follow_the_frontend(site: Site, driver: NodeProxyDriver) -> None:
+async def test_flows_and_remembered_clients_follow_the_frontend(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     """With source ranges, whose sets are of intervals, and affinity on both sides."""
     fields = {"affinity_timeout_s": 600, "source_ranges": ("203.0.113.0/24",)}
-    young, old = (at(key, pods=(pod,), balancers=(VIP4,), **fields) for key, pod in ((YOUNG, "local2"), (OLD, "local1")))
+    young, old = (
+        at(key, pods=(pod,), balancers=(VIP4,), **fields)
+        for key, pod in ((YOUNG, "local2"), (OLD, "local1"))
+    )
     await bring(driver, young)
     with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("203.0.113.2", 0))
@@ -180,7 +213,9 @@ async def test_flows_and_remembered_clients_follow_the_frontend(site: Site, driv
     await heir.close(remove=False)
 
 
-async def test_no_call_fails_while_a_frontend_passes_on(site: Site, driver: NodeProxyDriver) -> None:
+async def test_no_call_fails_while_a_frontend_passes_on(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     """By being taken over, and by being given up to one that waits for it."""
     young, old, without = (
         at(YOUNG, EXTERNAL4, pods=("local2",)),
@@ -194,7 +229,8 @@ async def test_no_call_fails_while_a_frontend_passes_on(site: Site, driver: Node
     def call_on() -> None:
         while not over.is_set():
             answers.extend(
-                (where, site.call("caller", where, 80, timeout_s=60)) for where in (EXTERNAL4, *CLUSTER_IPS.values())
+                (where, site.call("caller", where, 80, timeout_s=60))
+                for where in (EXTERNAL4, *CLUSTER_IPS.values())
             )
 
     calling = threading.Thread(target=call_on)
@@ -211,5 +247,10 @@ async def test_no_call_fails_while_a_frontend_passes_on(site: Site, driver: Node
         over.set()
         calling.join()
     met = Counter((where, seen.pod if isinstance(seen, Seen) else seen) for where, seen in answers)
-    expected = {(CLUSTER_IPS[OLD], "local1"), (CLUSTER_IPS[YOUNG], "local2"), (EXTERNAL4, "local1"), (EXTERNAL4, "local2")}
+    expected = {
+        (CLUSTER_IPS[OLD], "local1"),
+        (CLUSTER_IPS[YOUNG], "local2"),
+        (EXTERNAL4, "local1"),
+        (EXTERNAL4, "local2"),
+    }
     assert set(met) == expected, met

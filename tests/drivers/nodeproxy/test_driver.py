@@ -40,7 +40,9 @@ def nft(*words: str) -> str:
 
 
 def successor() -> NodeProxyDriver:
-    return NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    return NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
+    )
 
 
 def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
@@ -48,7 +50,9 @@ def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
     services = {}
     for i in range(count):
         address = f"172.30.{i // 250}.{i % 250 + 1}"
-        pods = tuple(Backend(f"10.{2 + i // 250}.{i % 250}.{j}", 8080) for j in range(1, endpoints + 1))
+        pods = tuple(
+            Backend(f"10.{2 + i // 250}.{i % 250}.{j}", 8080) for j in range(1, endpoints + 1)
+        )
         served = port(pods, cluster_ip=address, node_port=0, balancers=())
         each = service(msgspec.structs.replace(served, external_ips=()), name=f"web-{i}")
         services[each.service] = each
@@ -67,14 +71,23 @@ EVERYTHING = (
         name="everything",
     ),
     service(port((), cluster_ip="172.30.0.50", node_port=30002, balancers=()), name="nothing"),
-    service(port(backends("remote1"), cluster_ip="172.30.0.51", node_port=0, balancers=()), internal="Local", name="here"),
+    service(
+        port(backends("remote1"), cluster_ip="172.30.0.51", node_port=0, balancers=()),
+        internal="Local",
+        name="here",
+    ),
 )
 
 
 def without_external_ips(*services: NodeService) -> list[NodeService]:
     """All but the first lose their external addresses, which are the same for each."""
     first, *rest = services
-    bare = [msgspec.structs.replace(s, ports=tuple(msgspec.structs.replace(p, external_ips=()) for p in s.ports)) for s in rest]
+    bare = [
+        msgspec.structs.replace(
+            s, ports=tuple(msgspec.structs.replace(p, external_ips=()) for p in s.ports)
+        )
+        for s in rest
+    ]
     return [first, *bare]
 
 
@@ -95,14 +108,21 @@ async def test_a_successor_adopts_and_touches_nothing(driver: NodeProxyDriver) -
 
 
 async def test_foreign_tables_stay(driver: NodeProxyDriver) -> None:
-    nft("add table inet theirs; add chain inet theirs c; add rule inet theirs c counter; add table ip fairlead")
+    nft(
+        "add table inet theirs; add chain inet theirs c; add rule inet theirs c counter; add "
+        "table ip fairlead"
+    )
     try:
         theirs = nft("-a", "list", "table", "inet", "theirs")
         await install(driver, *without_external_ips(*EVERYTHING))
         assert OWNERLESS not in await driver.read(None)
         await driver.close(remove=True)
         assert nft("-a", "list", "table", "inet", "theirs") == theirs
-        assert sorted(nft("list", "tables").split("\n")) == ["", "table inet theirs", "table ip fairlead"]
+        assert sorted(nft("list", "tables").split("\n")) == [
+            "",
+            "table inet theirs",
+            "table ip fairlead",
+        ]
     finally:
         nft("delete table inet theirs; delete table ip fairlead")
 
@@ -165,7 +185,11 @@ async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
     site: Site, driver: NodeProxyDriver, what: str
 ) -> None:
     """Whether by this process or by one that starts later."""
-    each = service(port(backends("local1")), port(backends("local1", family="IPv6"), family="IPv6"), affinity_timeout_s=60)
+    each = service(
+        port(backends("local1")),
+        port(backends("local1", family="IPv6"), family="IPv6"),
+        affinity_timeout_s=60,
+    )
     desired = driver.render({each.service: each})
     await install(driver, each)
     rules = lines_of(nft("list", "table", "inet", "fairlead"))
@@ -186,8 +210,11 @@ async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
-async def test_a_service_whose_frontends_others_took_keeps_the_rest(site: Site, driver: NodeProxyDriver) -> None:
-    """What is left of it seems to be nobody's, and is to go; but the Service has taken it up again before."""
+async def test_a_service_whose_frontends_others_took_keeps_the_rest(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    """What is left of it seems to be nobody's, and is to go; but the Service has taken it up again
+    before."""
     each = service(port(backends("local1")))
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -232,7 +259,8 @@ async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver
     one = many(4, endpoints=9)[ServiceKey("default", "web-3")]
     desired[one.service] = driver.render({one.service: one})[one.service]
     changes = driver.diff(desired, await driver.read(list(services)))
-    # Out of one endpoint map, into another, and the frontend's verdict: four commands, whatever the number of Services.
+    # Out of one endpoint map, into another, and the frontend's verdict: four commands, whatever the
+    # number of Services.
     assert [(change.verb, change.map, len(change.elements)) for change in changes] == [
         ("delete", "endpoints4_10", 10),
         ("delete", "services4", 1),
@@ -258,7 +286,9 @@ async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriv
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, policy: str, family: str) -> None:
+async def test_a_client_keeps_its_endpoint(
+    site: Site, driver: NodeProxyDriver, policy: str, family: str
+) -> None:
     """P11.9. When the endpoint goes, the client gets another; the others keep theirs."""
 
     def served(*pods: str) -> NodeService:
@@ -267,7 +297,9 @@ async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, 
 
     address = VIP4 if family == "IPv4" else VIP6
     await install(driver, served("local1", "local2"))
-    kept = {place: site.call(place, address, 80) for place in ("client", "blocked", "caller", "node")}
+    kept = {
+        place: site.call(place, address, 80) for place in ("client", "blocked", "caller", "node")
+    }
     for _ in range(8):
         assert {place: site.call(place, address, 80) for place in kept} == kept
     assert isinstance(kept["client"], Seen)
@@ -284,7 +316,8 @@ async def test_a_client_keeps_its_endpoint(site: Site, driver: NodeProxyDriver, 
 async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """The first packets of a connection that nobody answers are all new to conntrack, long after the endpoint has gone."""
+    """The first packets of a connection that nobody answers are all new to conntrack, long after
+    the endpoint has gone."""
     silent, address = ("10.2.0.99", VIP4) if family == "IPv4" else ("2001:db8:2::99", VIP6)
     gone = port((Backend(silent, 8080, False),), family=family)
     site.ip("other", f"route replace blackhole {silent}")
@@ -295,9 +328,16 @@ async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
         caller.setblocking(False)
         with suppress(BlockingIOError):
             caller.connect((address, 80))
-        await install(driver, service(port(backends("local1", family=family), family=family), affinity_timeout_s=3600))
+        await install(
+            driver,
+            service(
+                port(backends("local1", family=family), family=family), affinity_timeout_s=3600
+            ),
+        )
         async with asyncio.timeout(10):
-            while not caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2]:  # tcpi_retransmits
+            while not caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[
+                2
+            ]:  # tcpi_retransmits
                 await asyncio.sleep(0.05)
         seen = site.call("client", address, 80)
     assert isinstance(seen, Seen)
@@ -305,14 +345,23 @@ async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_a_client_keeps_its_endpoint_on_the_host_network(site: Site, driver: NodeProxyDriver, family: str) -> None:
+async def test_a_client_keeps_its_endpoint_on_the_host_network(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
     """What is delivered on the node itself passes no postrouting."""
     node, address = (NODE4, VIP4) if family == "IPv4" else (NODE6, VIP6)
     here = Backend(node, 9, True)
     await install(driver, service(port((here,), family=family), affinity_timeout_s=3600))
     assert site.call("client", address, 80) == REFUSED
     listing = msgspec.json.decode(
-        nft("-j", "list", "map", "inet", "fairlead", "affinity4_0" if family == "IPv4" else "affinity6_0")
+        nft(
+            "-j",
+            "list",
+            "map",
+            "inet",
+            "fairlead",
+            "affinity4_0" if family == "IPv4" else "affinity6_0",
+        )
     )
     [(_, endpoint)] = listing["nftables"][1]["map"]["elem"]
     assert endpoint == {"concat": [node, 9]}
@@ -327,7 +376,9 @@ async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDr
     assert [element[0]["elem"]["timeout"] for element in elements] == [1234, 1234]
 
 
-async def test_a_client_whose_time_is_over_gets_any_endpoint(site: Site, driver: NodeProxyDriver) -> None:
+async def test_a_client_whose_time_is_over_gets_any_endpoint(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1))
     seen = set()
     for _ in range(40):  # both are met but for once in 2^39 runs

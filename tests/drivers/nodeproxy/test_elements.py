@@ -19,7 +19,13 @@ from fairlead.drivers.nodeproxy.elements import (
     parsed,
     rendered,
 )
-from fairlead.drivers.nodeproxy.skeleton import chain_of, endpoint_map, needed_first, of_family, on_demand
+from fairlead.drivers.nodeproxy.skeleton import (
+    chain_of,
+    endpoint_map,
+    needed_first,
+    of_family,
+    on_demand,
+)
 from fairlead.model import Backend, NodeService, ServiceKey
 
 NODES = (NODE4, NODE6)
@@ -68,7 +74,9 @@ def test_a_frontend_in_each_role() -> None:
         ("Local", "Local", LOCAL, "goto pick_1", "goto pick_local_1"),
     ],
 )
-def test_verdicts(internal: str, external: str, pods: tuple[Backend, ...], inside: str, outside: str | None) -> None:
+def test_verdicts(
+    internal: str, external: str, pods: tuple[Backend, ...], inside: str, outside: str | None
+) -> None:
     spec = rendered(service(port(pods), internal=internal, external=external), NODES)
     verdicts = {(element.map, element.key): element.value for element in spec}
     assert verdicts["services4", "172.30.0.41 . 6 . 80"] == inside
@@ -85,16 +93,26 @@ def test_each_family_gets_what_is_its_own() -> None:
 
 
 def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address() -> None:
-    spec = rendered(service(port(LOCAL), source_ranges=(" 192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32")), NODES)
+    spec = rendered(
+        service(port(LOCAL), source_ranges=(" 192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32")),
+        NODES,
+    )
     assert of(spec, "restricted4") == {"198.51.100.10 . 6 . 80"}
     assert of(spec, "allowed4") == {
-        f"198.51.100.10 . 6 . 80 . {source}" for source in ("192.168.0.0/16", "203.0.113.7", "198.51.100.10")
+        f"198.51.100.10 . 6 . 80 . {source}"
+        for source in ("192.168.0.0/16", "203.0.113.7", "198.51.100.10")
     }
-    several = (port(LOCAL, balancers=("198.51.100.10", "198.51.100.11")), port(LOCAL, number=81, balancers=("198.51.100.12",)))
+    several = (
+        port(LOCAL, balancers=("198.51.100.10", "198.51.100.11")),
+        port(LOCAL, number=81, balancers=("198.51.100.12",)),
+    )
     spec = rendered(service(*several, source_ranges=("192.168.0.0/16",)), NODES)
     for frontend in ("198.51.100.10 . 6 . 80", "198.51.100.11 . 6 . 80", "198.51.100.12 . 6 . 81"):
         allowed = {key for key in of(spec, "allowed4") if key.startswith(frontend)}
-        assert allowed == {f"{frontend} . {source}" for source in ("192.168.0.0/16", "198.51.100.10/31", "198.51.100.12")}
+        assert allowed == {
+            f"{frontend} . {source}"
+            for source in ("192.168.0.0/16", "198.51.100.10/31", "198.51.100.12")
+        }
     elsewhere = rendered(service(*several, source_ranges=("203.0.113.0/24",)), NODES)
     assert {key.rpartition(" ")[2] for key in of(elsewhere, "allowed4")} == {"203.0.113.0/24"}
     everybody = rendered(service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES)
@@ -113,8 +131,12 @@ def test_addresses_are_read_as_kube_proxy_does() -> None:
 
 
 def test_a_listing_of_what_nobody_owns() -> None:
-    record = {"map": {"name": "services4", "elem": [[{"concat": ["192.0.2.1", 6, 80]}, {"drop": None}]]}}
-    assert parsed([record]) == {OWNERLESS: frozenset({Element("services4", "192.0.2.1 . 6 . 80", "drop")})}
+    record = {
+        "map": {"name": "services4", "elem": [[{"concat": ["192.0.2.1", 6, 80]}, {"drop": None}]]}
+    }
+    assert parsed([record]) == {
+        OWNERLESS: frozenset({Element("services4", "192.0.2.1 . 6 . 80", "drop")})
+    }
 
 
 def test_to_delete_the_key_is_enough() -> None:
@@ -124,15 +146,22 @@ def test_to_delete_the_key_is_enough() -> None:
         "delete element inet fairlead services4 { 192.0.2.1 . 6 . 80 }"
     ]
     assert [str(change) for change in difference({key: frozenset({element})}, {})] == [
-        'add element inet fairlead services4 { 192.0.2.1 . 6 . 80 comment "default/web" : goto pick_1 }'
+        'add element inet fairlead services4 { 192.0.2.1 . 6 . 80 comment "default/web" : goto '
+        "pick_1 }"
     ]
 
 
-pods = st.lists(st.sampled_from(["local1", "local2", "remote1"]), unique=True).map(lambda names: backends(*names))
+pods = st.lists(st.sampled_from(["local1", "local2", "remote1"]), unique=True).map(
+    lambda names: backends(*names)
+)
 policies = st.sampled_from(["Cluster", "Local"])
 services = st.builds(
     lambda chosen, internal, external, affinity, ranges: service(
-        port(chosen), internal=internal, external=external, affinity_timeout_s=affinity, source_ranges=ranges
+        port(chosen),
+        internal=internal,
+        external=external,
+        affinity_timeout_s=affinity,
+        source_ranges=ranges,
     ),
     pods,
     policies,
@@ -143,7 +172,9 @@ services = st.builds(
 
 
 @given(services, services)
-def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(old: NodeService, new: NodeService) -> None:
+def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(
+    old: NodeService, new: NodeService
+) -> None:
     before, after = ({old.service: rendered(each, NODES)} for each in (old, new))
     there = set(before[old.service])
     keys = {(element.map, element.key) for element in there}
@@ -162,7 +193,8 @@ def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(old:
 
 @given(services)
 def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
-    """A frontend that goes to `pick_N` has the slots 0 to N-1 in the map of that chain, and no others anywhere."""
+    """A frontend that goes to `pick_N` has the slots 0 to N-1 in the map of that chain, and no
+    others anywhere."""
     spec = rendered(intent, NODES)
     slots = {(e.map, e.key) for e in spec if e.map.startswith(("endpoints", "local_endpoints"))}
     wanted = set()
@@ -175,10 +207,14 @@ def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "number"), [("UDP", 17), ("SCTP", 132)])
-def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(protocol: str, number: int) -> None:
+def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(
+    protocol: str, number: int
+) -> None:
     def spec(*names: str) -> Spec:
         chosen = backends(*names, port=53)
-        served = msgspec.structs.replace(port(chosen, protocol=protocol, balancers=(), node_port=0), external_ips=())
+        served = msgspec.structs.replace(
+            port(chosen, protocol=protocol, balancers=(), node_port=0), external_ips=()
+        )
         return rendered(service(served), NODES)
 
     frontend = ("172.30.0.41", 80)
@@ -197,10 +233,16 @@ def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(protocol: 
 def test_udp_flows_may_lead_to_all_that_serve() -> None:
     """Whether they get new ones (here: one of three) or not."""
     going = backends("local2", "remote1", port=53)
-    served = port(backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=())
-    spec = rendered(service(msgspec.structs.replace(served, external_ips=()), internal="Local"), NODES)
+    served = port(
+        backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=()
+    )
+    spec = rendered(
+        service(msgspec.structs.replace(served, external_ips=()), internal="Local"), NODES
+    )
     called = "172.30.0.41 . 17 . 80"
-    assert of(spec, "flows4") == {f"{called} . {pod} . 53" for pod in ("10.1.0.1", "10.1.0.2", "10.2.0.1")}
+    assert of(spec, "flows4") == {
+        f"{called} . {pod} . 53" for pod in ("10.1.0.1", "10.1.0.2", "10.2.0.1")
+    }
     assert of(spec, "services4") == {f'{called} comment "default/web" : goto pick_1'}
 
 
@@ -227,8 +269,13 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
 
 def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
     remembered = Element("affinity4_0", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
-    others = rendered(service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"), NODES)
-    affine, plain = (rendered(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES) for timeout_s in (60, 0))
+    others = rendered(
+        service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"),
+        NODES,
+    )
+    affine, plain = (
+        rendered(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES) for timeout_s in (60, 0)
+    )
     assert forgettable([remembered], [affine, others], []) == []
     assert forgettable([remembered], [plain, others], []) == [remembered]
 
@@ -236,7 +283,10 @@ def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
 def test_chains_made_on_demand() -> None:
     assert needed_first("remember6_600_3") == ("recall6_3", "remember6_600_3")
     assert needed_first("pick_3") == ("pick_3",)
-    assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == ["pick_3", "pick_local_12"]
+    assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == [
+        "pick_3",
+        "pick_local_12",
+    ]
     assert chain_of("services4") == ""
     assert "ip saddr map @affinity4_3" in on_demand("recall4_3")
     assert on_demand("remember4_600_3").count("update @affinity4_3") == 3
@@ -246,7 +296,9 @@ def test_chains_made_on_demand() -> None:
 
 
 def test_cidrs_of_a_family_do_not_overlap() -> None:
-    assert of_family("4", ["10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16", "fd00::/8", " 192.0.2.1/32"]) == (
+    assert of_family(
+        "4", ["10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16", "fd00::/8", " 192.0.2.1/32"]
+    ) == (
         "10.0.0.0/8",
         "192.0.2.1",
     )

@@ -1,4 +1,5 @@
-"""What is dropped or refused besides the Services: packets of one-way flows, and of what other tables translate."""
+"""What is dropped or refused besides the Services: packets of one-way flows, and of what other
+tables translate."""
 
 import socket
 import subprocess
@@ -40,7 +41,8 @@ def nft(text: str) -> None:
 
 @pytest.fixture
 def other_proxy(at_node: None) -> Iterator[None]:
-    """Chains of one hook and priority run in the reverse order in which they were made: this one's come after ours."""
+    """Chains of one hook and priority run in the reverse order in which they were made: this one's
+    come after ours."""
     rules = f"""
         ip daddr {THEIRS4} tcp dport 80 dnat ip to {PODS4["local1"]}:8080
         ip6 daddr {THEIRS6} tcp dport 80 dnat ip6 to [{PODS6["local1"]}]:8080
@@ -57,8 +59,13 @@ def other_proxy(at_node: None) -> Iterator[None]:
 async def test_services_of_another_proxy_are_answered(
     site: Site, other_proxy: None, driver: NodeProxyDriver, family: str
 ) -> None:
-    """Only what nobody has translated by then goes to a ClusterIP that no Service has, or to a port that it has not."""
-    theirs, ours, nobodys = (THEIRS4, CLUSTER4, "172.30.0.201") if family == "IPv4" else (THEIRS6, CLUSTER6, "2001:db8:30::201")
+    """Only what nobody has translated by then goes to a ClusterIP that no Service has, or to a port
+    that it has not."""
+    theirs, ours, nobodys = (
+        (THEIRS4, CLUSTER4, "172.30.0.201")
+        if family == "IPv4"
+        else (THEIRS6, CLUSTER6, "2001:db8:30::201")
+    )
     await install(driver, service(port(backends("local1", family=family), family=family)))
     for place in ("caller", "client", "node"):
         seen = site.call(place, theirs, 80)
@@ -70,8 +77,11 @@ async def test_services_of_another_proxy_are_answered(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(site: Site, driver: NodeProxyDriver, family: str) -> None:
-    """At a port that the Service has not, as where a cache of DNS records listens at the address of the cluster's DNS."""
+async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
+    """At a port that the Service has not, as where a cache of DNS records listens at the address of
+    the cluster's DNS."""
     address, length = (CLUSTER4, 32) if family == "IPv4" else (CLUSTER6, 128)
     await install(driver, service(port(backends("local1", family=family), family=family)))
     site.ip("node", f"address add {address}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
@@ -85,7 +95,8 @@ async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(site: Site, dr
 
 @contextmanager
 def silent_server(site: Site, family: str) -> Iterator[socket.socket]:
-    """It takes datagrams in and never answers: conntrack holds their flow for new as long as it lasts."""
+    """It takes datagrams in and never answers: conntrack holds their flow for new as long as it
+    lasts."""
     kind = socket.AF_INET if family == "IPv4" else socket.AF_INET6
     with namespace.make_socket(site.name("local1"), kind, socket.SOCK_DGRAM) as made:
         made.bind((callers(family)("local1"), 9999))
@@ -99,7 +110,9 @@ async def test_source_ranges_hold_for_one_way_flows_that_are_open(
     site: Site, driver: NodeProxyDriver, place: str, family: str
 ) -> None:
     address = VIP4 if family == "IPv4" else VIP6
-    served = port(backends("local1", family=family, port=9999), number=514, protocol="UDP", family=family)
+    served = port(
+        backends("local1", family=family, port=9999), number=514, protocol="UDP", family=family
+    )
     own = callers(family)(place)
     with (
         silent_server(site, family) as server,

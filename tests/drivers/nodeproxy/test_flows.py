@@ -1,5 +1,5 @@
-"""Flows of UDP and SCTP: what becomes of a client that keeps its port when pods come and go (kube-proxy's pkg/proxy/conntrack,
-which does it for UDP alone)."""
+"""Flows of UDP and SCTP: what becomes of a client that keeps its port when pods come and go
+(kube-proxy's pkg/proxy/conntrack, which does it for UDP alone)."""
 
 import asyncio
 import resource
@@ -42,7 +42,11 @@ pytestmark = pytest.mark.root
 
 
 def served(
-    *pods: str, serving: tuple[str, ...] = (), external: str = "Cluster", family: str = "IPv4", protocol: str = "UDP"
+    *pods: str,
+    serving: tuple[str, ...] = (),
+    external: str = "Cluster",
+    family: str = "IPv4",
+    protocol: str = "UDP",
 ) -> NodeService:
     """Port 53; new flows go to `pods`, `serving` ones are on their way out."""
     going = backends(*serving, port=5353, family=family)
@@ -52,9 +56,11 @@ def served(
 
 
 def destination(target: str, family: str) -> tuple[str, int]:
-    four, six, number = {"cluster": (CLUSTER4, CLUSTER6, 53), "balancer": (VIP4, VIP6, 53), "node": (NODE4, NODE6, 30053)}[
-        target
-    ]
+    four, six, number = {
+        "cluster": (CLUSTER4, CLUSTER6, 53),
+        "balancer": (VIP4, VIP6, 53),
+        "node": (NODE4, NODE6, 30053),
+    }[target]
     return four if family == "IPv4" else six, number
 
 
@@ -81,7 +87,11 @@ class Caller:
     def ask(self, address: str, number: int, timeout_s: float = 10.0) -> str:
         """Which pod answers."""
         if self._port:
-            return pod_of(ask_by_sctp(self._sock, address, number, source_port=self._port, timeout_s=timeout_s))
+            return pod_of(
+                ask_by_sctp(
+                    self._sock, address, number, source_port=self._port, timeout_s=timeout_s
+                )
+            )
         return pod_of(ask(self._sock, address, number, timeout_s=timeout_s))
 
 
@@ -101,8 +111,9 @@ async def bring(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
 
 @contextmanager
 def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
-    """The process is at its limit: what is open works, nothing else can be opened; and the socket for clean-ups is not open.
-    (Three: the standard streams; with none, poll(2) refuses to look at even one descriptor.)"""
+    """The process is at its limit: what is open works, nothing else can be opened; and the socket
+    for clean-ups is not open. (Three: the standard streams; with none, poll(2) refuses to look at
+    even one descriptor.)"""
     driver._tracked.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -137,7 +148,8 @@ async def test_a_client_that_keeps_its_port_moves_to_a_living_endpoint(
 async def test_a_client_that_called_before_there_was_a_service_is_served_once_there_is(
     site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
 ) -> None:
-    """Its flow leads past the rules: on to the next router, or to a port of the node where nobody listens."""
+    """Its flow leads past the rules: on to the next router, or to a port of the node where nobody
+    listens."""
     called = destination(target, family)
     with Caller(site, "client", family, protocol) as caller:
         assert caller.ask(*called, timeout_s=0.2) in (SILENT, REFUSED)
@@ -165,8 +177,11 @@ async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
         assert pod_of(ask(old, address, 53)) == "local2"
 
 
-async def test_a_client_with_affinity_that_never_pauses_moves_too(site: Site, driver: NodeProxyDriver) -> None:
-    """Between the end of its flow and that of its remembered endpoint no packet of it must find a way back."""
+async def test_a_client_with_affinity_that_never_pauses_moves_too(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    """Between the end of its flow and that of its remembered endpoint no packet of it must find a
+    way back."""
 
     async def now(pod: str) -> None:
         each = served(pod)
@@ -210,22 +225,34 @@ async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(
         assert old.ask(*called) == "local2"
 
 
-async def test_a_service_that_takes_over_an_address_gets_its_flows(site: Site, driver: NodeProxyDriver) -> None:
-    first = service(port(backends("local1", port=5353), number=53, protocol="UDP", node_port=0), name="first")
+async def test_a_service_that_takes_over_an_address_gets_its_flows(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    first = service(
+        port(backends("local1", port=5353), number=53, protocol="UDP", node_port=0), name="first"
+    )
     both = port(backends("local1", "local2", port=5353), number=53, protocol="UDP", node_port=0)
     await install(driver, first)
     with client(site, "client") as one:
         assert pod_of(ask(one, VIP4, 53)) == "local1"
         await install(driver, service(both, name="second"))
-        assert await driver.read(None) == driver.render({each.service: each for each in [service(both, name="second")]})
+        assert await driver.read(None) == driver.render(
+            {each.service: each for each in [service(both, name="second")]}
+        )
         assert pod_of(ask(one, VIP4, 53)) == "local1"
         await install(
-            driver, service(port(backends("local2", port=5353), number=53, protocol="UDP", node_port=0), name="third")
+            driver,
+            service(
+                port(backends("local2", port=5353), number=53, protocol="UDP", node_port=0),
+                name="third",
+            ),
         )
         assert pod_of(ask(one, VIP4, 53)) == "local2"
 
 
-async def test_a_clean_up_that_failed_is_done_by_the_next_pass(site: Site, driver: NodeProxyDriver) -> None:
+async def test_a_clean_up_that_failed_is_done_by_the_next_pass(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await install(driver, served("local1"))
     with client(site, "client") as old, client(site, "client") as new:
         assert pod_of(ask(old, VIP4, 53)) == "local1"
@@ -238,10 +265,14 @@ async def test_a_clean_up_that_failed_is_done_by_the_next_pass(site: Site, drive
         assert pod_of(ask(old, VIP4, 53)) == "local1"
         assert await bring(driver, served("local2")) is None
         assert pod_of(ask(old, VIP4, 53)) == "local2"
-        assert await driver.read(None) == driver.render({served("local2").service: served("local2")})
+        assert await driver.read(None) == driver.render(
+            {served("local2").service: served("local2")}
+        )
 
 
-async def test_a_first_clean_up_that_failed_is_done_by_a_successor(site: Site, driver: NodeProxyDriver) -> None:
+async def test_a_first_clean_up_that_failed_is_done_by_a_successor(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     await install(driver, served("local1"))
     with client(site, "client") as old:
         assert pod_of(ask(old, VIP4, 53)) == "local1"
@@ -249,7 +280,9 @@ async def test_a_first_clean_up_that_failed_is_done_by_a_successor(site: Site, d
         with no_clean_up(driver):
             assert await bring(driver, served("local2")) is not None
         assert pod_of(ask(old, VIP4, 53)) == "local1"
-        heir = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+        heir = NodeProxyDriver(
+            node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
+        )
         await heir.open()
         assert await bring(heir, served("local2")) is None
         await heir.close(remove=False)

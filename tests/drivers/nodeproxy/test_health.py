@@ -1,4 +1,5 @@
-"""Whether the driver calls itself healthy: what was asked for counts from then on, until the kernel has taken it."""
+"""Whether the driver calls itself healthy: what was asked for counts from then on, until the kernel
+has taken it."""
 
 import asyncio
 import subprocess
@@ -6,7 +7,15 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.drivers.nodeproxy.conftest import CLUSTER4, NODE4, NODE6, POD_CIDRS, backends, port, service
+from tests.drivers.nodeproxy.conftest import (
+    CLUSTER4,
+    NODE4,
+    NODE6,
+    POD_CIDRS,
+    backends,
+    port,
+    service,
+)
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
@@ -19,7 +28,12 @@ pytestmark = pytest.mark.root
 
 def web(number: int = 41) -> NodeService:
     return service(
-        port(backends("local1"), cluster_ip=f"172.30.{number // 250}.{number % 250}", node_port=0, balancers=()),
+        port(
+            backends("local1"),
+            cluster_ip=f"172.30.{number // 250}.{number % 250}",
+            node_port=0,
+            balancers=(),
+        ),
         name=f"web-{number}",
         external="Local",
     )
@@ -32,9 +46,11 @@ add map inet fairlead outside4 {{ type ipv4_addr : verdict; }}
 add chain inet fairlead layout_of_another_time
 add element inet fairlead outside4 {{ {NODE4} : drop }}
 """
-"""A table that no version of ours has made. It cannot be replaced, so nothing can be read or written."""
+"""A table that no version of ours has made. It cannot be replaced, so nothing can be read or
+written."""
 IN_THE_WAY = f"element inet fairlead endpoints4_1 {{ {CLUSTER4} . 6 . 80 . 0 : 10.9.9.9 . 9 }}"
-"""While it is there, the kernel lets nobody else write an endpoint for WEB. Everything can be read."""
+"""While it is there, the kernel lets nobody else write an endpoint for WEB. Everything can be
+read."""
 
 
 class Clock:
@@ -70,7 +86,9 @@ async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
         await driver.apply(changes)
 
 
-async def test_a_start_that_failed_is_over_once_the_table_is_read(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_start_that_failed_is_over_once_the_table_is_read(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     """Though nothing is left to write then."""
     nft(THEIRS)
     await driver.open()
@@ -83,7 +101,9 @@ async def test_a_start_that_failed_is_over_once_the_table_is_read(driver: NodePr
     assert driver.healthy()
 
 
-async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     nft(THEIRS)
     await driver.open()
     clock.ahead_s = UNHEALTHY_AFTER_S - 10
@@ -97,8 +117,11 @@ async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(dri
     assert driver.healthy()
 
 
-async def test_a_change_that_the_kernel_does_not_take(driver: NodeProxyDriver, clock: Clock) -> None:
-    """It counts from when it was first asked for, whatever is read, and written for others, in between."""
+async def test_a_change_that_the_kernel_does_not_take(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
+    """It counts from when it was first asked for, whatever is read, and written for others, in
+    between."""
     await driver.open()
     await bring(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
@@ -117,7 +140,9 @@ async def test_a_change_that_the_kernel_does_not_take(driver: NodeProxyDriver, c
     assert driver.healthy()
 
 
-async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     await driver.open()
     await bring(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
@@ -135,7 +160,9 @@ async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(driver: NodeP
     assert not driver.healthy()
 
 
-async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     await driver.open()
     await bring(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
@@ -147,7 +174,9 @@ async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(dri
     assert driver.healthy()
 
 
-async def test_a_transaction_that_takes_long_counts_while_it_does(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_transaction_that_takes_long_counts_while_it_does(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     await driver.open()
     bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
     await asyncio.sleep(0.01)
@@ -162,7 +191,8 @@ async def test_a_transaction_that_takes_long_counts_while_it_does(driver: NodePr
 async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_parts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """However long all of it takes: a node is not to leave its load balancers because one Service is large."""
+    """However long all of it takes: a node is not to leave its load balancers because one Service
+    is large."""
     await driver.open()
     netlink = Nfnetlink()
     bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
@@ -178,7 +208,9 @@ async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_part
     assert driver.healthy()
 
 
-async def test_a_service_that_another_one_keeps_from_a_frontend_is_no_failure(driver: NodeProxyDriver, clock: Clock) -> None:
+async def test_a_service_that_another_one_keeps_from_a_frontend_is_no_failure(
+    driver: NodeProxyDriver, clock: Clock
+) -> None:
     await driver.open()
     again = service(*(WEB.ports), name="another")
     await bring(driver, WEB, again)

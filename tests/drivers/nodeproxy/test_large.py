@@ -1,4 +1,5 @@
-"""A Service that is too large for one transaction: others are served meanwhile, and a start completes an interrupted change."""
+"""A Service that is too large for one transaction: others are served meanwhile, and a start
+completes an interrupted change."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -6,7 +7,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from tests.drivers.nodeproxy.conftest import NODE4, NODE6, POD_CIDRS, SERVICE_CIDRS, install, port, service
+from tests.drivers.nodeproxy.conftest import (
+    NODE4,
+    NODE6,
+    POD_CIDRS,
+    SERVICE_CIDRS,
+    install,
+    port,
+    service,
+)
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.transactions import ELEMENTS_PER_TRANSACTION
@@ -21,11 +30,15 @@ pytestmark = pytest.mark.root
 HUGE, OTHER = ServiceKey("default", "huge"), ServiceKey("default", "other")
 PORTS = ENDPOINTS = 300
 FEW = 8
-"""Transactions until the event of another Service is in the kernel: the one under way, some before its pass begins, its own."""
+"""Transactions until the event of another Service is in the kernel: the one under way, some before
+its pass begins, its own."""
 
 
 def served(name: str, address: str, ports: int, pods: tuple[Backend, ...]) -> NodeService:
-    each = [port(pods, number=number, cluster_ip=address, node_port=0, balancers=()) for number in range(1, ports + 1)]
+    each = [
+        port(pods, number=number, cluster_ip=address, node_port=0, balancers=())
+        for number in range(1, ports + 1)
+    ]
     return service(*(msgspec.structs.replace(one, external_ips=()) for one in each), name=name)
 
 
@@ -45,13 +58,21 @@ class Cluster:
         self.state = State(("services",))
         self.intents: dict[ServiceKey, NodeService] = {}
         self.done: dict[ServiceKey, NodeService] = {}
-        self.loop = Loop("proxy", self.state, self.plan, [driver], self.report, large=HUGE.__eq__, plan_slice=20)
+        self.loop = Loop(
+            "proxy", self.state, self.plan, [driver], self.report, large=HUGE.__eq__, plan_slice=20
+        )
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService]:
         return {key: self.intents[key] for key in keys if key in self.intents}
 
-    def report(self, intents: Mapping[ServiceKey, NodeService], outcomes: Mapping[ServiceKey, Outcome]) -> None:
-        self.done |= {key: intents[key] for key, outcome in outcomes.items() if outcome.state == "done" and key in intents}
+    def report(
+        self, intents: Mapping[ServiceKey, NodeService], outcomes: Mapping[ServiceKey, Outcome]
+    ) -> None:
+        self.done |= {
+            key: intents[key]
+            for key, outcome in outcomes.items()
+            if outcome.state == "done" and key in intents
+        }
 
     def show(self, each: NodeService) -> None:
         self.intents[each.service] = each
@@ -96,7 +117,9 @@ class Kernel:
     async def until(self, name: str, wanted: bytes) -> None:
         """A value is in the map."""
         async with asyncio.timeout(60):
-            while wanted not in {each.value[: len(wanted)] for each in self.netlink.elements("fairlead", name)}:
+            while wanted not in {
+                each.value[: len(wanted)] for each in self.netlink.elements("fairlead", name)
+            }:
                 await asyncio.sleep(0)
 
     async def until_some(self, name: str) -> None:
@@ -144,10 +167,14 @@ async def test_a_start_completes_what_was_cut_short(driver: NodeProxyDriver) -> 
         cluster.show(huge())
         await kernel.until_some(f"endpoints4_{ENDPOINTS}")
     assert kernel.count("cluster_ips4") == 1
-    heir = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS)
+    heir = NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
+    )
     await heir.open()
     try:
         await install(heir, huge(2), other(1))
-        assert await heir.read(None) == heir.render({each.service: each for each in (huge(2), other(1))})
+        assert await heir.read(None) == heir.render(
+            {each.service: each for each in (huge(2), other(1))}
+        )
     finally:
         await heir.close(remove=False)

@@ -1,4 +1,5 @@
-"""Room for tracked flows: what a node has is counted by its kernel, and found to be scarce while half of the room is free."""
+"""Room for tracked flows: what a node has is counted by its kernel, and found to be scarce while
+half of the room is free."""
 
 import os
 import socket
@@ -10,7 +11,10 @@ from fairlead.drivers.host import findings
 from fairlead.drivers.nodeproxy.needs import LIMIT, needs, needs_of
 from fairlead.lab import namespace
 
-TRACK = "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule inet t c ct state new accept"
+TRACK = (
+    "add table inet t; add chain inet t c { type filter hook output priority 0; }; add rule "
+    "inet t c ct state new accept"
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +27,9 @@ TRACK = "add table inet t; add chain inet t c { type filter hook output priority
         (1_000_000, "262144", ["2097152"]),
     ],
 )
-def test_a_table_that_is_more_than_half_full_is_to_grow(flows: int, limit: str, found: list[str]) -> None:
+def test_a_table_that_is_more_than_half_full_is_to_grow(
+    flows: int, limit: str, found: list[str]
+) -> None:
     assert [each.should for each in findings(needs_of(flows), {LIMIT: limit}.get)] == found
     for enough in found:
         assert findings(needs_of(flows), {LIMIT: enough}.get) == ()
@@ -42,8 +48,14 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
                 for port in range(9001, 9006):
                     sock.sendto(b"", ("127.0.0.1", port))
             (need,) = needs()
-            assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (LIMIT, "16", True, False)
-            # The kernel says the limit everywhere, so a node in a namespace of its own is told of it too.
+            assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (
+                LIMIT,
+                "16",
+                True,
+                False,
+            )
+            # The kernel says the limit everywhere, so a node in a namespace of its own is told of
+            # it too.
             assert findings([need]) == ()
     finally:
         namespace.delete(name)

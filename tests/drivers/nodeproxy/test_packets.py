@@ -1,4 +1,5 @@
-"""What a packet meets on a node, by kube-proxy's own tables of scenarios (P1 to P11): real packets, both families."""
+"""What a packet meets on a node, by kube-proxy's own tables of scenarios (P1 to P11): real packets,
+both families."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -40,7 +41,8 @@ RANGES = ("192.168.0.0/24", " 203.0.113.0/25", "2001:db8::/64", "2001:db8:c::/64
 
 
 class Row(NamedTuple):
-    """A call and what becomes of it: the set of pods that may answer (all must, in time), or REFUSED or SILENT."""
+    """A call and what becomes of it: the set of pods that may answer (all must, in time), or
+    REFUSED or SILENT."""
 
     id: str
     source: str
@@ -60,11 +62,15 @@ def destination(target: str, family: str) -> tuple[str, int]:
 
 
 def check(site: Site, row: Row, family: str, *, protocol: str = "TCP") -> None:
-    """Call until each pod that may answer has answered; nobody else may, and all see the right caller."""
+    """Call until each pod that may answer has answered; nobody else may, and all see the right
+    caller."""
     address, number = destination(row.target, family)
     if isinstance(row.outcome, str):
         timeout_s = 1.0 if row.outcome == SILENT else 10.0
-        assert site.call(row.source, address, number, protocol=protocol, timeout_s=timeout_s) == row.outcome
+        assert (
+            site.call(row.source, address, number, protocol=protocol, timeout_s=timeout_s)
+            == row.outcome
+        )
         return
     answered: set[str] = set()
     peers: set[str] = set()
@@ -76,7 +82,9 @@ def check(site: Site, row: Row, family: str, *, protocol: str = "TCP") -> None:
         if answered >= row.outcome:
             break
     assert answered == row.outcome
-    expected = (NODE4 if family == "IPv4" else NODE6) if row.masqueraded else callers(family)(row.source)
+    expected = (
+        (NODE4 if family == "IPv4" else NODE6) if row.masqueraded else callers(family)(row.source)
+    )
     assert peers == {expected}
 
 
@@ -116,10 +124,20 @@ async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> N
         else ("2001:db8:30::41", "2001:db8:30::42", "2001:db8:30::50")
     )
 
-    def inside(address: str, number: int, target: int, *pods: str, protocol: str = "TCP") -> NodeServicePort:
+    def inside(
+        address: str, number: int, target: int, *pods: str, protocol: str = "TCP"
+    ) -> NodeServicePort:
         chosen = backends(*pods, family=family, port=target)
         return msgspec.structs.replace(
-            port(chosen, number=number, family=family, cluster_ip=address, node_port=0, balancers=(), protocol=protocol),
+            port(
+                chosen,
+                number=number,
+                family=family,
+                cluster_ip=address,
+                node_port=0,
+                balancers=(),
+                protocol=protocol,
+            ),
             external_ips=(),
         )
 
@@ -162,7 +180,10 @@ SOURCE_RANGES = (
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("row", SOURCE_RANGES, ids=ids(SOURCE_RANGES))
 async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, row: Row) -> None:
-    await install(driver, service(port(backends("local1", family=family), family=family), source_ranges=RANGES))
+    await install(
+        driver,
+        service(port(backends("local1", family=family), family=family), source_ranges=RANGES),
+    )
     check(site, row, family)
 
 
@@ -171,7 +192,8 @@ async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, r
 async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
     site: Site, driver: NodeProxyDriver, borne: str, family: str
 ) -> None:
-    """P3.12: the source is a load-balancer address of the Service, in no range but allowed, as the node is."""
+    """P3.12: the source is a load-balancer address of the Service, in no range but allowed, as the
+    node is."""
     address, number = destination("balancer", family)
     length, other = (32, "198.51.100.11") if family == "IPv4" else (128, "2001:db8:f::11")
     source = address if borne == "the address" else other
@@ -209,9 +231,16 @@ EXTERNAL_CLUSTER = (
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
-@pytest.mark.parametrize(("policy", "rows"), [("Local", EXTERNAL_LOCAL), ("Cluster", EXTERNAL_CLUSTER)])
+@pytest.mark.parametrize(
+    ("policy", "rows"), [("Local", EXTERNAL_LOCAL), ("Cluster", EXTERNAL_CLUSTER)]
+)
 async def test_external_policy(
-    site: Site, driver: NodeProxyDriver, family: str, protocol: str, policy: str, rows: tuple[Row, ...]
+    site: Site,
+    driver: NodeProxyDriver,
+    family: str,
+    protocol: str,
+    policy: str,
+    rows: tuple[Row, ...],
 ) -> None:
     target = 8080 if protocol == "TCP" else 5353
     chosen = backends("local1", "remote1", family=family, port=target)
@@ -258,7 +287,9 @@ MATRIX = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}")
+@pytest.mark.parametrize(
+    "policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}"
+)
 async def test_every_policy_from_everywhere(
     site: Site, driver: NodeProxyDriver, family: str, policies: tuple[str, str]
 ) -> None:
@@ -270,17 +301,24 @@ async def test_every_policy_from_everywhere(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}")
+@pytest.mark.parametrize(
+    "policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}"
+)
 async def test_where_pods_are_told_by_their_interfaces(
     site: Site, at_node: None, family: str, policies: tuple[str, str]
 ) -> None:
-    """The same by other means: one interface by its name, as a bridge would be, and those whose names begin so."""
-    driver = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=(), pod_interfaces=("vcaller", "vlocal*"))
+    """The same by other means: one interface by its name, as a bridge would be, and those whose
+    names begin so."""
+    driver = NodeProxyDriver(
+        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=(), pod_interfaces=("vcaller", "vlocal*")
+    )
     await driver.open()
     try:
         internal, external = policies
         both = backends("local1", "remote1", family=family)
-        await install(driver, service(port(both, family=family), internal=internal, external=external))
+        await install(
+            driver, service(port(both, family=family), internal=internal, external=external)
+        )
         for row in MATRIX[policies]:
             check(site, row, family)
     finally:
@@ -291,7 +329,9 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
     """P4.4 and P4.5: another address of the node."""
     chosen, other = [NODE4], "192.168.1.2"
     driver = NodeProxyDriver(
-        node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, node_port_addresses=lambda: tuple(chosen)
+        node_addresses=lambda: (NODE4, NODE6),
+        pod_cidrs=POD_CIDRS,
+        node_port_addresses=lambda: tuple(chosen),
     )
     await driver.open()
     try:
@@ -299,7 +339,9 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
         await install(driver, web)
         assert isinstance(site.call("client", NODE4, NODE_PORT), Seen)
         site.ip("router", f"route add {other} via {NODE4}")
-        assert site.call("client", other, NODE_PORT) == REFUSED  # by the host itself: no rule is for it
+        assert (
+            site.call("client", other, NODE_PORT) == REFUSED
+        )  # by the host itself: no rule is for it
         chosen[:] = [other]
         await install(driver, web)
         assert isinstance(site.call("client", other, NODE_PORT), Seen)
@@ -314,7 +356,8 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
 async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoint(
     site: Site, at_node: None, told_by: str, family: str
 ) -> None:
-    """With policy Local, too. A pod of another node is a caller from outside, wherever it calls the node."""
+    """With policy Local, too. A pod of another node is a caller from outside, wherever it calls the
+    node."""
     gateways = GATEWAYS[family] if told_by == "interfaces" else GATEWAYS[family][:1]
     driver = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
@@ -333,13 +376,17 @@ async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoin
         both = backends("local1", "remote1", family=family)
         await install(driver, service(port(both, family=family), external="Local"))
         for _ in range(8):
-            assert site.call("remote1", address_of("node"), NODE_PORT) == Seen("local1", address_of("remote1"))
+            assert site.call("remote1", address_of("node"), NODE_PORT) == Seen(
+                "local1", address_of("remote1")
+            )
     finally:
         await driver.close(remove=True)
 
 
 UNTOLD = (
-    Row("node to cluster IP", "node", "cluster", BOTH, True),  # the node's own address, masqueraded or not
+    Row(
+        "node to cluster IP", "node", "cluster", BOTH, True
+    ),  # the node's own address, masqueraded or not
     Row("client to cluster IP", "client", "cluster", BOTH),
     Row("pod to NodePort", "caller", "node", HERE),
     Row("pod to balancer", "caller", "balancer", HERE),
@@ -347,7 +394,9 @@ UNTOLD = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_where_pods_cannot_be_told_from_others(site: Site, at_node: None, family: str) -> None:
+async def test_where_pods_cannot_be_told_from_others(
+    site: Site, at_node: None, family: str
+) -> None:
     """P7 without a local detector."""
     driver = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=())
     await driver.open()
@@ -382,7 +431,10 @@ async def test_internal_policy(
     case: tuple[str, str, tuple[str, ...], tuple[str, ...], frozenset[str] | str],
 ) -> None:
     name, policy, local, remote, outcome = case
-    await install(driver, service(port(backends(*local, *remote, family=family), family=family), internal=policy))
+    await install(
+        driver,
+        service(port(backends(*local, *remote, family=family), family=family), internal=policy),
+    )
     check(site, Row(name, "caller", "cluster", outcome), family)
     await install(driver, service(port((), family=family), internal=policy))
     check(site, Row(name, "caller", "cluster", REFUSED), family)
@@ -392,7 +444,9 @@ async def test_internal_policy(
 async def test_local_without_local_endpoints_is_silent_outside_and_served_inside(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    await install(driver, service(port(backends("remote1", family=family), family=family), external="Local"))
+    await install(
+        driver, service(port(backends("remote1", family=family), family=family), external="Local")
+    )
     remote = frozenset({"remote1"})
     for target in ("balancer", "node", "external"):
         check(site, Row("outside", "client", target, SILENT), family)
@@ -403,13 +457,20 @@ async def test_local_without_local_endpoints_is_silent_outside_and_served_inside
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 @pytest.mark.parametrize("target", ["cluster", "balancer", "node", "external"])
-async def test_a_pod_reaches_itself(site: Site, driver: NodeProxyDriver, family: str, policy: str, target: str) -> None:
-    await install(driver, service(port(backends("local1", family=family), family=family), external=policy))
+async def test_a_pod_reaches_itself(
+    site: Site, driver: NodeProxyDriver, family: str, policy: str, target: str
+) -> None:
+    await install(
+        driver, service(port(backends("local1", family=family), family=family), external=policy)
+    )
     check(site, Row("hairpin", "local1", target, HERE, True), family)
 
 
-async def test_node_ports_answer_on_the_primary_address_alone(site: Site, driver: NodeProxyDriver) -> None:
-    """P4.5 and P4.8: a second address and loopback belong to whoever listens there, which is nobody."""
+async def test_node_ports_answer_on_the_primary_address_alone(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    """P4.5 and P4.8: a second address and loopback belong to whoever listens there, which is
+    nobody."""
     await install(driver, service(port(backends("local1"))))
     assert site.call("node", "127.0.0.1", NODE_PORT) == REFUSED
     assert site.call("caller", "192.168.1.2", NODE_PORT) == REFUSED
@@ -417,13 +478,16 @@ async def test_node_ports_answer_on_the_primary_address_alone(site: Site, driver
 
 
 async def test_ip_mode_proxy_leaves_the_node(site: Site, driver: NodeProxyDriver) -> None:
-    """P11.1: an ingress address that is not in the plan is somebody else's; here the router answers for it."""
+    """P11.1: an ingress address that is not in the plan is somebody else's; here the router answers
+    for it."""
     address = "198.51.100.66"
     site.ip("router", f"address add {address}/32 dev lo")
     try:
         await install(driver, service(port(backends("local1"), balancers=(VIP4,))))
         assert site.call("caller", VIP4, 80) == Seen("local1", NODE4)
-        assert site.call("caller", address, 80) == REFUSED  # the router has no server: its own refusal
+        assert (
+            site.call("caller", address, 80) == REFUSED
+        )  # the router has no server: its own refusal
         with site.listening("router", address, 80):
             assert site.call("caller", address, 80) == Seen("router", callers("IPv4")("caller"))
     finally:
@@ -431,11 +495,17 @@ async def test_ip_mode_proxy_leaves_the_node(site: Site, driver: NodeProxyDriver
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_every_endpoint_is_equally_likely(site: Site, driver: NodeProxyDriver, family: str) -> None:
+async def test_every_endpoint_is_equally_likely(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
     chosen = backends("local1", "local2", "remote1", family=family, port=5353)
     await install(driver, service(port(chosen, family=family, protocol="UDP")))
     address, number = destination("cluster", family)
-    answers = Counter(str(site.call("caller", address, number, protocol="UDP")[0]) for _ in range(600))
+    answers = Counter(
+        str(site.call("caller", address, number, protocol="UDP")[0]) for _ in range(600)
+    )
     assert sum(answers.values()) == 600
     squares = sum((answers[pod] - 200) ** 2 / 200 for pod in ("local1", "local2", "remote1"))
-    assert squares < 27.6, answers  # chi-squared, two degrees of freedom: one run in a million is worse
+    assert squares < 27.6, (
+        answers
+    )  # chi-squared, two degrees of freedom: one run in a million is worse

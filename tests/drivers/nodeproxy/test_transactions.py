@@ -4,7 +4,15 @@ import msgspec
 import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Element, Spec, difference, frontend_of, rendered
+from fairlead.drivers.nodeproxy.elements import (
+    OWNERLESS,
+    Change,
+    Element,
+    Spec,
+    difference,
+    frontend_of,
+    rendered,
+)
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
@@ -32,14 +40,19 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
 
 
 def outcome(
-    desired: dict[ServiceKey, Spec], actual: dict[ServiceKey, Spec], created: dict[ServiceKey, str] | None = None
+    desired: dict[ServiceKey, Spec],
+    actual: dict[ServiceKey, Spec],
+    created: dict[ServiceKey, str] | None = None,
 ) -> tuple[dict[ServiceKey, Spec], Settled]:
-    """What the kernel holds once the settled Changes are carried out. Who was created when; the others do not exist."""
+    """What the kernel holds once the settled Changes are carried out. Who was created when; the
+    others do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
     told = settled(actual, owners, difference(desired, actual), lambda key, _: since.get(key))
     found = {
-        key: carried_out(actual.get(key, NOTHING), [change for change in told.changes if change.service == key])
+        key: carried_out(
+            actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
+        )
         for key in desired.keys() | actual.keys()
     }
     return found, told
@@ -47,7 +60,11 @@ def outcome(
 
 def without(spec: Spec, *addresses: str) -> Spec:
     """All but what it has at these addresses, port 80."""
-    return frozenset(e for e in spec if frontend_of(e.key) not in {f"{address} . 6 . 80" for address in addresses})
+    return frozenset(
+        e
+        for e in spec
+        if frontend_of(e.key) not in {f"{address} . 6 . 80" for address in addresses}
+    )
 
 
 X, Y, Z = "198.51.100.1", "198.51.100.2", "198.51.100.3"
@@ -74,7 +91,9 @@ def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_servi
     owners = {e.key: B for e in frontends(actual[B])}
     told = settled(actual, owners, difference({A: at(A, X)}, {}), lambda key, _: created.get(key))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
-    assert carried_out(actual[B], [change for change in told.changes if change.service == B]) == without(actual[B], X)
+    assert carried_out(
+        actual[B], [change for change in told.changes if change.service == B]
+    ) == without(actual[B], X)
     assert set(told.lacking) == {B}
 
 
@@ -92,12 +111,16 @@ def test_two_services_of_one_cluster_ip() -> None:
     """An API server does not let them be. The set of ClusterIPs holds the address once."""
     other = frozenset(e._replace(comment=str(B)) if e.comment else e for e in at(A, X))
     found, told = outcome({A: at(A, Y), B: other}, {})
-    assert found == {A: at(A, Y), B: frozenset(e for e in other if frontend_of(e.key).startswith(X))}
+    assert found == {
+        A: at(A, Y),
+        B: frozenset(e for e in other if frontend_of(e.key).startswith(X)),
+    }
     assert told.lacking[B].startswith("serving default/b on 172.30.0.1: Service default/a has it; ")
 
 
 def test_what_belongs_to_no_service_any_more_gives_way() -> None:
-    """Elements without an owner's name, and those of a Service that has gone while nobody looked."""
+    """Elements without an owner's name, and those of a Service that has gone while nobody
+    looked."""
     for gone in (OWNERLESS, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
@@ -124,7 +147,10 @@ def test_what_is_wrong_is_said() -> None:
 def test_services_that_pass_frontends_on_go_together() -> None:
     """However many others, that would come between them, go at the same time."""
     between = [ServiceKey("default", f"a{number:04}") for number in range(600)]
-    going = {key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y)) for key in between}
+    going = {
+        key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y))
+        for key in between
+    }
     changes = difference({B: at(B, X), C: at(C, Y)}, going | {A: at(A, X), B: at(B, Y)})
     parts = list(batches(changes))
     assert len(parts) > 1
@@ -136,7 +162,9 @@ def test_what_is_so_already_is_left_out() -> None:
     assert effective({}, changes) == list(changes)
     assert effective({A: at(A, X)}, changes) == []
     some = frozenset(sorted(at(A, X))[:3])
-    assert sum(len(change.elements) for change in effective({A: some}, changes)) == len(at(A, X)) - 3
+    assert (
+        sum(len(change.elements) for change in effective({A: some}, changes)) == len(at(A, X)) - 3
+    )
 
 
 def test_services_stay_whole_and_those_that_give_something_up_go_first() -> None:
@@ -147,22 +175,35 @@ def test_services_stay_whole_and_those_that_give_something_up_go_first() -> None
         changes += difference({key: spec}, {}) if number % 2 else difference({}, {key: spec})
     parts = list(batches(changes))
     assert len(parts) > 1
-    assert all(sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION for part in parts)
+    assert all(
+        sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION for part in parts
+    )
     order = [change.service for part in parts for change in part]
     assert [change for part in parts for change in part] != changes
     assert sorted(map(str, (c for part in parts for c in part))) == sorted(map(str, changes))
     verbs = [change.verb for part in parts for change in part]
     assert verbs == sorted(verbs, reverse=True)
-    homes = {key: {i for i, part in enumerate(parts) if any(c.service == key for c in part)} for key in order}
+    homes = {
+        key: {i for i, part in enumerate(parts) if any(c.service == key for c in part)}
+        for key in order
+    }
     assert {len(found) for found in homes.values()} == {1}
 
 
 def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster") -> Spec:
     """More than one transaction takes."""
-    pods = tuple(Backend(f"10.1.{first}.{number}", 8080, number % 2 == 0) for number in range(1, endpoints + 1))
-    each = [port(pods, number=number, node_port=0, cluster_ip="172.30.0.1", balancers=(X,)) for number in range(1, ports + 1)]
+    pods = tuple(
+        Backend(f"10.1.{first}.{number}", 8080, number % 2 == 0)
+        for number in range(1, endpoints + 1)
+    )
+    each = [
+        port(pods, number=number, node_port=0, cluster_ip="172.30.0.1", balancers=(X,))
+        for number in range(1, ports + 1)
+    ]
     bare = [msgspec.structs.replace(one, external_ips=()) for one in each]
-    return rendered(service(*bare, name="a", external=external, source_ranges=("192.0.2.0/24",)), (NODE4, NODE6))
+    return rendered(
+        service(*bare, name="a", external=external, source_ranges=("192.0.2.0/24",)), (NODE4, NODE6)
+    )
 
 
 def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str, object]:
@@ -176,7 +217,9 @@ def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str,
         chain, _, count = str(verdict).removeprefix("goto ").rpartition("_")
         if chain in ("pick", "pick_local"):
             table = f"{'local_' if chain == 'pick_local' else ''}endpoints4_{count}"
-            found[f"{name} endpoints"] = [elements[table, f"{frontend} . {slot}"].value for slot in range(int(count))]
+            found[f"{name} endpoints"] = [
+                elements[table, f"{frontend} . {slot}"].value for slot in range(int(count))
+            ]
     found["allowed"] = ("allowed4", f"{frontend} . 192.0.2.0/24") in elements
     return found
 
@@ -193,8 +236,11 @@ def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str,
     ],
     ids=["new", "gone", "one more", "others", "another policy", "more ports"],
 )
-def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(before: Spec, after: Spec) -> None:
-    """Wherever the sequence is cut, for example by kill -9, packets meet the old or the new state of a frontend."""
+def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
+    before: Spec, after: Spec
+) -> None:
+    """Wherever the sequence is cut, for example by kill -9, packets meet the old or the new state
+    of a frontend."""
     parts = list(batches(difference({A: after}, {A: before})))
     elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
     had = dict(elements)

@@ -1,4 +1,5 @@
-"""Elements as bytes: what the kernel is given is what nft would have given it, and it comes back as it was."""
+"""Elements as bytes: what the kernel is given is what nft would have given it, and it comes back as
+it was."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,9 @@ frontends = st.one_of(
 
 
 @given(frontends, ipv4, ipv6, ports, st.integers(0, 999))
-def test_an_element_comes_back_as_it_was(frontend: tuple[str, str], four: str, six: str, port: int, slot: int) -> None:
+def test_an_element_comes_back_as_it_was(
+    frontend: tuple[str, str], four: str, six: str, port: int, slot: int
+) -> None:
     family, key = frontend
     pod = four if family == "4" else six
     for element in (
@@ -38,15 +41,22 @@ def test_an_element_comes_back_as_it_was(frontend: tuple[str, str], four: str, s
         Element(f"flows{family}", f"{key} . {pod} . {port}"),
         Element(f"cluster_ips{family}", pod, "", "a-namespace/a-name"),
         Element(f"allowed{family}", f"{key} . {'10.0.0.1' if family == '4' else '::ffff:a00:1'}"),
-        Element(f"allowed{family}", f"{key} . {'10.0.0.0/8' if family == '4' else '2001:db8::/33'}"),
-        Element(f"allowed{family}", f"{key} . {'10.0.0.1-10.0.0.9' if family == '4' else '::1-::9'}"),
+        Element(
+            f"allowed{family}", f"{key} . {'10.0.0.0/8' if family == '4' else '2001:db8::/33'}"
+        ),
+        Element(
+            f"allowed{family}", f"{key} . {'10.0.0.1-10.0.0.9' if family == '4' else '::1-::9'}"
+        ),
     ):
         (body,) = changing("fairlead", element.map, [written(element)])
         assert [read(element.map, each) for each in listed(body)] == [element]
 
 
 def test_what_is_too_much_for_one_message_comes_in_several() -> None:
-    elements = [Element("flows4", f"192.0.2.1 . 17 . 53 . 10.0.{number // 250}.{number % 250} . 53") for number in range(4000)]
+    elements = [
+        Element("flows4", f"192.0.2.1 . 17 . 53 . 10.0.{number // 250}.{number % 250} . 53")
+        for number in range(4000)
+    ]
     bodies = list(changing("fairlead", "flows4", map(written, elements)))
     assert len(bodies) == 3
     assert max(map(len, bodies)) < 1 << 16
@@ -59,12 +69,18 @@ async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodePr
     await install(driver, *services)
     desired = driver.render({each.service: each for each in services})
     with Nftables() as nft:
-        seen = parsed(record for record in nft.listing("list table inet fairlead") if named(record) not in ("pods4", "pods6"))
+        seen = parsed(
+            record
+            for record in nft.listing("list table inet fairlead")
+            if named(record) not in ("pods4", "pods6")
+        )
         assert seen == desired
         by_map: dict[str, list[Element]] = {}
         for element in sorted(element for spec in desired.values() for element in spec):
             by_map.setdefault(element.map, []).append(element)
-        anew = "".join(f"{command(verb, *each)}\n" for verb in ("delete", "add") for each in by_map.items())
+        anew = "".join(
+            f"{command(verb, *each)}\n" for verb in ("delete", "add") for each in by_map.items()
+        )
         nft.run(anew)
         strange = Element("services4", "192.0.2.9 . 6 . 80", "accept")
         nft.run(command("add", strange.map, [strange]))

@@ -29,12 +29,19 @@ class CloudSite(Site):
     def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
         asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
         method = "SOURCE_IP_PORT" if provider == "ovn" else "ROUND_ROBIN"
-        given: Fields = {"provider": provider, "place": OctaviaPlace(self.at.subnet), "asking": asking, "method": method}
+        given: Fields = {
+            "provider": provider,
+            "place": OctaviaPlace(self.at.subnet),
+            "asking": asking,
+            "method": method,
+        }
         return settings(**given | fields)
 
     def outside(self, provider: str = "ovn", **wish: Any) -> OctaviaSettings:
         """With a floating IP."""
-        return self.settings(provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish}))
+        return self.settings(
+            provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish})
+        )
 
     def make_floating(self, **fields: object) -> Any:
         """Somebody's, in the same project."""

@@ -1,7 +1,8 @@
-"""Histories of one Service at a real Octavia, by chance: what is wanted of it from step to step, and what goes wrong then.
+"""Histories of one Service at a real Octavia, by chance: what is wanted of it from step to step,
+and what goes wrong then.
 
-In: a source of chance, a Site. Out: Steps, and means to go through them. Equal seeds give equal steps.
-"""
+In: a source of chance, a Site. Out: Steps, and means to go through them. Equal seeds give equal
+steps."""
 
 import asyncio
 import random
@@ -19,7 +20,16 @@ from tests.openstack.front import Answer, Call, Cut, Front
 from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
-from fairlead.model import FloatingWish, Listener, LoadBalancer, Member, OctaviaAsking, OctaviaChecks, OctaviaPlace, Protocol
+from fairlead.model import (
+    FloatingWish,
+    Listener,
+    LoadBalancer,
+    Member,
+    OctaviaAsking,
+    OctaviaChecks,
+    OctaviaPlace,
+    Protocol,
+)
 
 EDITS = 2
 """So often it is changed, between being made and being deleted."""
@@ -44,7 +54,15 @@ ANSWERS = (
 )
 
 Trouble = Literal[
-    "none", "a write is lost", "it dies", "an answer", "a look is lost", "orders fail", "no machine", "meddling", "twin"
+    "none",
+    "a write is lost",
+    "it dies",
+    "an answer",
+    "a look is lost",
+    "orders fail",
+    "no machine",
+    "meddling",
+    "twin",
 ]
 TROUBLES: Mapping[Trouble, int] = {
     "none": 1,
@@ -61,7 +79,8 @@ TROUBLES: Mapping[Trouble, int] = {
 
 
 class Step(NamedTuple):
-    """What is wanted from now on (None: nothing), and the trouble at the `at`th call of the kind that it is about."""
+    """What is wanted from now on (None: nothing), and the trouble at the `at`th call of the kind
+    that it is about."""
 
     wanted: LoadBalancer | None
     trouble: Trouble
@@ -70,8 +89,16 @@ class Step(NamedTuple):
     answer: Answer
 
     def __str__(self) -> str:
-        at = "" if self.trouble in ("none", "meddling", "twin") else f" at {self.at}, {'after' if self.after else 'before'}"
-        ports = [f"{each.protocol}/{each.port}" for each in self.wanted.listeners] if self.wanted is not None else []
+        at = (
+            ""
+            if self.trouble in ("none", "meddling", "twin")
+            else f" at {self.at}, {'after' if self.after else 'before'}"
+        )
+        ports = (
+            [f"{each.protocol}/{each.port}" for each in self.wanted.listeners]
+            if self.wanted is not None
+            else []
+        )
         return f"{' '.join(ports) or 'nothing'}: {self.trouble}{at}" + (
             f", {self.answer.status}" if self.trouble == "an answer" else ""
         )
@@ -84,11 +111,14 @@ def history(chance: random.Random) -> Iterator[Step]:
         if number:
             wanted = _edited(chance, wanted) if wanted is not None and number <= EDITS else None
         (trouble,) = chance.choices(list(TROUBLES), list(TROUBLES.values()))
-        yield Step(wanted, trouble, chance.randint(1, 2), chance.random() < 0.5, chance.choice(ANSWERS))
+        yield Step(
+            wanted, trouble, chance.randint(1, 2), chance.random() < 0.5, chance.choice(ANSWERS)
+        )
 
 
 def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
-    """At a cloud with a Neutron: with the cluster's security group, and most often with a floating IP."""
+    """At a cloud with a Neutron: with the cluster's security group, and most often with a floating
+    IP."""
     if step.wanted is None:
         return step
     octavia = step.wanted.octavia
@@ -96,12 +126,19 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
     floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
-            each, members=tuple(msgspec.structs.replace(one, address=_at_cloud(one)) for one in each.members)
+            each,
+            members=tuple(
+                msgspec.structs.replace(one, address=_at_cloud(one)) for one in each.members
+            ),
         )
         for each in step.wanted.listeners
     )
-    settings = msgspec.structs.replace(octavia, place=OctaviaPlace(site.at.subnet), floating=floating, secured=True)
-    return step._replace(wanted=msgspec.structs.replace(step.wanted, listeners=listeners, octavia=settings))
+    settings = msgspec.structs.replace(
+        octavia, place=OctaviaPlace(site.at.subnet), floating=floating, secured=True
+    )
+    return step._replace(
+        wanted=msgspec.structs.replace(step.wanted, listeners=listeners, octavia=settings)
+    )
 
 
 def _at_cloud(one: Member) -> str:
@@ -115,15 +152,38 @@ def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
     assert octavia is not None
     edits: list[Mapping[str, object]] = [
         {"listeners": tuple(sorted(_listeners(chance)))},
-        {"listeners": tuple(msgspec.structs.replace(each, members=_members(chance)) for each in before.listeners)},
-        {"octavia": msgspec.structs.replace(octavia, header=chance.choice(("", "v1", "v2")), forwarded_for=False)},
+        {
+            "listeners": tuple(
+                msgspec.structs.replace(each, members=_members(chance)) for each in before.listeners
+            )
+        },
+        {
+            "octavia": msgspec.structs.replace(
+                octavia, header=chance.choice(("", "v1", "v2")), forwarded_for=False
+            )
+        },
         {"octavia": msgspec.structs.replace(octavia, header="", forwarded_for=True)},
-        {"octavia": msgspec.structs.replace(octavia, method=chance.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS")))},
-        {"octavia": msgspec.structs.replace(octavia, connection_limit=chance.choice((-1, 100)), client_ms=600_000)},
+        {
+            "octavia": msgspec.structs.replace(
+                octavia, method=chance.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS"))
+            )
+        },
+        {
+            "octavia": msgspec.structs.replace(
+                octavia, connection_limit=chance.choice((-1, 100)), client_ms=600_000
+            )
+        },
         {"octavia": msgspec.structs.replace(octavia, client_ms=None)},
-        {"octavia": msgspec.structs.replace(octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking)},
+        {
+            "octavia": msgspec.structs.replace(
+                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking
+            )
+        },
         {"octavia": msgspec.structs.replace(octavia, checks=None, asking=())},
-        {"affinity_timeout_s": chance.choice((0, 600)), "source_ranges": chance.choice(((), ("10.0.0.0/8",)))},
+        {
+            "affinity_timeout_s": chance.choice((0, 600)),
+            "source_ranges": chance.choice(((), ("10.0.0.0/8",))),
+        },
         {"uid": "uid-again"},
     ]
     fields: dict[str, object] = {}
@@ -144,8 +204,8 @@ def _members(chance: random.Random) -> tuple[Member, ...]:
 
 
 class Going:
-    """Through a history, step by step. After each step what is wanted is there, and nothing else; and whenever a load balancer
-    is made there is none."""
+    """Through a history, step by step. After each step what is wanted is there, and nothing else;
+    and whenever a load balancer is made there is none."""
 
     def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
         self._site = site
@@ -153,7 +213,9 @@ class Going:
         self._chance = chance
         self._shown: tuple[str, ...] = ()
         self._pass_now: asyncio.Task[object] | None = None
-        self._fronts: list[Front] = [each for each in (site.front, site.neutron) if each is not None]
+        self._fronts: list[Front] = [
+            each for each in (site.front, site.neutron) if each is not None
+        ]
         self._client = clients.without_auth(octavia=site.front.url)
         """Of others in the project."""
         self._direct = clients.without_auth(octavia=octavia.url)
@@ -164,7 +226,11 @@ class Going:
     async def through(self, step: Step) -> None:
         """Raises AssertionError if it comes to anything else."""
         site = self._site
-        wanted = [msgspec.structs.replace(step.wanted, addresses=self._shown)] if step.wanted is not None else []
+        wanted = (
+            [msgspec.structs.replace(step.wanted, addresses=self._shown)]
+            if step.wanted is not None
+            else []
+        )
         if step.trouble in ("meddling", "twin") and await self._meddle(twin=step.trouble == "twin"):
             await site.driver.read(None)  # as an audit does, now and then
         with self._trouble(step):
@@ -175,7 +241,10 @@ class Going:
         site.forget()
         site.anew()
         await site.driver.read(None)
-        assert (await site.bring(*wanted), [call for front in self._fronts for call in front.writes]) == ([], []), step
+        assert (
+            await site.bring(*wanted),
+            [call for front in self._fronts for call in front.writes],
+        ) == ([], []), step
         self._shown = site.driver.located(wanted[0]).addresses if wanted else ()
 
     async def _pass(self, *wanted: LoadBalancer) -> None:
@@ -191,7 +260,11 @@ class Going:
 
     def _watch(self, call: Call) -> None:
         """There is never a second one, be it for a moment; but for a twin that somebody makes."""
-        if call.method == "POST" and call.path.endswith("/loadbalancers") and not call.agent.startswith(clients.AGENT):
+        if (
+            call.method == "POST"
+            and call.path.endswith("/loadbalancers")
+            and not call.agent.startswith(clients.AGENT)
+        ):
             found = self._direct.load_balancer.load_balancers(project_id=self._site.front.project)
             self._in_the_way += [each.id for each in found]
 
@@ -218,8 +291,8 @@ class Going:
         front.pass_on()
 
     async def _meddle(self, *, twin: bool) -> bool:
-        """Somebody else deletes or changes a part, or makes a load balancer with the Service's marks. False: nothing is
-        there."""
+        """Somebody else deletes or changes a part, or makes a load balancer with the Service's
+        marks. False: nothing is there."""
         trees = (await self._site.found()).trees
         if not trees:
             return False
@@ -227,7 +300,9 @@ class Going:
         clients.settled(client, tree.id)
         lb = client.load_balancer
         if twin:
-            made = lb.create_load_balancer(name="twin", vip_subnet_id=tree.subnet_id, tags=list(tree.tags))
+            made = lb.create_load_balancer(
+                name="twin", vip_subnet_id=tree.subnet_id, tags=list(tree.tags)
+            )
             clients.settled(client, made.id)
             return True
         acts: list[Callable[[], object]] = [
@@ -235,7 +310,10 @@ class Going:
             *(partial(lb.delete_listener, each.id) for each in tree.listeners),
             *(partial(lb.delete_pool, each.id) for each in tree.pools),
             *(partial(lb.update_listener, each.id, connection_limit=7) for each in tree.listeners),
-            *(partial(lb.put, f"/lbaas/pools/{each.id}/members", json={"members": []}) for each in tree.pools),
+            *(
+                partial(lb.put, f"/lbaas/pools/{each.id}/members", json={"members": []})
+                for each in tree.pools
+            ),
         ]
         self._chance.choice(acts)()
         clients.settled(client, tree.id)

@@ -1,8 +1,9 @@
-"""A load balancer as cloud-provider-openstack 1.34 makes one for the Service `default/web` of cluster `kubernetes`.
+"""A load balancer as cloud-provider-openstack 1.34 makes one for the Service `default/web` of
+cluster `kubernetes`.
 
-Names, tags and descriptions of `pkg/openstack/loadbalancer.go`: `buildLoadBalancerCreateOpts`, `buildListenerCreateOpt`,
-`buildPoolCreateOpt`, `buildMonitorCreateOpts` and `buildBatchUpdateMemberOpts`; with Octavia's tags, so since API 2.5.
-"""
+Names, tags and descriptions of `pkg/openstack/loadbalancer.go`: `buildLoadBalancerCreateOpts`,
+`buildListenerCreateOpt`, `buildPoolCreateOpt`, `buildMonitorCreateOpts` and
+`buildBatchUpdateMemberOpts`; with Octavia's tags, so since API 2.5."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,11 +29,18 @@ def make(
     subnet: str = SUBNET,
     address: str = "198.51.100.77",
 ) -> str:
-    """Its id, when it works. Members have weight 1, and no monitor port; the monitor asks over TCP."""
+    """Its id, when it works. Members have weight 1, and no monitor port; the monitor asks over
+    TCP."""
     listeners = []
     for number, port in enumerate(ports):
         members = [
-            {"name": f"node_{port}_{node}", "address": node, "protocol_port": 30000 + port, "weight": 1} for node in nodes
+            {
+                "name": f"node_{port}_{node}",
+                "address": node,
+                "protocol_port": 30000 + port,
+                "weight": 1,
+            }
+            for node in nodes
         ]
         monitor = {
             "name": f"monitor_{number}_{NAME}",

@@ -1,7 +1,8 @@
-"""A driver of class octavia before the real Octavia, without a Kubernetes: Services are given as the values that are planned.
+"""A driver of class octavia before the real Octavia, without a Kubernetes: Services are given as
+the values that are planned.
 
-In: a Front before Octavia. Out: Services served by a driver, as the loop would do it, and what is at Octavia then.
-"""
+In: a Front before Octavia. Out: Services served by a driver, as the loop would do it, and what is
+at Octavia then."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -46,16 +47,26 @@ def member(number: int, weight: int = 1) -> Member:
 
 
 def listener(port: int = 80, *members: Member, protocol: str = "TCP") -> Listener:
-    return Listener("IPv4", port, protocol, "Local", 30000 + port, members or (member(1), member(2, 2)))  # type: ignore[arg-type]
+    return Listener(
+        "IPv4", port, protocol, "Local", 30000 + port, members or (member(1), member(2, 2))
+    )  # type: ignore[arg-type]
 
 
 def settings(**fields: object) -> OctaviaSettings:
-    given = {"provider": "amphora", "place": OctaviaPlace(SUBNET), "checks": CHECKS, "asking": (("TCP", "HTTP"),)} | fields
+    given = {
+        "provider": "amphora",
+        "place": OctaviaPlace(SUBNET),
+        "checks": CHECKS,
+        "asking": (("TCP", "HTTP"),),
+    } | fields
     return OctaviaSettings(**given)  # type: ignore[arg-type]
 
 
 def service(
-    *listeners: Listener, uid: str = "uid-web", octavia: OctaviaSettings | None = None, **fields: object
+    *listeners: Listener,
+    uid: str = "uid-web",
+    octavia: OctaviaSettings | None = None,
+    **fields: object,
 ) -> LoadBalancer:
     return msgspec.structs.replace(
         LoadBalancer(
@@ -88,7 +99,9 @@ def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
 class Site:
     """One cluster, of a name that nobody else has."""
 
-    def __init__(self, front: Front, folder: Path, recorder: Recorder, neutron: Front | None = None) -> None:
+    def __init__(
+        self, front: Front, folder: Path, recorder: Recorder, neutron: Front | None = None
+    ) -> None:
         """`neutron`: where it is, it is seen to as well: floating IPs and security groups."""
         self.front, self.neutron = front, neutron
         self.owner = Owner(front.project, "test")
@@ -118,7 +131,9 @@ class Site:
     def _clock(self) -> float:
         return time.monotonic() + self.later_s
 
-    async def once(self, *services: LoadBalancer, key: ServiceKey = WEB) -> Mapping[ServiceKey, Outcome]:
+    async def once(
+        self, *services: LoadBalancer, key: ServiceKey = WEB
+    ) -> Mapping[ServiceKey, Outcome]:
         """One pass, for the Service of this name, or for the absence of it."""
         desired = self.driver.render({each.service: each for each in services})
         changes = self.driver.diff(desired, await self.driver.read([key]))
@@ -156,7 +171,12 @@ class Site:
     async def found(self, key: ServiceKey = WEB) -> Found:
         """What a driver finds that knows nothing."""
         fresh = OctaviaDriver(
-            self.cloud, self.owner, self._recorder, clock=time.monotonic, network=bool(self.neutron), secured=bool(self.neutron)
+            self.cloud,
+            self.owner,
+            self._recorder,
+            clock=time.monotonic,
+            network=bool(self.neutron),
+            secured=bool(self.neutron),
         )
         return (await fresh.read(None)).get(key, Found(()))
 
@@ -167,7 +187,9 @@ class Site:
     async def left(self, *services: LoadBalancer) -> Sequence[Change]:
         """The steps that a driver sees who knows nothing."""
         found = await self.found()
-        return self.driver.diff(self.driver.render({each.service: each for each in services}), {WEB: found})
+        return self.driver.diff(
+            self.driver.render({each.service: each for each in services}), {WEB: found}
+        )
 
     async def is_whole(self, *services: LoadBalancer) -> bool:
         """It is as wanted, and there is nothing else."""
@@ -175,7 +197,10 @@ class Site:
 
     def everything(self) -> list[str]:
         """The project's load balancers, whoever made them."""
-        return [each.id for each in self.client.load_balancer.load_balancers(project_id=self.front.project)]
+        return [
+            each.id
+            for each in self.client.load_balancer.load_balancers(project_id=self.front.project)
+        ]
 
     def forget(self) -> None:
         """Count calls from now on."""

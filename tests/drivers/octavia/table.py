@@ -1,9 +1,10 @@
-"""What becomes of each wish of a Service at each provider: asked of the plan, carried out at the real Octavia, told as a table.
+"""What becomes of each wish of a Service at each provider: asked of the plan, carried out at the
+real Octavia, told as a table.
 
-In: both providers of a real Octavia. Out: the rows of the table in docs/octavia.md. Each wish is added to a Service that has a
-load balancer, and taken away again; at the end one load balancer is made with all wishes that go together.
-`python -m tests.drivers.octavia.table` writes the table anew, in some minutes.
-"""
+In: both providers of a real Octavia. Out: the rows of the table in docs/octavia.md. Each wish is
+added to a Service that has a load balancer, and taken away again; at the end one load balancer is
+made with all wishes that go together. `python -m tests.drivers.octavia.table` writes the table
+anew, in some minutes."""
 
 import asyncio
 import os
@@ -92,13 +93,29 @@ WISHES = (
     Wish("hostname", "www.example.org"),
     Wish("hostname-suffix", "nip.io"),
     Wish("default-tls-container-ref", "https://keys/1"),
-    Wish("spec.loadBalancerSourceRanges", "192.0.2.0/24", {"load_balancer_source_ranges": ("192.0.2.0/24",)}),
+    Wish(
+        "spec.loadBalancerSourceRanges",
+        "192.0.2.0/24",
+        {"load_balancer_source_ranges": ("192.0.2.0/24",)},
+    ),
     Wish("spec.sessionAffinity", "ClientIP", {"session_affinity": "ClientIP"}),
-    Wish("spec.ipFamilies", "IPv4, IPv6", {"ip_families": ("IPv4", "IPv6"), "ip_family_policy": "PreferDualStack"}),
+    Wish(
+        "spec.ipFamilies",
+        "IPv4, IPv6",
+        {"ip_families": ("IPv4", "IPv6"), "ip_family_policy": "PreferDualStack"},
+    ),
 )
 APART = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
 """Wishes that the load balancer with everything is made without: they exclude others."""
-AT_NEUTRON = frozenset({"internal", *FLOATING_WISHES, "keep-floatingip", "load-balancer-address", "spec.loadBalancerIP"})
+AT_NEUTRON = frozenset(
+    {
+        "internal",
+        *FLOATING_WISHES,
+        "keep-floatingip",
+        "load-balancer-address",
+        "spec.loadBalancerIP",
+    }
+)
 """Wishes about floating IPs, which are described apart."""
 IN_PLACE = "in place"
 ON_THE_SERVICE = "at once, on the Service alone"
@@ -178,7 +195,8 @@ class Planner:
     def __init__(self, provider: Provider, subnet: str) -> None:
         classes = {"inner": OctaviaClassConfig(subnet_id=ANY_ID)}
         self._config = Config(
-            default_class=OCTAVIA, octavia=OctaviaConfig(provider=provider, subnet_id=subnet, classes=classes)
+            default_class=OCTAVIA,
+            octavia=OctaviaConfig(provider=provider, subnet_id=subnet, classes=classes),
         )
         self._provider = provider
 
@@ -189,16 +207,21 @@ class Planner:
         service = makers.make_service(annotations=annotations, **spec)
         state = State(())
         state.update_services({ObjectKey(*service.key): service})
-        rows = [(f"10.244.{number}.1", node, "ready") for number, node in enumerate(sorted(NODES)[:2])]
+        rows = [
+            (f"10.244.{number}.1", node, "ready") for number, node in enumerate(sorted(NODES)[:2])
+        ]
         state.update_slices({ObjectKey("default", "web-1"): makers.make_slice(rows)})
         nodes = {
             ObjectKey("", name): Node(
-                ObjectMeta(name=name, labels={"rack": name[-1]}), status=NodeStatus((NodeAddress("InternalIP", address),))
+                ObjectMeta(name=name, labels={"rack": name[-1]}),
+                status=NodeStatus((NodeAddress("InternalIP", address),)),
             )
             for name, address in NODES.items()
         }
         state.update_nodes(nodes)
-        return plan_cloud(state, self._config, lambda _key, _uid: OctaviaStanding(self._provider), [service.key])[service.key]
+        return plan_cloud(
+            state, self._config, lambda _key, _uid: OctaviaStanding(self._provider), [service.key]
+        )[service.key]
 
     def told(self, wish: Wish) -> str:
         """What the plan says of it; nothing if there is something to be carried out."""
@@ -229,7 +252,11 @@ class Planner:
 
 
 def _plain(text: str, wish: Wish) -> str:
-    return text.removeprefix(f"fairlead.io/{wish.name}: ").removeprefix(f"{wish.name}: ").replace("|", "or")
+    return (
+        text.removeprefix(f"fairlead.io/{wish.name}: ")
+        .removeprefix(f"{wish.name}: ")
+        .replace("|", "or")
+    )
 
 
 class _Deaf:
@@ -263,7 +290,9 @@ def main() -> None:
         finally:
             cloud.end()
     document = DOCUMENT.read_text()
-    DOCUMENT.write_text(document.replace(f"{BEGIN}{written(document)}{END}", f"{BEGIN}{table}{END}"))
+    DOCUMENT.write_text(
+        document.replace(f"{BEGIN}{written(document)}{END}", f"{BEGIN}{table}{END}")
+    )
 
 
 if __name__ == "__main__":

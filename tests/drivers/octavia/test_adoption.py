@@ -1,4 +1,5 @@
-"""Load balancers made by cloud-provider-openstack are taken over at a real Octavia: as they are, and only if that is wished."""
+"""Load balancers made by cloud-provider-openstack are taken over at a real Octavia: as they are,
+and only if that is wished."""
 
 import pytest
 from tests.drivers.octavia import occm
@@ -49,7 +50,8 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     assert occm.NAME in tree.tags
     assert site.driver.located(wanted()).addresses == ("198.51.100.77",)
     assert [reason for reason, _ in heard.events] == ["AdoptingLoadBalancer"]
-    # From then on it is a load balancer like others: known by its marks, whatever the configuration says.
+    # From then on it is a load balancer like others: known by its marks, whatever the configuration
+    # says.
     site.anew()
     await site.driver.read(None)
     site.forget()
@@ -65,7 +67,11 @@ async def test_what_fits_stays_and_the_rest_is_changed_in_place(site: Site) -> N
     id_ = occm.make(clients.without_auth(octavia=site.front.url))
     ids = occm.ids(await before(site, id_))
     site.forget()
-    asked = service(listener(80, member(1, 2)), listener(8080), octavia=settings(elsewhere=TAKE, client_ms=600_000))
+    asked = service(
+        listener(80, member(1, 2)),
+        listener(8080),
+        octavia=settings(elsewhere=TAKE, client_ms=600_000),
+    )
     await site.bring(asked)
     tree = await site.tree()
     assert (tree.id, tree.address) == (id_, "198.51.100.77")
@@ -86,7 +92,9 @@ async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) 
     assert (await site.tree()).id != theirs
     await site.bring()
     # It says what it is, and nobody wishes to have it.
-    client.load_balancer.update_load_balancer(theirs, description=occm.DESCRIPTION, tags=[occm.NAME])
+    client.load_balancer.update_load_balancer(
+        theirs, description=occm.DESCRIPTION, tags=[occm.NAME]
+    )
     clients.settled(client, theirs)
     site.anew()
     await site.bring(wanted(elsewhere=None))

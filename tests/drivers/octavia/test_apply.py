@@ -8,7 +8,11 @@ PACE = Pace(first_s=0.5, last_s=5.0, growth=1.5)
 def test_looks_become_rarer_and_first_come_when_it_may_be_done() -> None:
     looks = Looks(PACE)
     assert looks.first_s("PUT") == PACE.first_s
-    assert [looks.next_s(elapsed_s) for elapsed_s in (0.1, 2.0, 60.0)] == [PACE.first_s, 1.0, PACE.last_s]
+    assert [looks.next_s(elapsed_s) for elapsed_s in (0.1, 2.0, 60.0)] == [
+        PACE.first_s,
+        1.0,
+        PACE.last_s,
+    ]
     looks.learn("PUT", 4.0)
     looks.learn("PUT", 3.0)
     assert looks.first_s("PUT") == EARLY * 3.0

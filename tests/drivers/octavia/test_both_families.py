@@ -1,4 +1,5 @@
-"""Services of both address families, at the real providers: one load balancer with an address of each, a listener for both."""
+"""Services of both address families, at the real providers: one load balancer with an address of
+each, a listener for both."""
 
 from collections.abc import Iterator
 
@@ -10,7 +11,16 @@ from tests.openstack import clients
 from tests.openstack.cloud import NODES, PROJECT
 
 from fairlead.drivers.octavia.changes import Replan
-from fairlead.model import FloatingWish, Listener, LoadBalancer, Member, OctaviaPlace, OctaviaStanding, Protocol, Provider
+from fairlead.model import (
+    FloatingWish,
+    Listener,
+    LoadBalancer,
+    Member,
+    OctaviaPlace,
+    OctaviaStanding,
+    Protocol,
+    Provider,
+)
 
 SIXTH = "fd00:1::/64"
 SIXTH_OF = {name: f"fd00:1::{name[-1]}" for name in NODES}
@@ -20,10 +30,17 @@ SIXTH_OF = {name: f"fd00:1::{name[-1]}" for name in NODES}
 def subnet_v6(cloud_site: CloudSite) -> Iterator[str]:
     """Of the nodes' network; nodes have addresses of it, too."""
     network = cloud_site.client.network
-    made = network.create_subnet(network_id=cloud_site.at.network, ip_version=6, cidr=SIXTH, project_id=PROJECT)
-    fourth = {name: {"subnet_id": cloud_site.at.subnet, "ip_address": address} for name, address in NODES.items()}
+    made = network.create_subnet(
+        network_id=cloud_site.at.network, ip_version=6, cidr=SIXTH, project_id=PROJECT
+    )
+    fourth = {
+        name: {"subnet_id": cloud_site.at.subnet, "ip_address": address}
+        for name, address in NODES.items()
+    }
     for name, id_ in cloud_site.at.nodes.items():
-        network.update_port(id_, fixed_ips=[fourth[name], {"subnet_id": made.id, "ip_address": SIXTH_OF[name]}])
+        network.update_port(
+            id_, fixed_ips=[fourth[name], {"subnet_id": made.id, "ip_address": SIXTH_OF[name]}]
+        )
     yield made.id
     clients.clear(cloud_site.client, cloud_site.front.project)
     for name, id_ in cloud_site.at.nodes.items():
@@ -35,22 +52,34 @@ def subnet_v6(cloud_site: CloudSite) -> Iterator[str]:
 
 
 def listeners(port: int, *names: str, protocol: Protocol = "TCP") -> tuple[Listener, Listener]:
-    fourth = listener(port, *(Member(name, NODES[name], 1, "active") for name in names), protocol=protocol)
+    fourth = listener(
+        port, *(Member(name, NODES[name], 1, "active") for name in names), protocol=protocol
+    )
     sixth = tuple(Member(name, SIXTH_OF[name], 1, "active") for name in names)
     return fourth, msgspec.structs.replace(fourth, family="IPv6", members=sixth)
 
 
 @pytest.mark.parametrize("provider", ["amphora", "ovn"])
-async def test_one_load_balancer_has_an_address_of_each(cloud_site: CloudSite, subnet_v6: str, provider: Provider) -> None:
+async def test_one_load_balancer_has_an_address_of_each(
+    cloud_site: CloudSite, subnet_v6: str, provider: Provider
+) -> None:
     site = cloud_site
 
     def wanted(*names: str) -> LoadBalancer:
         both = (*listeners(80, *names), *listeners(53, *names, protocol="UDP"))
-        place, wish = OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6), FloatingWish(site.at.external_network)
-        return service(*both, octavia=site.settings(provider, place=place, floating=wish, secured=True))
+        place, wish = (
+            OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6),
+            FloatingWish(site.at.external_network),
+        )
+        return service(
+            *both, octavia=site.settings(provider, place=place, floating=wish, secured=True)
+        )
 
     await site.bring(wanted("node1"))
-    assert (site.writes.count("POST loadbalancers"), site.neutron_writes.count("POST floatingips")) == (1, 1)
+    assert (
+        site.writes.count("POST loadbalancers"),
+        site.neutron_writes.count("POST floatingips"),
+    ) == (1, 1)
     tree = await site.tree()
     assert await site.left(wanted("node1")) == []
     (sixth,) = (address for address in tree.own if ":" in address)
@@ -59,7 +88,9 @@ async def test_one_load_balancer_has_an_address_of_each(cloud_site: CloudSite, s
     assert site.driver.located(wanted("node1")).addresses == (outside, sixth)
     assert site.driver.standing_of(WEB, "uid-web") == OctaviaStanding(provider, ("IPv4", "IPv6"))
     # Over TCP provider amphora makes connections of its own, to nodes of one family.
-    members = {pool.protocol: sorted(each.member.address for each in pool.members) for pool in tree.pools}
+    members = {
+        pool.protocol: sorted(each.member.address for each in pool.members) for pool in tree.pools
+    }
     assert members == {
         "TCP": ["10.1.0.11"] if provider == "amphora" else ["10.1.0.11", "fd00:1::1"],
         "UDP": ["10.1.0.11", "fd00:1::1"],
@@ -72,13 +103,19 @@ async def test_one_load_balancer_has_an_address_of_each(cloud_site: CloudSite, s
         }
 
         def carried() -> dict[str, str]:
-            rows = [row for row in site.at.ovn.rows("Load_Balancer") if (row["name"], row["protocol"]) == (tree.id, "tcp")]
+            rows = [
+                row
+                for row in site.at.ovn.rows("Load_Balancer")
+                if (row["name"], row["protocol"]) == (tree.id, "tcp")
+            ]
             return {vip: to for row in rows for vip, to in row["vips"].items()}
 
         clients.until(lambda: carried() == expected)
     site.forget()
     await site.bring(wanted("node1", "node2"))
-    over_tcp = "POST pools/_/members" if provider == "amphora" else "PUT pools/_/members"  # one member, or one of each family
+    over_tcp = (
+        "POST pools/_/members" if provider == "amphora" else "PUT pools/_/members"
+    )  # one member, or one of each family
     assert sorted(site.writes) == [over_tcp, "PUT pools/_/members"]
     await site.bring()
     assert (site.everything(), site.floating) == ([], [])

@@ -1,9 +1,10 @@
-"""A real `fairlead controller` is killed at every write to a real Octavia and a real Neutron, and its successor ends the work.
+"""A real `fairlead controller` is killed at every write to a real Octavia and a real Neutron, and
+its successor ends the work.
 
-One life of a Service with a floating IP: made, given a port more, deleted. At each write the process is killed (SIGKILL) before
-the cloud hears of it, and again, when a successor makes the same write, after the cloud has done it. `test_cuts` has lives with
-more writes, and drivers within the process of the test.
-"""
+One life of a Service with a floating IP: made, given a port more, deleted. At each write the
+process is killed (SIGKILL) before the cloud hears of it, and again, when a successor makes the same
+write, after the cloud has done it. `test_cuts` has lives with more writes, and drivers within the
+process of the test."""
 
 import asyncio
 import signal
@@ -41,7 +42,9 @@ def spec(ports: list[dict[str, Any]]) -> dict[str, Any]:
 
 LIFE = (
     Step(
-        lambda client: client.create(SERVICES, {"metadata": {"name": WEB.name}, **spec(PORTS[:1])}, namespace=WEB.namespace),
+        lambda client: client.create(
+            SERVICES, {"metadata": {"name": WEB.name}, **spec(PORTS[:1])}, namespace=WEB.namespace
+        ),
         [80],
         ["POST loadbalancers", "POST floatingips"],
     ),
@@ -50,7 +53,11 @@ LIFE = (
         [80, 443],
         ["POST pools", "PUT pools/_/members", "POST healthmonitors", "POST listeners"],
     ),
-    Step(lambda client: client.delete(SERVICES, WEB), [], ["DELETE floatingips/_", "DELETE loadbalancers/_"]),
+    Step(
+        lambda client: client.delete(SERVICES, WEB),
+        [],
+        ["DELETE floatingips/_", "DELETE loadbalancers/_"],
+    ),
 )
 
 
@@ -58,13 +65,18 @@ async def fill(client: Client) -> None:
     """A node with a pod of the Service, and the namespace by which a cluster is known."""
     if SYSTEM not in (await client.request("GET", "/api/v1/namespaces")).decode():
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SYSTEM}})
-    node = {"metadata": {"name": "node1"}, "status": {"addresses": [{"type": "InternalIP", "address": ADDRESSES["node1"]}]}}
+    node = {
+        "metadata": {"name": "node1"},
+        "status": {"addresses": [{"type": "InternalIP", "address": ADDRESSES["node1"]}]},
+    }
     await client.create(NODES, node)
     labels = {SERVICE_NAME_LABEL: WEB.name, "endpointslice.kubernetes.io/managed-by": "a-test"}
     slice_ = {
         "metadata": {"name": "web-1", "labels": labels},
         "addressType": "IPv4",
-        "endpoints": [{"addresses": ["198.51.100.1"], "nodeName": "node1", "conditions": {"ready": True}}],
+        "endpoints": [
+            {"addresses": ["198.51.100.1"], "nodeName": "node1", "conditions": {"ready": True}}
+        ],
         "ports": [{"name": each["name"], "port": 8000 + each["port"]} for each in PORTS],
     }
     await client.create(ENDPOINT_SLICES, slice_, namespace=WEB.namespace)
@@ -115,10 +127,14 @@ class Killing:
         """The ports that have a pool with a member."""
         lb = self._site.client.load_balancer
         found = lb.listeners(project_id=self._site.front.project)
-        return sorted(each.protocol_port for each in found if list(lb.members(each.default_pool_id)))
+        return sorted(
+            each.protocol_port for each in found if list(lb.members(each.default_pool_id))
+        )
 
 
-async def test_it_is_killed_at_every_write_before_and_after(cloud_site: CloudSite, tmp_path: Path) -> None:
+async def test_it_is_killed_at_every_write_before_and_after(
+    cloud_site: CloudSite, tmp_path: Path
+) -> None:
     site = cloud_site
     octavia = {
         "cloud": "test",

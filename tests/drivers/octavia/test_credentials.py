@@ -43,10 +43,15 @@ def write(site: Site, entry: Mapping[str, Any]) -> None:
 
 async def test_a_full_quota_is_told_and_nothing_is_left_of_the_attempts(tenant: Site) -> None:
     network = "0f1a7c1e-0000-4000-8000-000000000002"
-    others = [tenant.client.load_balancer.create_load_balancer(vip_network_id=network).id for _ in range(BALANCERS)]
+    others = [
+        tenant.client.load_balancer.create_load_balancer(vip_network_id=network).id
+        for _ in range(BALANCERS)
+    ]
     for _ in range(3):
         with pytest.raises(
-            Unavailable, match=r"of region R .*Quota has been met.*raise the project's quota, or delete what nobody needs"
+            Unavailable,
+            match=r"of region R .*Quota has been met.*raise the project's quota, or delete what "
+            r"nobody needs",
         ):
             await tenant.once(service())
     assert sorted(tenant.everything()) == sorted(others)
@@ -64,12 +69,16 @@ async def test_a_token_that_has_run_out_is_renewed(tenant: Site) -> None:
     assert [call.status for call in tenant.front.calls].count(401) == 1
 
 
-async def test_a_wrong_secret_is_told_and_a_right_one_is_taken_up(tenant: Site, keystone: Keystone) -> None:
+async def test_a_wrong_secret_is_told_and_a_right_one_is_taken_up(
+    tenant: Site, keystone: Keystone
+) -> None:
     right = entry_of(keystone, "member", tenant.front)
     write(tenant, right | {"auth": right["auth"] | {SECRET: "stolen"}})
     for _ in range(2):
         with pytest.raises(
-            NotLetIn, match=r"of region R: .*requires authentication.*see that the credentials in clouds.yaml are valid"
+            NotLetIn,
+            match=r"of region R: .*requires authentication.*see that the credentials in "
+            r"clouds.yaml are valid",
         ):
             await tenant.once(service())
     write(tenant, right)
@@ -85,15 +94,22 @@ async def test_who_may_only_look_is_told_what_is_missing(tenant: Site, keystone:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"auth_type": "v3applicationcredential", "auth": {"auth_url": "http://127.0.0.1:1/v3"}}, "application credential"),
+        (
+            {"auth_type": "v3applicationcredential", "auth": {"auth_url": "http://127.0.0.1:1/v3"}},
+            "application credential",
+        ),
         ({"auth_type": "v9", "auth": {}}, "v9 could not be found"),
         ({"auth": {"username": "fair", "password": "lead", "project_name": "tenant"}}, "auth_url"),
     ],
 )
-async def test_a_clouds_yaml_that_lacks_something_is_told(tmp_path: Path, entry: Mapping[str, Any], said: str) -> None:
+async def test_a_clouds_yaml_that_lacks_something_is_told(
+    tmp_path: Path, entry: Mapping[str, Any], said: str
+) -> None:
     file = tmp_path / "clouds.yaml"
     file.write_text(yaml.safe_dump({"clouds": {"test": entry}}))
     cloud = Cloud(OctaviaConfig(cloud="test", clouds_file=str(file)))
-    with pytest.raises(NotLetIn, match=f"the cloud 'test' cannot be called: .*{said}.*see octavia.cloud"):
+    with pytest.raises(
+        NotLetIn, match=f"the cloud 'test' cannot be called: .*{said}.*see octavia.cloud"
+    ):
         await cloud.get("loadbalancers")
     cloud.close()

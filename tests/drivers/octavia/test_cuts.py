@@ -1,9 +1,10 @@
-"""At every write to a real Octavia the line breaks, or who wrote dies: before Octavia hears of it, and after it was done.
+"""At every write to a real Octavia the line breaks, or who wrote dies: before Octavia hears of it,
+and after it was done.
 
-One life of a Service, written twice. Each write is cut when it is first made, before Octavia has it, and again when it is made
-the next time, after Octavia has done it; so all that can be there between two writes is somebody's beginning. In one life the
-driver lives on and knows what failed; in the other it dies with the line, and its successor knows nothing.
-"""
+One life of a Service, written twice. Each write is cut when it is first made, before Octavia has
+it, and again when it is made the next time, after Octavia has done it; so all that can be there
+between two writes is somebody's beginning. In one life the driver lives on and knows what failed;
+in the other it dies with the line, and its successor knows nothing."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +33,12 @@ LIFE: list[tuple[str, list[LoadBalancer], list[str]]] = [
             service(
                 listener(80, member(3)),
                 listener(443),
-                octavia=settings(header="v2", connection_limit=9, method="LEAST_CONNECTIONS", checks=OctaviaChecks(fall=5)),
+                octavia=settings(
+                    header="v2",
+                    connection_limit=9,
+                    method="LEAST_CONNECTIONS",
+                    checks=OctaviaChecks(fall=5),
+                ),
                 affinity_timeout_s=600,
             )
         ],
@@ -47,7 +53,12 @@ LIFE: list[tuple[str, list[LoadBalancer], list[str]]] = [
             service(
                 listener(80, member(3), member(4)),
                 listener(443, member(1)),
-                octavia=settings(header="v2", connection_limit=9, method="LEAST_CONNECTIONS", checks=OctaviaChecks(fall=5)),
+                octavia=settings(
+                    header="v2",
+                    connection_limit=9,
+                    method="LEAST_CONNECTIONS",
+                    checks=OctaviaChecks(fall=5),
+                ),
                 affinity_timeout_s=600,
             )
         ],
@@ -58,7 +69,8 @@ LIFE: list[tuple[str, list[LoadBalancer], list[str]]] = [
 
 
 class Cuts:
-    """The fate of every write: lost when it is first made, lost again when it is done. `lost`: the writes, each once."""
+    """The fate of every write: lost when it is first made, lost again when it is done. `lost`: the
+    writes, each once."""
 
     def __init__(self, die: Callable[[], None] = lambda: None) -> None:
         self.lost: list[str] = []

@@ -1,4 +1,5 @@
-"""Steps that a real Octavia makes hard to see: what is in ERROR, what is at work, what belongs to another Service."""
+"""Steps that a real Octavia makes hard to see: what is in ERROR, what is at work, what belongs to
+another Service."""
 
 import msgspec
 from tests.drivers.octavia.site import WEB, service
@@ -8,14 +9,32 @@ from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import ACTIVE, ERROR, Found, FoundMember, FoundPool, FoundTree, Member
+from fairlead.drivers.octavia.tree import (
+    ACTIVE,
+    ERROR,
+    Found,
+    FoundMember,
+    FoundPool,
+    FoundTree,
+    Member,
+)
 
 ADDRESS = "198.51.100.7"
 (WANTED,) = trees_of({WEB: service(addresses=(ADDRESS,))}, Owner("cluster", "test")).values()
 
 
 def tree(id_: str = "a", **fields: object) -> FoundTree:
-    found = FoundTree(id_, WEB, "uid-web", ACTIVE, "amphora", ADDRESS, WANTED.name, WANTED.description, WANTED.tags)
+    found = FoundTree(
+        id_,
+        WEB,
+        "uid-web",
+        ACTIVE,
+        "amphora",
+        ADDRESS,
+        WANTED.name,
+        WANTED.description,
+        WANTED.tags,
+    )
     return msgspec.structs.replace(found, **fields)
 
 
@@ -35,7 +54,10 @@ def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
     """Of port 80, as it is when members on these nodes are there."""
     (of,) = (each.pool for each in WANTED.listeners)
     members = tuple(
-        FoundMember(f"m{node}", status, Member(f"10.1.0.{node}", 30080, weight, of.members[0].monitor_port)) for node in nodes
+        FoundMember(
+            f"m{node}", status, Member(f"10.1.0.{node}", 30080, weight, of.members[0].monitor_port)
+        )
+        for node in nodes
     )
     return FoundPool("p", ACTIVE, "TCP-80-TCP", "TCP", of.method, members=members)
 
@@ -83,7 +105,9 @@ def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     assert steps(broken, attempts=MOST_ATTEMPTS) == ["GiveUp"]
     assert steps(attempts=MOST_ATTEMPTS) == ["GiveUp"]
     assert steps(attempts=1, wanted=False) == ["Forget"]
-    assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == ["DELETE loadbalancers/a?cascade=true"]
+    assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == [
+        "DELETE loadbalancers/a?cascade=true"
+    ]
 
 
 def test_one_that_nobody_was_told_of_is_made_anew_at_once_and_so_is_one_of_ovn() -> None:
@@ -112,7 +136,11 @@ def test_of_several_the_one_that_works_stays() -> None:
 
 
 def test_what_a_service_of_the_same_name_had_goes_first() -> None:
-    assert steps(tree(uid="uid-before")) == ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
+    assert steps(tree(uid="uid-before")) == [
+        "DELETE loadbalancers/a?cascade=true",
+        CREATE,
+        "Verify",
+    ]
 
 
 def test_a_plan_for_another_provider_is_made_anew() -> None:

@@ -1,4 +1,5 @@
-"""Load balancers of a real Octavia (API and worker, provider amphora) come to be, change in place and go; calls are counted."""
+"""Load balancers of a real Octavia (API and worker, provider amphora) come to be, change in place
+and go; calls are counted."""
 
 import asyncio
 
@@ -16,7 +17,9 @@ OTHER_CHECKS = OctaviaChecks(delay_s=9, fall=5)
 def shown(tree: FoundTree) -> dict[int, list[tuple[str, int]]]:
     pools = {pool.id: pool for pool in tree.pools}
     return {
-        each.port: sorted((one.member.address, one.member.weight) for one in pools[each.pool_id].members)
+        each.port: sorted(
+            (one.member.address, one.member.weight) for one in pools[each.pool_id].members
+        )
         for each in tree.listeners
     }
 
@@ -27,10 +30,15 @@ async def test_one_call_makes_all_of_it_and_one_takes_it_away(site: Site) -> Non
     assert site.writes == ["POST loadbalancers"]
     tree = await site.tree()
     assert (tree.status, tree.uid, tree.provider) == (ACTIVE, "uid-web", "amphora")
-    assert shown(tree) == {80: [("10.1.0.1", 1), ("10.1.0.2", 2)], 443: [("10.1.0.1", 1), ("10.1.0.3", 1)]}
-    assert [(pool.monitor.monitor.type, pool.monitor.monitor.path) for pool in tree.pools if pool.monitor] == [
-        ("HTTP", "/healthz")
-    ] * 2
+    assert shown(tree) == {
+        80: [("10.1.0.1", 1), ("10.1.0.2", 2)],
+        443: [("10.1.0.1", 1), ("10.1.0.3", 1)],
+    }
+    assert [
+        (pool.monitor.monitor.type, pool.monitor.monitor.path)
+        for pool in tree.pools
+        if pool.monitor
+    ] == [("HTTP", "/healthz")] * 2
     assert {one.member.monitor_port for pool in tree.pools for one in pool.members} == {32000}
     assert site.driver.located(wanted).addresses == (tree.address,)
     site.forget()
@@ -48,7 +56,8 @@ async def test_nothing_to_do_writes_nothing_and_asks_little(site: Site) -> None:
     assert site.driver.diff(site.driver.render({wanted.service: wanted}), found) == []
     assert site.writes == []
     assert sorted(site.reads) == sorted(
-        ["GET loadbalancers", "GET listeners", "GET pools", "GET healthmonitors"] + ["GET pools/_/members"] * 3
+        ["GET loadbalancers", "GET listeners", "GET pools", "GET healthmonitors"]
+        + ["GET pools/_/members"] * 3
     )
     site.forget()
     assert await site.bring(wanted) == []
@@ -59,10 +68,15 @@ async def test_a_change_of_nodes_is_one_write_for_each_pool(site: Site) -> None:
     await site.bring(service(listener(80), listener(443)))
     tree = await site.tree()
     site.forget()
-    await site.bring(service(listener(80, member(1), member(2, 0), member(3, 4)), listener(443, member(3))))
+    await site.bring(
+        service(listener(80, member(1), member(2, 0), member(3, 4)), listener(443, member(3)))
+    )
     assert site.writes == ["PUT pools/_/members"] * 2
     after = await site.tree()
-    assert shown(after) == {80: [("10.1.0.1", 1), ("10.1.0.2", 0), ("10.1.0.3", 4)], 443: [("10.1.0.3", 1)]}
+    assert shown(after) == {
+        80: [("10.1.0.1", 1), ("10.1.0.2", 0), ("10.1.0.3", 4)],
+        443: [("10.1.0.3", 1)],
+    }
     assert (after.id, after.address, [each.id for each in after.listeners]) == (
         tree.id,
         tree.address,
@@ -81,13 +95,21 @@ async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(
         ([], "PUT pools/_/members"),
     ):
         site.forget()
-        wanted = service(*(msgspec.structs.replace(listener(port), members=tuple(members)) for port in (80, 443)))
+        wanted = service(
+            *(msgspec.structs.replace(listener(port), members=tuple(members)) for port in (80, 443))
+        )
         assert await site.bring(wanted) == []
         assert site.writes == [write] * 2
         pools = (await site.tree()).pools
-        named = {(each.address, 30000 + port, each.weight, 32000) for port in (80, 443) for each in members}
+        named = {
+            (each.address, 30000 + port, each.weight, 32000)
+            for port in (80, 443)
+            for each in members
+        }
         found = [each.member for pool in pools for each in pool.members]
-        assert {(each.address, each.port, each.weight, each.monitor_port) for each in found} == named
+        assert {
+            (each.address, each.port, each.weight, each.monitor_port) for each in found
+        } == named
 
 
 async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site) -> None:
@@ -98,7 +120,11 @@ async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site)
         assert await site.bring(wanted) == []
         assert await site.left(wanted) == []
         if number:
-            assert site.writes == ["DELETE healthmonitors/_", "PUT pools/_/members/_", "POST healthmonitors"]
+            assert site.writes == [
+                "DELETE healthmonitors/_",
+                "PUT pools/_/members/_",
+                "POST healthmonitors",
+            ]
 
 
 async def test_a_member_that_somebody_else_has_deleted_is_gone(site: Site) -> None:
@@ -112,7 +138,10 @@ async def test_a_member_that_somebody_else_has_deleted_is_gone(site: Site) -> No
     site.forget()
     wanted = service(listener(80, member(1)))
     assert await site.bring(wanted) == []
-    assert (site.writes, [each.status for each in site.front.writes]) == (["DELETE pools/_/members/_"], [404])
+    assert (site.writes, [each.status for each in site.front.writes]) == (
+        ["DELETE pools/_/members/_"],
+        [404],
+    )
     assert await site.left(wanted) == []
 
 
@@ -133,14 +162,18 @@ async def test_a_member_that_somebody_else_has_made_is_taken_as_it_is(site: Site
 async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
     """And the first may still be worked on when the next one is asked for."""
     services = [
-        msgspec.structs.replace(service(), service=ServiceKey("default", f"web-{number}"), uid=str(number))
+        msgspec.structs.replace(
+            service(), service=ServiceKey("default", f"web-{number}"), uid=str(number)
+        )
         for number in range(4)
     ]
     beside = list[int]()
 
     def count(call: Call) -> None:
         if creates(call):
-            beside.append(sum(creates(other) and not other.status for other in site.front.calls) - 1)
+            beside.append(
+                sum(creates(other) and not other.status for other in site.front.calls) - 1
+            )
 
     def creates(call: Call) -> bool:
         return told(call) == "POST loadbalancers"
@@ -155,13 +188,29 @@ async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
 BEFORE = service()
 RENEWED = ["DELETE healthmonitors/_", "PUT pools/_/members", "POST healthmonitors"]
 CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
-    ("time-outs", service(octavia=settings(client_ms=600_000, member_ms=600_000)), ["PUT listeners/_"]),
-    ("none any more, a limit", service(octavia=settings(connection_limit=100)), ["PUT listeners/_"]),
+    (
+        "time-outs",
+        service(octavia=settings(client_ms=600_000, member_ms=600_000)),
+        ["PUT listeners/_"],
+    ),
+    (
+        "none any more, a limit",
+        service(octavia=settings(connection_limit=100)),
+        ["PUT listeners/_"],
+    ),
     ("ranges", service(source_ranges=("10.1.2.3/8", "2001:db8::/32")), ["PUT listeners/_"]),
     ("nobody", service(source_ranges=("2001:db8::/32",)), ["PUT listeners/_"]),
-    ("everybody, another method", service(octavia=settings(method="LEAST_CONNECTIONS")), ["PUT pools/_", "PUT listeners/_"]),
+    (
+        "everybody, another method",
+        service(octavia=settings(method="LEAST_CONNECTIONS")),
+        ["PUT pools/_", "PUT listeners/_"],
+    ),
     ("affinity", service(affinity_timeout_s=600), ["PUT pools/_"]),
-    ("none, other checks", service(octavia=settings(checks=OTHER_CHECKS)), ["PUT pools/_", "PUT healthmonitors/_"]),
+    (
+        "none, other checks",
+        service(octavia=settings(checks=OTHER_CHECKS)),
+        ["PUT pools/_", "PUT healthmonitors/_"],
+    ),
     ("checks of the node port", service(octavia=settings(asking=(("TCP", "TCP"),))), RENEWED),
     (
         "no checks",
@@ -171,7 +220,13 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
     (
         "a header",
         service(octavia=settings(header="v2")),
-        ["POST pools", "PUT pools/_/members", "POST healthmonitors", "PUT listeners/_", "DELETE pools/_"],
+        [
+            "POST pools",
+            "PUT pools/_/members",
+            "POST healthmonitors",
+            "PUT listeners/_",
+            "DELETE pools/_",
+        ],
     ),
     (
         "another port, over UDP",
@@ -195,7 +250,8 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
 
 
 async def test_changes_are_made_in_place(site: Site) -> None:
-    """One after the other, each by as few writes as can be; the load balancer, its address and its listener stay."""
+    """One after the other, each by as few writes as can be; the load balancer, its address and its
+    listener stay."""
     await site.bring(BEFORE)
     before = await site.tree()
     for name, wanted, writes in CHANGES:
@@ -204,7 +260,11 @@ async def test_changes_are_made_in_place(site: Site) -> None:
         assert (name, site.writes) == (name, writes)
         assert await site.left(wanted) == [], name
     after = await site.tree()
-    assert (after.id, after.address, after.listeners[0].id) == (before.id, before.address, before.listeners[0].id)
+    assert (after.id, after.address, after.listeners[0].id) == (
+        before.id,
+        before.address,
+        before.listeners[0].id,
+    )
     assert after.listeners[0].timeouts == before.listeners[0].timeouts
 
 

@@ -1,4 +1,5 @@
-"""What goes wrong at a real Octavia, or on the way to it, ends with one load balancer that is as wanted, and nothing else."""
+"""What goes wrong at a real Octavia, or on the way to it, ends with one load balancer that is as
+wanted, and nothing else."""
 
 import pytest
 from tests.drivers.octavia.conftest import Heard
@@ -62,8 +63,11 @@ async def test_one_that_served_is_failed_over(site: Site, octavia: Octavia) -> N
     assert (after.id, after.address, after.status) == (tree.id, tree.address, ACTIVE)
 
 
-async def test_a_broken_cloud_is_left_alone_after_some_attempts(site: Site, octavia: Octavia, heard: Heard) -> None:
-    """It cannot make machines for a while: there is one load balancer at any time, and at last nobody tries any more."""
+async def test_a_broken_cloud_is_left_alone_after_some_attempts(
+    site: Site, octavia: Octavia, heard: Heard
+) -> None:
+    """It cannot make machines for a while: there is one load balancer at any time, and at last
+    nobody tries any more."""
     wanted = service()
     with octavia.failing("boot"):
         for _ in range(MOST_ATTEMPTS):
@@ -74,7 +78,10 @@ async def test_a_broken_cloud_is_left_alone_after_some_attempts(site: Site, octa
             outcome = (await site.once(wanted))[WEB]
             assert (outcome.state, outcome.again_s) == ("unavailable", RARELY_S / 10)
             assert f"is in ERROR, {MOST_ATTEMPTS} attempts to repair it failed" in outcome.message
-    assert site.writes == ["POST loadbalancers"] + ["DELETE loadbalancers/_", "POST loadbalancers"] * (MOST_ATTEMPTS - 1)
+    assert site.writes == ["POST loadbalancers"] + [
+        "DELETE loadbalancers/_",
+        "POST loadbalancers",
+    ] * (MOST_ATTEMPTS - 1)
     assert heard.events == []
     site.later_s = RARELY_S
     await site.bring(wanted)
@@ -83,13 +90,19 @@ async def test_a_broken_cloud_is_left_alone_after_some_attempts(site: Site, octa
 
 
 async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site) -> None:
-    """Each 500 may have left something behind. A Service that is gone and comes back begins anew."""
-    site.front.fate = lambda call: Answer(500, "Provider 'ovn' reports error") if call.writes else None
+    """Each 500 may have left something behind. A Service that is gone and comes back begins
+    anew."""
+    site.front.fate = lambda call: (
+        Answer(500, "Provider 'ovn' reports error") if call.writes else None
+    )
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(Unavailable, match="reports error"):
             await site.once(service())
     for _ in range(3):
-        assert "has failed 5 times to make a load balancer" in (await site.once(service()))[WEB].message
+        assert (
+            "has failed 5 times to make a load balancer"
+            in (await site.once(service()))[WEB].message
+        )
     assert site.writes == ["POST loadbalancers"] * MOST_ATTEMPTS
     site.front.pass_on()
     await site.bring()
@@ -98,7 +111,9 @@ async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site)
 
 
 async def test_what_is_refused_is_not_asked_for_again_unless_it_changes(site: Site) -> None:
-    site.front.fate = lambda call: Answer(501, "Provider 'ovn' does not support a requested option") if call.writes else None
+    site.front.fate = lambda call: (
+        Answer(501, "Provider 'ovn' does not support a requested option") if call.writes else None
+    )
     for _ in range(4):
         with pytest.raises(Refused, match="does not support"):
             await site.once(service())
@@ -125,8 +140,12 @@ async def test_of_two_the_older_stays_and_what_is_not_ours_is_not_touched(site: 
     first = await site.tree()
     client = site.client.load_balancer
     tags = list(first.tags)
-    second = client.create_load_balancer(name="twin", vip_network_id="0f1a7c1e-0000-4000-8000-000000000002", tags=tags)
-    foreign = client.create_load_balancer(name=first.name, vip_network_id="0f1a7c1e-0000-4000-8000-000000000002")
+    second = client.create_load_balancer(
+        name="twin", vip_network_id="0f1a7c1e-0000-4000-8000-000000000002", tags=tags
+    )
+    foreign = client.create_load_balancer(
+        name=first.name, vip_network_id="0f1a7c1e-0000-4000-8000-000000000002"
+    )
     for each in (second, foreign):
         clients.settled(site.client, each.id)
     site.anew()

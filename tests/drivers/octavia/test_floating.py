@@ -1,4 +1,5 @@
-"""Floating IPs at a real Neutron, for load balancers of a real Octavia: had, led, kept, given back; calls are counted."""
+"""Floating IPs at a real Neutron, for load balancers of a real Octavia: had, led, kept, given back;
+calls are counted."""
 
 from contextlib import suppress
 from typing import Any
@@ -55,7 +56,9 @@ async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
     assert site.floating == []
 
 
-async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_given_back(cloud_site: CloudSite) -> None:
+async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_given_back(
+    cloud_site: CloudSite,
+) -> None:
     site = cloud_site
     await site.bring(outside(site))
     theirs = site.make_floating(description="mine")
@@ -66,7 +69,9 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     assert site.neutron_writes == ["PUT floatingips/_", "PUT floatingips/_", "DELETE floatingips/_"]
     assert await shown(site, named) == (theirs.floating_ip_address,)
     await site.bring(service(listener(80), octavia=site.settings()))
-    assert [(each.id, each.port_id, each.description) for each in site.floating] == [(theirs.id, None, "mine")]
+    assert [(each.id, each.port_id, each.description) for each in site.floating] == [
+        (theirs.id, None, "mine")
+    ]
     # What OCCM made for the Service is the Service's.
     occms = site.make_floating(
         port_id=(await site.tree()).port_id,
@@ -123,10 +128,15 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
         network.set_tags(made, [f"pool-{number}", "small"])
         subnets.append(made)
     try:
-        with pytest.raises(Refused, match="has no subnet of name 'nosuch'; it has external, pool-1, pool-2; name one"):
+        with pytest.raises(
+            Refused,
+            match="has no subnet of name 'nosuch'; it has external, pool-1, pool-2; name one",
+        ):
             await site.once(outside(site, subnet="nosuch"))
         held = site.make_floating(subnet_id=subnets[0].id)
-        with pytest.raises(Unavailable, match=r"No more IP addresses available.*choose another subnet"):
+        with pytest.raises(
+            Unavailable, match=r"No more IP addresses available.*choose another subnet"
+        ):
             await site.once(outside(site, subnet="~l-1$"))
         await site.bring(outside(site, subnet_tags="small"))
         assert await shown(site, outside(site)) == ("198.18.2.3",)
@@ -144,7 +154,8 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
 
 
 async def test_it_outlives_load_balancers_in_error(cloud_site: CloudSite) -> None:
-    """Failed over in vain, made anew in vain, and then as it should be: with the one floating IP that there is."""
+    """Failed over in vain, made anew in vain, and then as it should be: with the one floating IP
+    that there is."""
     site = cloud_site
     wanted = service(listener(80), octavia=site.outside("amphora"))
     await site.bring(wanted)
@@ -160,22 +171,43 @@ async def test_it_outlives_load_balancers_in_error(cloud_site: CloudSite) -> Non
                 await site.once(served)
         (broken,) = site.everything()
         assert clients.settled(site.client, broken) == ERROR
-        assert site.writes == ["PUT loadbalancers/_/failover", "DELETE loadbalancers/_", "POST loadbalancers"]
+        assert site.writes == [
+            "PUT loadbalancers/_/failover",
+            "DELETE loadbalancers/_",
+            "POST loadbalancers",
+        ]
     await site.bring(served)
     assert (await site.tree()).id != before.id
     assert await shown(site, served) == (one.floating_ip_address,)
-    assert ([each.id for each in site.floating], site.neutron_writes) == ([one.id], ["PUT floatingips/_"])
+    assert ([each.id for each in site.floating], site.neutron_writes) == (
+        [one.id],
+        ["PUT floatingips/_"],
+    )
     await site.bring()
 
 
 async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) -> None:
-    """One at a time, through a life: had, another in its place, internal, had again, kept, gone. Nothing is left over, and what
-    is somebody's is as it was."""
+    """One at a time, through a life: had, another in its place, internal, had again, kept, gone.
+    Nothing is left over, and what is somebody's is as it was."""
     site = cloud_site
     theirs = site.make_floating(description="mine")
     inside = service(listener(80), octavia=site.settings())
-    ours, named, kept = outside(site), outside(site, address=theirs.floating_ip_address), outside(site, keep=True)
-    life = [(ours, 1), (named, 1), (inside, 1), (ours, 0), (named, 2), (inside, 0), (ours, 0), (named, 3), (inside, 0)]
+    ours, named, kept = (
+        outside(site),
+        outside(site, address=theirs.floating_ip_address),
+        outside(site, keep=True),
+    )
+    life = [
+        (ours, 1),
+        (named, 1),
+        (inside, 1),
+        (ours, 0),
+        (named, 2),
+        (inside, 0),
+        (ours, 0),
+        (named, 3),
+        (inside, 0),
+    ]
     life += [(kept, 1), (ours, 1)]
     for cut in [Cut(after=after) for after in (True, False)]:
         for wanted, number in life:
@@ -188,14 +220,20 @@ async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) ->
             assert len(site.floating) == (2 if wanted in (ours, kept) else 1)
         site.neutron.at(1, cut)
         await site.bring()
-        assert [(each.id, each.port_id, each.description) for each in site.floating] == [(theirs.id, None, "mine")]
+        assert [(each.id, each.port_id, each.description) for each in site.floating] == [
+            (theirs.id, None, "mine")
+        ]
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["theirs", "with our mark"])
-async def test_one_that_was_moved_to_another_machine_stays_there(cloud_site: CloudSite, named: bool) -> None:
+async def test_one_that_was_moved_to_another_machine_stays_there(
+    cloud_site: CloudSite, named: bool
+) -> None:
     """Since the driver has looked. Neutron holds to the state that was seen, in deletes as well."""
     site, network = cloud_site, cloud_site.client.network
-    wanted = outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
+    wanted = (
+        outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
+    )
     await site.bring(wanted)
     (one,) = site.floating
     machine = site.at.nodes["node1"]
@@ -206,7 +244,8 @@ async def test_one_that_was_moved_to_another_machine_stays_there(cloud_site: Clo
 
 
 async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: CloudSite) -> None:
-    """A user has led it there. The Service shows it, and by that it is found, as long as nobody else has it."""
+    """A user has led it there. The Service shows it, and by that it is found, as long as nobody
+    else has it."""
     site, network = cloud_site, cloud_site.client.network
     await site.bring(service(listener(80), octavia=site.settings()))
     one = site.make_floating(port_id=(await site.tree()).port_id, description="mine")
@@ -234,7 +273,9 @@ async def lose(site: CloudSite) -> None:
     await site.driver.read(None)
 
 
-async def test_one_that_is_kept_stays_when_another_has_taken_its_place(cloud_site: CloudSite) -> None:
+async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
+    cloud_site: CloudSite,
+) -> None:
     """Whatever its Service says then: it may be another one of the same name."""
     site = cloud_site
     await site.bring(outside(site, keep=True))
@@ -261,5 +302,7 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(cloud_sit
         ("pool-1", ["a"], {"subnet": "pool-*", "subnet_tags": "!a"}, False),
     ],
 )
-def test_subnets_are_described_as_to_occm(name: str, tags: list[str], wish: dict[str, Any], described: bool) -> None:
+def test_subnets_are_described_as_to_occm(
+    name: str, tags: list[str], wish: dict[str, Any], described: bool
+) -> None:
     assert is_described(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described

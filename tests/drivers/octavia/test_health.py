@@ -1,4 +1,5 @@
-"""`fairlead status` names what the Kubernetes API calls ready and the real Octavia does not, as its amphora has it."""
+"""`fairlead status` names what the Kubernetes API calls ready and the real Octavia does not, as its
+amphora has it."""
 
 import asyncio
 import sys
@@ -19,26 +20,40 @@ async def status(site: Site) -> list[str]:
     view, address = View("controller", ""), f"127.0.0.1:{free_port()}"
     view.traffic = lambda: {"octavia": site.driver.health()}
     async with serve(view, address):
-        run = await asyncio.create_subprocess_exec(PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE)
+        run = await asyncio.create_subprocess_exec(
+            PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE
+        )
         told, _ = await run.communicate()
     assert run.returncode == 0
     return told.decode().splitlines()
 
 
-async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(site: Site, octavia: Octavia) -> None:
+async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
+    site: Site, octavia: Octavia
+) -> None:
     await site.bring(service(listener(80, member(1), member(2), member(3, 0))))
     tree = await site.tree()
     (pool,), (front,) = tree.pools, tree.listeners
-    first, second, third = (each.id for each in sorted(pool.members, key=lambda each: each.member.address))
+    first, second, third = (
+        each.id for each in sorted(pool.members, key=lambda each: each.member.address)
+    )
     (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
-    doubt = f"default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load balancer {tree.id})"
+    doubt = (
+        "default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load "
+        f"balancer {tree.id})"
+    )
     assert doubt in await status(site)  # no amphora has reported yet
 
-    octavia.heartbeat(amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}})
-    clients.until(lambda: site.client.load_balancer.get_member(second, pool.id).operating_status == "ERROR")
+    octavia.heartbeat(
+        amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}}
+    )
+    clients.until(
+        lambda: site.client.load_balancer.get_member(second, pool.id).operating_status == "ERROR"
+    )
     lines = await status(site)
     assert [line for line in lines if "are ready, and" in line] == [
-        f"default/web: TCP/80: pods on 10.1.0.2 are ready, and Octavia calls it ERROR (load balancer {tree.id})"
+        "default/web: TCP/80: pods on 10.1.0.2 are ready, and Octavia calls it ERROR (load "
+        f"balancer {tree.id})"
     ]
     (row,) = (line for line in lines if line.startswith("default/web   "))
     assert "198.51.100.1 (amphora)   DEGRADED" in row

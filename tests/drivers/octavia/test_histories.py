@@ -1,8 +1,8 @@
-"""Whatever a Service is asked to be, and whatever goes wrong meanwhile at a real Octavia, it ends with what was asked for.
+"""Whatever a Service is asked to be, and whatever goes wrong meanwhile at a real Octavia, it ends
+with what was asked for.
 
-Random histories, each of a number of its own, that lead to the same anew: `--histories 200` goes through more of them than a
-run of all tests does, and `--histories 200 -k "[117]"` through one.
-"""
+Random histories, each of a number of its own, that lead to the same anew: `--histories 200` goes
+through more of them than a run of all tests does, and `--histories 200 -k "[117]"` through one."""
 
 import random
 
@@ -13,7 +13,9 @@ from tests.drivers.octavia.test_security import guarded, rules
 from tests.openstack.octavia import Octavia
 
 
-async def test_a_history_ends_as_wanted_and_leaves_nothing(site: Site, octavia: Octavia, seed: int) -> None:
+async def test_a_history_ends_as_wanted_and_leaves_nothing(
+    site: Site, octavia: Octavia, seed: int
+) -> None:
     chance = random.Random(seed)
     going = Going(site, octavia, chance)
     for step in history(chance):
@@ -22,7 +24,9 @@ async def test_a_history_ends_as_wanted_and_leaves_nothing(site: Site, octavia: 
     assert site.everything() == []
 
 
-async def test_so_does_one_with_a_floating_ip_and_a_security_group(cloud_site: CloudSite, network_seed: int) -> None:
+async def test_so_does_one_with_a_floating_ip_and_a_security_group(
+    cloud_site: CloudSite, network_seed: int
+) -> None:
     """Things go wrong at Neutron, too."""
     site, chance = cloud_site, random.Random(network_seed)
     going = Going(site, site.at.octavia, chance)

@@ -1,4 +1,5 @@
-"""`fairlead octavia gc`, as users run it, at a real Octavia: what is listed, what goes, and what stays."""
+"""`fairlead octavia gc`, as users run it, at a real Octavia: what is listed, what goes, and what
+stays."""
 
 import asyncio
 import json
@@ -27,7 +28,8 @@ from fairlead.roles.octavia import SYSTEM
 
 
 class Place:
-    """A cluster of which only its objects are there, and ways to have what its controller would have made."""
+    """A cluster of which only its objects are there, and ways to have what its controller would
+    have made."""
 
     def __init__(self, site: Site, client: Client, access: Access, folder: Path, uid: str) -> None:
         self.site = site
@@ -45,7 +47,9 @@ class Place:
         self.site.anew()
         key = ServiceKey("default", name)
         octavia = settings(elsewhere=OctaviaElsewhere(on) if on else None, checks=None, asking=())
-        wanted: LoadBalancer = msgspec.structs.replace(service(listener(port), uid=uid, octavia=octavia), service=key)
+        wanted: LoadBalancer = msgspec.structs.replace(
+            service(listener(port), uid=uid, octavia=octavia), service=key
+        )
         await self.site.bring(wanted, key=key)
         (tree,) = (await self.site.found(key)).trees
         return tree.id
@@ -65,8 +69,12 @@ class Place:
         """Exit status, output, errors."""
         program = str(Path(sys.executable).with_name("fairlead"))
         pipe = asyncio.subprocess.PIPE
-        ways = ("--config", str(self.config)) + (() if "--cluster" in arguments else ("--kubeconfig", str(self.kubeconfig)))
-        child = await asyncio.create_subprocess_exec(program, "octavia", "gc", *ways, *arguments, stdout=pipe, stderr=pipe)
+        ways = ("--config", str(self.config)) + (
+            () if "--cluster" in arguments else ("--kubeconfig", str(self.kubeconfig))
+        )
+        child = await asyncio.create_subprocess_exec(
+            program, "octavia", "gc", *ways, *arguments, stdout=pipe, stderr=pipe
+        )
         async with asyncio.timeout(120):
             output, errors = await child.communicate()
         assert child.returncode is not None
@@ -99,9 +107,12 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
-    """One Service lives, one is gone, one has a new Service of its name, one is gone from a load balancer that it shared."""
+    """One Service lives, one is gone, one has a new Service of its name, one is gone from a load
+    balancer that it shared."""
     client = clients.without_auth(octavia=place.site.front.url)
-    by_hand = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=["theirs"]).id
+    by_hand = client.load_balancer.create_load_balancer(
+        name="by hand", vip_subnet_id=SUBNET, tags=["theirs"]
+    ).id
     clients.settled(client, by_hand)
     living = await place.make("lives", await place.live("lives"))
     dead = await place.make("gone", "uid-gone")
@@ -109,7 +120,9 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
     await place.live("renewed")
     await place.make("guest", "uid-guest", on=living, port=25)
     found = await place.listed()
-    assert {each["service"]: (each["load_balancer"], each["goes"]) for each in found["leftovers"]} == {
+    assert {
+        each["service"]: (each["load_balancer"], each["goes"]) for each in found["leftovers"]
+    } == {
         "default/gone": (dead, "load balancer"),
         "default/renewed": (renewed, "load balancer"),
         "default/guest": (living, "listeners and pools"),
@@ -128,16 +141,20 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
 
 
 async def test_a_cluster_that_is_gone(place: Place) -> None:
-    """The host's listeners and the guest's are both left: what is last on the load balancer takes it away."""
+    """The host's listeners and the guest's are both left: what is last on the load balancer takes
+    it away."""
     dead = str(uuid.uuid4())
     living = await place.make("lives", await place.live("lives"))
     host = await place.make("web", "uid-web", of=dead)
     await place.make("mail", "uid-mail", of=dead, on=host, port=25)
     found = await place.listed()
     assert found["leftovers"] == []
-    assert {"cluster": dead, "load_balancers": 1, "names": ["fairlead_test_default_web"], "network": 0} in found[
-        "other_clusters"
-    ]
+    assert {
+        "cluster": dead,
+        "load_balancers": 1,
+        "names": ["fairlead_test_default_web"],
+        "network": 0,
+    } in found["other_clusters"]
     found = await place.listed("--cluster", dead, "--delete")
     assert [(each["service"], each["deleted"]) for each in found["leftovers"]] == [
         ("default/mail", True),

@@ -1,5 +1,5 @@
-"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of Services and clusters that are gone go, what is kept, or
-is somebody's, stays."""
+"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of Services and clusters that are
+gone go, what is kept, or is somebody's, stays."""
 
 import uuid
 from pathlib import Path
@@ -13,12 +13,19 @@ from tests.openstack.cloud import NODES
 from tests.openstack.front import Held
 
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
-from fairlead.drivers.octavia.network_leftovers import delete, everything_at_neutron, judged_at_neutron
+from fairlead.drivers.octavia.network_leftovers import (
+    delete,
+    everything_at_neutron,
+    judged_at_neutron,
+)
 from fairlead.model import Member, ServiceKey
 
 
-async def make(site: CloudSite, cluster: str, name: str, uid: str, port: int, *, keep: bool = False) -> ServiceKey:
-    """A Service with a load balancer, a floating IP and a rule. `port`: no two have node ports in common."""
+async def make(
+    site: CloudSite, cluster: str, name: str, uid: str, port: int, *, keep: bool = False
+) -> ServiceKey:
+    """A Service with a load balancer, a floating IP and a rule. `port`: no two have node ports in
+    common."""
     site.owner = Owner(cluster, "test")
     site.anew()
     key = ServiceKey("default", name)
@@ -32,7 +39,9 @@ async def make(site: CloudSite, cluster: str, name: str, uid: str, port: int, *,
 def lose_balancer(site: CloudSite, key: ServiceKey) -> None:
     """It is deleted by hand."""
     lb = site.client.load_balancer
-    for each in lb.load_balancers(project_id=site.front.project, tags=[f"fairlead-service={key}", site.owner.tag]):
+    for each in lb.load_balancers(
+        project_id=site.front.project, tags=[f"fairlead-service={key}", site.owner.tag]
+    ):
         lb.delete_load_balancer(each.id, cascade=True)
         clients.settled(site.client, each.id)
 
@@ -41,7 +50,11 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
     """Of this cluster: floating IPs, kept ones aside, security groups, and the rules in them."""
     network = site.client.network
     groups = list(network.security_groups(description=Owner(cluster, "").tag))
-    rules = [each for group in groups for each in network.security_group_rules(security_group_id=group.id)]
+    rules = [
+        each
+        for group in groups
+        for each in network.security_group_rules(security_group_id=group.id)
+    ]
     floating = [each for each in site.floating if cluster_marked(each.description) == cluster]
     return len(floating), len(groups), len([each for each in rules if each.direction == "ingress"])
 
@@ -50,7 +63,9 @@ async def gone_things(place: Place, *ways: str) -> list[tuple[str, str]]:
     return [(each["service"], each["goes"]) for each in (await place.listed(*ways))["leftovers"]]
 
 
-async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(cloud_site: CloudSite, tmp_path: Path) -> None:
+async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
+    cloud_site: CloudSite, tmp_path: Path
+) -> None:
     site, dead = cloud_site, str(uuid.uuid4())
     async with placed(site, tmp_path) as place:
         theirs = site.make_floating(description="mine")
@@ -63,9 +78,14 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((2, 1, 2), (1, 1, 1))
 
         found = await place.listed()
-        things = [("default/gone", each) for each in ("load balancer", "floating IP", "1 security-group rules")]
+        things = [
+            ("default/gone", each)
+            for each in ("load balancer", "floating IP", "1 security-group rules")
+        ]
         assert [(each["service"], each["goes"]) for each in found["leftovers"]] == things
-        assert {"cluster": dead, "load_balancers": 0, "names": [], "network": 2} in found["other_clusters"]
+        assert {"cluster": dead, "load_balancers": 0, "names": [], "network": 2} in found[
+            "other_clusters"
+        ]
         found = await place.listed("--delete")
         assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
         assert await gone_things(place) == []
@@ -76,9 +96,9 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         await site.anew().read(None)
         await site.bring(key=key)
         site.client.network.create_security_group(description=Owner(place.uid, "").tag)
-        assert [(each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]] == [
-            ("security group", "no Service has a rule in it")
-        ]
+        assert [
+            (each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]
+        ] == [("security group", "no Service has a rule in it")]
         assert at_neutron(site, place.uid) == (0, 0, 0)
         await make(site, place.uid, "lives", "uid-lives", 83)
 
@@ -93,14 +113,18 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(clo
         assert left.pop(theirs.id) == "mine"
         assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]
         # Unless that is asked for.
-        assert await gone_things(place, "--kept", "--delete") == [("default/kept", "floating IP, kept")]
+        assert await gone_things(place, "--kept", "--delete") == [
+            ("default/kept", "floating IP, kept")
+        ]
         assert [each.id for each in site.floating] == [theirs.id]
 
 
 async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
     site, network, machine = cloud_site, cloud_site.client.network, cloud_site.at.nodes["node1"]
     one = site.make_floating(description=site.owner.network_mark(ServiceKey("default", "gone")))
-    (leftover,) = judged_at_neutron(await everything_at_neutron(site.cloud, site.owner), site.owner, (), ())
+    (leftover,) = judged_at_neutron(
+        await everything_at_neutron(site.cloud, site.owner), site.owner, (), ()
+    )
     site.neutron.at(1, Held(lambda: network.update_ip(one, port_id=machine)))
     assert "412" in await delete(site.cloud, leftover)
     assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]

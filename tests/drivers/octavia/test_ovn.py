@@ -19,7 +19,8 @@ def nodes(*names: str) -> list[Member]:
 
 
 def checked(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]]:
-    """By where clients connect: the members, and whether OVN asks them on behalf of that address."""
+    """By where clients connect: the members, and whether OVN asks them on behalf of that
+    address."""
     asking = {row["_uuid"]: row["vip"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")}
     found: dict[str, tuple[str, bool]] = {}
     for row in site.at.ovn.rows("Load_Balancer"):
@@ -31,8 +32,9 @@ def checked(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]]:
 
 
 async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSite) -> None:
-    """Launchpad 1956035: a monitor that covers one address alone leaves clients of the other with members that are dead.
-    Whether the floating IP comes with the load balancer or to one that is there."""
+    """Launchpad 1956035: a monitor that covers one address alone leaves clients of the other with
+    members that are dead. Whether the floating IP comes with the load balancer or to one that is
+    there."""
     site = cloud_site
     two, three = nodes("node1", "node2"), nodes("node1", "node2", "node3")
     for start in ([], [service(listener(80, *two), octavia=site.settings())]):
@@ -41,7 +43,10 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
         site.forget()
         await site.bring(service(listener(80, *two), octavia=site.outside()))
         # The address comes last, and monitors stay as they were made.
-        assert (site.writes, site.neutron_writes) == ([] if start else ["POST loadbalancers"], ["POST floatingips"])
+        assert (site.writes, site.neutron_writes) == (
+            [] if start else ["POST loadbalancers"],
+            ["POST floatingips"],
+        )
         tree = await site.tree()
         members = "10.1.0.11:30080,10.1.0.12:30080"
         expected = {f"{address}:80": (members, True) for address in tree.shown}
@@ -61,8 +66,14 @@ def forget_floating(site: CloudSite, balancer: str, address: str) -> None:
     """As provider ovn of before 2023 leaves it: nobody asks members on behalf of this address."""
     for row in site.at.ovn.rows("Load_Balancer_Health_Check"):
         if row["vip"].startswith(address):
-            holder = next(each for each in site.at.ovn.rows("Load_Balancer") if row["_uuid"] in each["health_check"])
-            site.at.ovn.control("nb", "remove", "Load_Balancer", holder["_uuid"], "health_check", row["_uuid"])
+            holder = next(
+                each
+                for each in site.at.ovn.rows("Load_Balancer")
+                if row["_uuid"] in each["health_check"]
+            )
+            site.at.ovn.control(
+                "nb", "remove", "Load_Balancer", holder["_uuid"], "health_check", row["_uuid"]
+            )
     asked = {vip for vip, (_, asked) in checked(site, balancer).items() if asked}
     assert not any(vip.startswith(address) for vip in asked)
     assert asked
@@ -75,7 +86,11 @@ async def is_covered_once(site: CloudSite, wanted: LoadBalancer) -> None:
         "DELETE healthmonitors/_",
         "POST healthmonitors",
     ] * 2
-    clients.until(lambda: len(asked := checked(site, tree.id)) == 4 and all(each for _, each in asked.values()))
+    clients.until(
+        lambda: (
+            len(asked := checked(site, tree.id)) == 4 and all(each for _, each in asked.values())
+        )
+    )
     for _ in range(2):
         site.anew()
         site.forget()
@@ -83,8 +98,11 @@ async def is_covered_once(site: CloudSite, wanted: LoadBalancer) -> None:
         assert (await site.bring(wanted), site.writes, site.neutron_writes) == ([], [], [])
 
 
-async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(cloud_site: CloudSite) -> None:
-    """By the version of the API it is one of before 2023. What it makes later, when the address is there, covers it."""
+async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(
+    cloud_site: CloudSite,
+) -> None:
+    """By the version of the API it is one of before 2023. What it makes later, when the address is
+    there, covers it."""
     site = cloud_site
     links = [{"rel": "self", "href": f"{site.front.url}/v2"}]
     versions = [{"id": id_, "status": "CURRENT", "links": links} for id_ in ("v2.0", "v2.26")]
@@ -102,7 +120,12 @@ async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip
     assert len(site.writes) == 4
     await is_covered_once(site, wanted)
     await site.bring(service(*ports, listener(8080, *nodes("node1")), octavia=site.outside()))
-    assert site.writes == ["POST pools", "PUT pools/_/members", "POST healthmonitors", "POST listeners"]
+    assert site.writes == [
+        "POST pools",
+        "PUT pools/_/members",
+        "POST healthmonitors",
+        "POST listeners",
+    ]
     # A cloud that has a newer release from now on covers it as before.
     await site.bring(wanted)
     site.front.pass_on()
@@ -113,7 +136,9 @@ async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip
     await site.bring()
 
 
-async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_ip(cloud_site: CloudSite) -> None:
+async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_ip(
+    cloud_site: CloudSite,
+) -> None:
     """Nobody knows by which release of provider ovn they were made, whatever the cloud has now."""
     site = cloud_site
     id_ = occm.make(
@@ -124,7 +149,9 @@ async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_
         address="10.1.0.77",
     )
     port = site.client.load_balancer.get_load_balancer(id_).vip_port_id
-    outside = site.make_floating(port_id=port, description=occm.FLOATING_DESCRIPTION).floating_ip_address
+    outside = site.make_floating(
+        port_id=port, description=occm.FLOATING_DESCRIPTION
+    ).floating_ip_address
     forget_floating(site, id_, outside)
     take = OctaviaElsewhere(names=(occm.NAME,))
     wanted = service(
@@ -146,17 +173,30 @@ async def test_nothing_stays_pending_when_a_monitor_changes(cloud_site: CloudSit
     await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings()))
     site.forget()
     assert (
-        await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings(checks=OctaviaChecks(delay_s=9)))) == []
+        await site.bring(
+            service(
+                listener(80, *nodes("node1")),
+                octavia=site.settings(checks=OctaviaChecks(delay_s=9)),
+            )
+        )
+        == []
     )
     assert site.writes == ["DELETE healthmonitors/_", "POST healthmonitors"]
     tree = await site.tree()
-    assert {tree.status, *(each.status for each in tree.listeners), *(each.status for each in tree.pools)} == {ACTIVE}
-    assert [row["options"]["interval"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")] == ["9"]
+    assert {
+        tree.status,
+        *(each.status for each in tree.listeners),
+        *(each.status for each in tree.pools),
+    } == {ACTIVE}
+    assert [
+        row["options"]["interval"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")
+    ] == ["9"]
     await site.bring()
 
 
 async def test_affinity_reaches_ovn(cloud_site: CloudSite) -> None:
-    """Over UDP with its time, over TCP by the method; on a load balancer that is made with it and on one that is there."""
+    """Over UDP with its time, over TCP by the method; on a load balancer that is made with it and
+    on one that is there."""
     site, members = cloud_site, nodes("node1", "node2")
     listeners = [listener(80, *members), listener(53, *members, protocol="UDP")]
 
@@ -165,7 +205,10 @@ async def test_affinity_reaches_ovn(cloud_site: CloudSite) -> None:
 
     def chosen(balancer: str) -> dict[str, tuple[set[str], str | None]]:
         rows = [row for row in site.at.ovn.rows("Load_Balancer") if row["name"] == balancer]
-        return {row["protocol"]: (set(row["selection_fields"]), row["options"].get("affinity_timeout")) for row in rows}
+        return {
+            row["protocol"]: (set(row["selection_fields"]), row["options"].get("affinity_timeout"))
+            for row in rows
+        }
 
     addresses, whole = {"ip_src", "ip_dst"}, {"ip_src", "ip_dst", "tp_src", "tp_dst"}
     free = {"tcp": (whole, None), "udp": (whole, None)}

@@ -1,4 +1,5 @@
-"""Packets through a load balancer of provider ovn and a real OVN: who gets them, and whose address pods see."""
+"""Packets through a load balancer of provider ovn and a real OVN: who gets them, and whose address
+pods see."""
 
 from collections import Counter
 
@@ -17,8 +18,8 @@ QUICK = OctaviaChecks(delay_s=4, timeout_s=3, fall=2)
 
 
 def counted(packets: Packets, address: str) -> Counter[str]:
-    """How many connections of many each node's pod has had; one that led to none is in it under ``, and is the last. Pods see
-    the caller."""
+    """How many connections of many each node's pod has had; one that led to none is in it under ``,
+    and is the last. Pods see the caller."""
     found: Counter[str] = Counter()
     for _ in range(CALLS):
         answer = packets.call(address, 80) or {"node": "", "peer": CALLER}
@@ -29,7 +30,9 @@ def counted(packets: Packets, address: str) -> Counter[str]:
     return found
 
 
-async def test_packets_reach_pods_that_live_and_see_who_calls(cloud_site: CloudSite, packets: Packets) -> None:
+async def test_packets_reach_pods_that_live_and_see_who_calls(
+    cloud_site: CloudSite, packets: Packets
+) -> None:
     """By VIP and by floating IP alike (Launchpad 1956035)."""
     site = cloud_site
     settings = msgspec.structs.replace(site.outside(), checks=QUICK, secured=True)
@@ -38,17 +41,23 @@ async def test_packets_reach_pods_that_live_and_see_who_calls(cloud_site: CloudS
     addresses = sorted(tree.shown)
     assert len(addresses) == 2
     for address in addresses:
-        clients.until(lambda address=address: counted(packets, address).keys() == {"node1", "node2", "node3"})  # type: ignore[misc]
+        clients.until(
+            lambda address=address: counted(packets, address).keys() == {"node1", "node2", "node3"}
+        )  # type: ignore[misc]
 
     packets.kill_pod("node2")
 
     def dead() -> set[str]:
         rows = site.at.ovn.rows("Service_Monitor", database=SOUTH)
-        return {row["ip"] for row in rows if row["port"] == NODE_PORT and row["status"] == "offline"}
+        return {
+            row["ip"] for row in rows if row["port"] == NODE_PORT and row["status"] == "offline"
+        }
 
     clients.until(lambda: dead() == {"10.1.0.12"})
     for address in addresses:
-        clients.until(lambda address=address: counted(packets, address).keys() == {"node1", "node3"})  # type: ignore[misc]
+        clients.until(
+            lambda address=address: counted(packets, address).keys() == {"node1", "node3"}
+        )  # type: ignore[misc]
 
     site.forget()
     await site.bring(service(listener(80, *nodes("node1", "node2")), octavia=settings))

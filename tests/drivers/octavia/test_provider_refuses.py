@@ -1,5 +1,6 @@
-"""The story of clusters whose provider knew no HTTP monitor: the load balancer counted as broken, another one was made, and the
-next, until the project's quota was used up. Here with the real provider `ovn`, whose Service is planned as if it had one."""
+"""The story of clusters whose provider knew no HTTP monitor: the load balancer counted as broken,
+another one was made, and the next, until the project's quota was used up. Here with the real
+provider `ovn`, whose Service is planned as if it had one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,9 @@ def ovn(fronts: Fronts, tmp_path: Path, heard: Heard) -> Iterator[Site]:
 
 def web(cloud: Cloud, asking: OctaviaAsking, *, port: int = 80) -> LoadBalancer:
     place = OctaviaPlace(cloud.subnet)
-    octavia = settings(provider="ovn", method="SOURCE_IP_PORT", place=place, asking=(("TCP", asking),))
+    octavia = settings(
+        provider="ovn", method="SOURCE_IP_PORT", place=place, asking=(("TCP", asking),)
+    )
     return service(listener(port), octavia=octavia)
 
 

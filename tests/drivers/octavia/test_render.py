@@ -19,7 +19,10 @@ def tree(intent: LoadBalancer) -> Tree:
 
 def test_a_header_is_for_tcp_alone() -> None:
     wanted = service(listener(53), listener(53, protocol="UDP"), octavia=settings(header="v1"))
-    assert [(each.protocol, each.pool.protocol) for each in tree(wanted).listeners] == [("TCP", "PROXY"), ("UDP", "UDP")]
+    assert [(each.protocol, each.pool.protocol) for each in tree(wanted).listeners] == [
+        ("TCP", "PROXY"),
+        ("UDP", "UDP"),
+    ]
 
 
 def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
@@ -38,27 +41,44 @@ def test_affinity_is_said_as_each_provider_understands_it() -> None:
         ("amphora", "ROUND_ROBIN", {"TCP": ("ROUND_ROBIN", 0), "UDP": ("ROUND_ROBIN", 86400)}),
         ("ovn", "SOURCE_IP_PORT", {"TCP": ("SOURCE_IP", None), "UDP": ("SOURCE_IP_PORT", 65535)}),
     ):
-        wanted = service(*both, octavia=settings(provider=provider, method=method), affinity_timeout_s=86400)
-        assert {each.protocol: (each.pool.method, each.pool.affinity_s) for each in tree(wanted).listeners} == expected
+        wanted = service(
+            *both, octavia=settings(provider=provider, method=method), affinity_timeout_s=86400
+        )
+        assert {
+            each.protocol: (each.pool.method, each.pool.affinity_s)
+            for each in tree(wanted).listeners
+        } == expected
 
 
 def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
-    wanted = service(listener(80, member(1, 3), member(2, 0)), octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)))
+    wanted = service(
+        listener(80, member(1, 3), member(2, 0)),
+        octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)),
+    )
     (found,) = tree(wanted).listeners
-    assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [("10.1.0.1", 1, None)]
+    assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [
+        ("10.1.0.1", 1, None)
+    ]
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))
 def test_weights_are_such_as_octavia_takes(weights: list[int]) -> None:
-    wanted = service(listener(80, *(member(number, weight) for number, weight in enumerate(weights, 1))))
+    wanted = service(
+        listener(80, *(member(number, weight) for number, weight in enumerate(weights, 1)))
+    )
     (found,) = tree(wanted).listeners
-    for given_, made in zip(weights, sorted(found.pool.members, key=lambda each: int(each.address[7:])), strict=True):
+    for given_, made in zip(
+        weights, sorted(found.pool.members, key=lambda each: int(each.address[7:])), strict=True
+    ):
         assert 0 <= made.weight <= HEAVIEST
         assert bool(given_) == bool(made.weight)
         assert made.weight <= given_
 
 
-@given(st.text("abcdefghij-0123456789", min_size=1, max_size=63), st.text("abcdefghij-0123456789", min_size=1, max_size=63))
+@given(
+    st.text("abcdefghij-0123456789", min_size=1, max_size=63),
+    st.text("abcdefghij-0123456789", min_size=1, max_size=63),
+)
 def test_marks_lead_back(namespace: str, name: str) -> None:
     key = ServiceKey(namespace, name)
     tags = OWNER.tags(key, "some-uid")

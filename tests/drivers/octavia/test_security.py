@@ -1,4 +1,5 @@
-"""Who is let in to nodes, at a real Neutron: one group, rules for each Service; what is somebody's stays."""
+"""Who is let in to nodes, at a real Neutron: one group, rules for each Service; what is somebody's
+stays."""
 
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,9 @@ from fairlead.plan.balancer import PROXY_HEALTH_PORT
 OTHER = ServiceKey("default", "other")
 
 
-def balancer(site: CloudSite, *names: str, provider: str = "ovn", port: int = 80, **fields: Any) -> LoadBalancer:
+def balancer(
+    site: CloudSite, *names: str, provider: str = "ovn", port: int = 80, **fields: Any
+) -> LoadBalancer:
     nodes = [Member(name, NODES[name], 1, "active") for name in names]
     return service(listener(port, *nodes), octavia=site.settings(provider, secured=True), **fields)
 
@@ -27,8 +30,16 @@ def balancer(site: CloudSite, *names: str, provider: str = "ovn", port: int = 80
 def rules(site: CloudSite) -> list[tuple[str, int, str]]:
     """Of the cluster's group."""
     groups = site.client.network.security_groups(description=site.owner.tag)
-    found = [each for group in groups for each in site.client.network.security_group_rules(security_group_id=group.id)]
-    return sorted((each.protocol, each.port_range_min, each.remote_ip_prefix) for each in found if each.direction == "ingress")
+    found = [
+        each
+        for group in groups
+        for each in site.client.network.security_group_rules(security_group_id=group.id)
+    ]
+    return sorted(
+        (each.protocol, each.port_range_min, each.remote_ip_prefix)
+        for each in found
+        if each.direction == "ingress"
+    )
 
 
 def guarded(site: CloudSite) -> set[str]:
@@ -48,10 +59,17 @@ async def test_nodes_let_in_whom_they_should(cloud_site: CloudSite) -> None:
     asker = ("tcp", 30080, f"{asking.fixed_ips[0]['ip_address']}/32")
     assert rules(site) == sorted([asker, *(("tcp", 30080, each) for each in ranges)])
     assert guarded(site) == {"node1"}
-    assert site.neutron_writes == ["POST security-groups", "POST security-group-rules", "PUT ports/_"]
+    assert site.neutron_writes == [
+        "POST security-groups",
+        "POST security-group-rules",
+        "PUT ports/_",
+    ]
     site.anew()
     site.forget()
-    assert site.driver.diff(site.driver.render({wanted.service: wanted}), await site.driver.read(None)) == []
+    assert (
+        site.driver.diff(site.driver.render({wanted.service: wanted}), await site.driver.read(None))
+        == []
+    )
     # Another node: its port gets the group, once.
     more = balancer(site, "node1", "node2", source_ranges=ranges)
     await site.bring(more)
@@ -76,8 +94,11 @@ async def test_nodes_let_in_whom_they_should(cloud_site: CloudSite) -> None:
     assert (rules(site), guarded(site)) == ([], set())
 
 
-async def test_a_node_that_is_nobodys_member_for_long_loses_the_group(cloud_site: CloudSite) -> None:
-    """For two looks at everything; one that is a member again in between keeps it, or has it again."""
+async def test_a_node_that_is_nobodys_member_for_long_loses_the_group(
+    cloud_site: CloudSite,
+) -> None:
+    """For two looks at everything; one that is a member again in between keeps it, or has it
+    again."""
     site = cloud_site
     both, one = balancer(site, "node1", "node2"), balancer(site, "node1")
     await site.bring(both)
@@ -108,7 +129,8 @@ async def test_an_amphora_reaches_nodes_from_its_own_networks(cloud_site: CloudS
 
 
 async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: CloudSite) -> None:
-    """Members of policy Cluster are asked at the node port, and where there is no monitor nobody asks at all."""
+    """Members of policy Cluster are asked at the node port, and where there is no monitor nobody
+    asks at all."""
     site = cloud_site
     asked = balancer(site, "node1", provider="amphora")
     assert asked.octavia is not None
@@ -117,9 +139,15 @@ async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: Clo
         health_monitor=HealthMonitor(PROXY_HEALTH_PORT, "/healthz"),
         octavia=msgspec.structs.replace(asked.octavia, asking=(("TCP", "TCP"),)),
     )
-    nobody = msgspec.structs.replace(asked, octavia=msgspec.structs.replace(asked.octavia, checks=None, asking=()))
+    nobody = msgspec.structs.replace(
+        asked, octavia=msgspec.structs.replace(asked.octavia, checks=None, asking=())
+    )
     health, node_port = (("tcp", each, "10.1.0.0/24") for each in (32000, 30080))
-    for wanted, expected in ((over_tcp, [node_port]), (asked, [node_port, health]), (nobody, [node_port])):
+    for wanted, expected in (
+        (over_tcp, [node_port]),
+        (asked, [node_port, health]),
+        (nobody, [node_port]),
+    ):
         await site.bring(wanted)
         assert rules(site) == expected
     await site.bring()
@@ -127,17 +155,27 @@ async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: Clo
 
 
 async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
-    """Neutron takes each once. What was left behind by others of the cluster makes way, what is somebody's is named."""
+    """Neutron takes each once. What was left behind by others of the cluster makes way, what is
+    somebody's is named."""
     site, network = cloud_site, cloud_site.client.network
     web = balancer(site, "node1", provider="amphora")
     group = network.create_security_group(description=site.owner.tag)
-    fields = {"direction": "ingress", "protocol": "tcp", "remote_ip_prefix": "10.1.0.0/24", "security_group_id": group.id}
+    fields = {
+        "direction": "ingress",
+        "protocol": "tcp",
+        "remote_ip_prefix": "10.1.0.0/24",
+        "security_group_id": group.id,
+    }
     for port, description in ((32000, site.owner.network_mark(OTHER)), (30080, "mine")):
-        made = network.create_security_group_rule(port_range_min=port, port_range_max=port, description=description, **fields)
+        made = network.create_security_group_rule(
+            port_range_min=port, port_range_max=port, description=description, **fields
+        )
     for _ in range(2):
         with suppress(Conflict, Unavailable):
             await site.once(web)  # it makes the balancer, and finds what is in its way
-    with pytest.raises(Unavailable, match=rf"somebody has made rules in security group .*: {made.id}; delete them"):
+    with pytest.raises(
+        Unavailable, match=rf"somebody has made rules in security group .*: {made.id}; delete them"
+    ):
         await site.once(web)
     network.delete_security_group_rule(made.id)
     await site.bring(web)
@@ -146,12 +184,18 @@ async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
     assert (rules(site), guarded(site)) == ([], set())
 
 
-async def test_it_is_told_where_source_ranges_hold_nobody_off(cloud_site: CloudSite, heard: Heard) -> None:
+async def test_it_is_told_where_source_ranges_hold_nobody_off(
+    cloud_site: CloudSite, heard: Heard
+) -> None:
     """As another group of the nodes lets everybody in."""
     site, network = cloud_site, cloud_site.client.network
     group = network.create_security_group(name="everybody")
     rule = network.create_security_group_rule(
-        security_group_id=group.id, direction="ingress", protocol="tcp", port_range_min=30000, port_range_max=32767
+        security_group_id=group.id,
+        direction="ingress",
+        protocol="tcp",
+        port_range_min=30000,
+        port_range_max=32767,
     )
     port = site.at.nodes["node1"]
     before = list(network.get_port(port).security_group_ids)
@@ -161,16 +205,24 @@ async def test_it_is_told_where_source_ranges_hold_nobody_off(cloud_site: CloudS
         assert [reason for reason, _ in heard.events if reason == RANGES] == []
         await site.bring(balancer(site, "node1", source_ranges=("192.0.2.0/24",)))
         (said,) = [message for reason, message in heard.events if reason == RANGES]
-        assert f"rule {rule.id} of security group {group.id}, which nodes have as well, lets everybody in" in said
+        assert (
+            f"rule {rule.id} of security group {group.id}, which nodes have as well, lets "
+            "everybody in"
+        ) in said
         await site.bring()
     finally:
         network.update_port(port, security_groups=before)
         network.delete_security_group(group)
 
 
-@pytest.mark.parametrize("fate", [Cut(after=False), Cut(after=True), Answer(503)], ids=["unheard", "unanswered", "503"])
-async def test_the_last_one_leaves_nothing_whichever_write_fails(cloud_site: CloudSite, fate: Fate) -> None:
-    """A node's port, another one's, the group: at each the driver dies, and its successor knows nothing."""
+@pytest.mark.parametrize(
+    "fate", [Cut(after=False), Cut(after=True), Answer(503)], ids=["unheard", "unanswered", "503"]
+)
+async def test_the_last_one_leaves_nothing_whichever_write_fails(
+    cloud_site: CloudSite, fate: Fate
+) -> None:
+    """A node's port, another one's, the group: at each the driver dies, and its successor knows
+    nothing."""
     site = cloud_site
     wanted = balancer(site, "node1", "node2")
     for number in (1, 2, 3):
@@ -179,7 +231,8 @@ async def test_the_last_one_leaves_nothing_whichever_write_fails(cloud_site: Clo
         await site.anew().read(None)
         await site.bring()
         assert list(site.client.network.security_groups(description=site.owner.tag)) == []
-    # The same driver, and a Service that comes before it looks at everything: every node has the group.
+    # The same driver, and a Service that comes before it looks at everything: every node has the
+    # group.
     await site.bring(wanted)
     await lose(site, 2, fate)
     await site.bring(balancer(site, "node1", "node2", uid="uid-again"))

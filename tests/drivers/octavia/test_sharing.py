@@ -1,4 +1,5 @@
-"""Several Services on one load balancer of a real Octavia: each has its own listeners there, and goes without the others."""
+"""Several Services on one load balancer of a real Octavia: each has its own listeners there, and
+goes without the others."""
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ MAIL = ServiceKey("default", "mail")
 
 def guest(id_: str, *ports: int, uid: str = "uid-mail", **fields: object) -> LoadBalancer:
     octavia = settings(elsewhere=OctaviaElsewhere(id_), asking=(("TCP", "TCP"),), **fields)
-    made = service(*(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid)
+    made = service(
+        *(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid
+    )
     return msgspec.structs.replace(made, service=MAIL)
 
 
@@ -41,7 +44,12 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
     id_ = (await site.tree()).id
     site.forget()
     await site.bring(guest(id_), key=MAIL)
-    assert site.writes == ["POST pools", "PUT pools/_/members", "POST healthmonitors", "POST listeners"]
+    assert site.writes == [
+        "POST pools",
+        "PUT pools/_/members",
+        "POST healthmonitors",
+        "POST listeners",
+    ]
     assert ports(site, id_) == [25, 80]
     assert site.driver.located(guest(id_)).addresses == site.driver.located(web).addresses
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer", "SharingLoadBalancer"]
@@ -67,7 +75,9 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
 async def test_the_host_goes_first_and_the_last_one_takes_it_away(site: Site) -> None:
     await site.bring(service(listener(80)))
     id_ = (await site.tree()).id
-    other = msgspec.structs.replace(guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other"))
+    other = msgspec.structs.replace(
+        guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other")
+    )
     # Another process has put them there: the driver that deletes has not seen them come.
     first = site.driver
     site.anew()
@@ -97,7 +107,8 @@ def stranger(id_: str, *ports: int, uid: str = "uid-stranger") -> LoadBalancer:
 
 
 async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -> None:
-    """Another namespace may use the load balancer once the owner has set the tag, and goes on when the tag is gone."""
+    """Another namespace may use the load balancer once the owner has set the tag, and goes on when
+    the tag is gone."""
     client = clients.without_auth(octavia=site.front.url)
     await site.bring(service(listener(80)))
     id_, tags = (await site.tree()).id, (await site.tree()).tags
@@ -133,10 +144,14 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
     await site.bring()
 
 
-async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_any_other(site: Site) -> None:
+async def test_a_service_of_the_same_name_that_was_made_again_needs_consent_as_any_other(
+    site: Site,
+) -> None:
     """The listeners of the former Service of this name are removed first."""
     client = clients.without_auth(octavia=site.front.url)
-    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=TAGS)
+    made = client.load_balancer.create_load_balancer(
+        name="by hand", vip_subnet_id=SUBNET, tags=TAGS
+    )
     clients.settled(client, made.id)
     await site.bring(guest(made.id), key=MAIL)
     client.load_balancer.update_load_balancer(made.id, tags=["theirs"])
@@ -151,7 +166,9 @@ async def test_one_of_another_cluster_or_of_nobody_needs_the_tag(site: Site) -> 
     client = clients.without_auth(octavia=site.front.url)
     other = ["fairlead-cluster=other", "fairlead-service=default/web", "fairlead-uid=uid-web"]
     for tags in (other, [], ["kube_service_kubernetes_default_web"]):
-        made = client.load_balancer.create_load_balancer(name="theirs", vip_subnet_id=SUBNET, tags=tags)
+        made = client.load_balancer.create_load_balancer(
+            name="theirs", vip_subnet_id=SUBNET, tags=tags
+        )
         clients.settled(client, made.id)
         site.forget()
         assert "is not shared with namespace default" in await site.tried(guest(made.id))
@@ -164,7 +181,9 @@ async def test_the_namespace_of_an_owner_that_is_gone_still_shares_it(site: Site
     id_ = (await site.tree()).id
     await site.bring(guest(id_), key=MAIL)
     await site.bring()
-    again = msgspec.structs.replace(guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other"))
+    again = msgspec.structs.replace(
+        guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other")
+    )
     await site.bring(again, key=again.service)
     assert ports(site, id_) == [25, 26]
     assert "is not shared with namespace other" in await site.tried(stranger(id_))
@@ -188,10 +207,18 @@ CONSENT = {
         True,
     ),
     "OCCM's, of this namespace": (("kube_service_a_default_web",), OCCM, True),
-    "OCCM's, of this namespace, and it is not taken over from": (("kube_service_a_default_web",), (), False),
+    "OCCM's, of this namespace, and it is not taken over from": (
+        ("kube_service_a_default_web",),
+        (),
+        False,
+    ),
     "OCCM's, of another namespace": (("kube_service_a_other_mail",), OCCM, False),
     "OCCM's, of another cluster": (("kube_service_b_default_web",), OCCM, False),
-    "OCCM's, of a cluster whose name begins like that": (("kube_service_a_default_ns_web",), OCCM, False),
+    "OCCM's, of a cluster whose name begins like that": (
+        ("kube_service_a_default_ns_web",),
+        OCCM,
+        False,
+    ),
     "OCCM's once, of another cluster now": (
         (*Owner("uid-2", "there").tags(WEB, "u"), "kube_service_a_default_web"),
         OCCM,
@@ -211,9 +238,13 @@ TAGS = ["fairlead.io/shared-with=default", "theirs"]
 
 async def test_one_that_a_user_has_made_stays(site: Site) -> None:
     client = clients.without_auth(octavia=site.front.url)
-    made = client.load_balancer.create_load_balancer(name="by hand", vip_subnet_id=SUBNET, tags=TAGS)
+    made = client.load_balancer.create_load_balancer(
+        name="by hand", vip_subnet_id=SUBNET, tags=TAGS
+    )
     clients.settled(client, made.id)
-    client.load_balancer.create_listener(loadbalancer_id=made.id, protocol="TCP", protocol_port=443, name="by hand")
+    client.load_balancer.create_listener(
+        loadbalancer_id=made.id, protocol="TCP", protocol_port=443, name="by hand"
+    )
     clients.settled(client, made.id)
     await site.bring(guest(made.id, 25, 26), key=MAIL)
     # In place, as on one of its own.

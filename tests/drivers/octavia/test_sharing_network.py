@@ -1,5 +1,5 @@
-"""Services on one load balancer of a real Octavia, and what they have at a real Neutron: rules of the security group, floating
-IPs. Owners and guests come and go at the same moment."""
+"""Services on one load balancer of a real Octavia, and what they have at a real Neutron: rules of
+the security group, floating IPs. Owners and guests come and go at the same moment."""
 
 import asyncio
 import threading
@@ -25,7 +25,12 @@ def mail(octavia: OctaviaSettings, on: str = "", **fields: Any) -> LoadBalancer:
     """`on`: the load balancer on which it is to be a guest."""
     if on:
         octavia = msgspec.structs.replace(octavia, elsewhere=OctaviaElsewhere(on))
-    made = service(listener(25, Member("node1", NODES["node1"], 1, "active")), octavia=octavia, uid="uid-mail", **fields)
+    made = service(
+        listener(25, Member("node1", NODES["node1"], 1, "active")),
+        octavia=octavia,
+        uid="uid-mail",
+        **fields,
+    )
     return msgspec.structs.replace(made, service=MAIL)
 
 
@@ -40,7 +45,10 @@ def wished(site: CloudSite, provider: str, *ranges: str) -> list[tuple[str, int,
 
 def ports(site: CloudSite) -> list[int]:
     """Of all listeners."""
-    return sorted(each.protocol_port for each in site.client.load_balancer.listeners(project_id=site.front.project))
+    return sorted(
+        each.protocol_port
+        for each in site.client.load_balancer.listeners(project_id=site.front.project)
+    )
 
 
 @pytest.mark.parametrize("provider", ["ovn", "amphora"])
@@ -70,7 +78,9 @@ async def test_nodes_let_in_whom_a_guest_wants(cloud_site: CloudSite, provider: 
     assert ports(site) == [80]
 
 
-async def test_a_guest_gives_its_own_floating_ip_back_unless_it_is_kept(cloud_site: CloudSite) -> None:
+async def test_a_guest_gives_its_own_floating_ip_back_unless_it_is_kept(
+    cloud_site: CloudSite,
+) -> None:
     site = cloud_site
     await site.bring(service(listener(80), octavia=site.settings()))
     host = (await site.tree()).id
@@ -82,7 +92,9 @@ async def test_a_guest_gives_its_own_floating_ip_back_unless_it_is_kept(cloud_si
         assert [each.port_id for each in site.floating] == [None] * left
     assert ports(site) == [25, 80]
     await site.bring(mail(given, on=host), key=MAIL)
-    assert [each.port_id for each in site.floating] == [None]  # once kept it is for somebody to give back by name
+    assert [each.port_id for each in site.floating] == [
+        None
+    ]  # once kept it is for somebody to give back by name
 
 
 async def test_what_a_guest_has_elsewhere_stays_until_there_is_room(cloud_site: CloudSite) -> None:
@@ -96,7 +108,8 @@ async def test_what_a_guest_has_elsewhere_stays_until_there_is_room(cloud_site: 
 
 
 async def test_no_guest_comes_while_the_owner_goes(cloud_site: CloudSite) -> None:
-    """The owner's floating IP is on its way back. Were the guest served by then, it would lose its listener with all else."""
+    """The owner's floating IP is on its way back. Were the guest served by then, it would lose its
+    listener with all else."""
     site = cloud_site
     await site.bring(service(listener(80), octavia=site.outside()))
     host = (await site.tree()).id
@@ -111,7 +124,9 @@ async def test_no_guest_comes_while_the_owner_goes(cloud_site: CloudSite) -> Non
     assert (site.everything(), site.floating) == ([], [])
 
 
-async def test_an_owner_that_goes_while_a_guest_comes_leaves_it_the_load_balancer(cloud_site: CloudSite) -> None:
+async def test_an_owner_that_goes_while_a_guest_comes_leaves_it_the_load_balancer(
+    cloud_site: CloudSite,
+) -> None:
     site = cloud_site
     await site.bring(service(listener(80), octavia=site.outside()))
     host = (await site.tree()).id

@@ -1,11 +1,13 @@
-"""The table of annotations in docs/octavia.md is that of this version, as far as plans tell; what is carried out, the command
-that writes it tries at the real Octavia."""
+"""The table of annotations in docs/octavia.md is that of this version, as far as plans tell; what
+is carried out, the command that writes it tries at the real Octavia."""
 
 from tests.drivers.octavia import table
 
 
 def test_the_table_in_the_documents_says_what_is_planned() -> None:
-    rows = [line.split(" | ") for line in table.written(table.DOCUMENT.read_text()).splitlines()[2:]]
+    rows = [
+        line.split(" | ") for line in table.written(table.DOCUMENT.read_text()).splitlines()[2:]
+    ]
     assert [row[0] for row in rows] == [f"| {table.says(wish)}" for wish in table.WISHES]
     for number, provider in enumerate(table.PROVIDERS, 1):
         planner = table.Planner(provider, "subnet")

@@ -41,7 +41,9 @@ async def turns_of(calls_per_s: float, at_s: Mapping[float, int]) -> list[float]
         await cloud._turn()
         turns_s.append(clock() - begun_s)
 
-    await asyncio.gather(*(call(asked_s) for asked_s, number in at_s.items() for _ in range(number)))
+    await asyncio.gather(
+        *(call(asked_s) for asked_s, number in at_s.items() for _ in range(number))
+    )
     cloud.close()
     return sorted(turns_s)
 
@@ -55,6 +57,10 @@ def test_no_second_has_more_calls_than_it_may(calls_per_s: float) -> None:
     assert len(turns_s) == 3 * number
     most = max(int(calls_per_s), 1)
     second_s = most / calls_per_s - 1e-6
-    assert max(sum(first <= each < first + second_s for each in turns_s) for first in turns_s) == most
-    assert [each for each in turns_s if each < 60][-1] == pytest.approx((number - 1) // most * most / calls_per_s)
+    assert (
+        max(sum(first <= each < first + second_s for each in turns_s) for first in turns_s) == most
+    )
+    assert [each for each in turns_s if each < 60][-1] == pytest.approx(
+        (number - 1) // most * most / calls_per_s
+    )
     assert turns_s[number : number + most] == pytest.approx([60.5] * most)

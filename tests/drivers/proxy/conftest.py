@@ -33,7 +33,9 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="flp"))
     yield path / "h"
     pids = path / "h" / "haproxy.pid"
-    for pid in pids.read_text().split() if pids.exists() else ():  # a test that failed has not ended it
+    for pid in (
+        pids.read_text().split() if pids.exists() else ()
+    ):  # a test that failed has not ended it
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
     shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,15 @@ import msgspec
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.render import section_name
 from fairlead.drivers.proxy.spec import ProxyKey
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, Outcome, ProxySettings, ServiceKey
+from fairlead.model import (
+    Listener,
+    LoadBalancer,
+    Member,
+    MemberState,
+    Outcome,
+    ProxySettings,
+    ServiceKey,
+)
 
 WEB = ServiceKey("default", "web")
 VIP, VIP6 = "203.0.113.7", "2001:db8:f::7"
@@ -32,13 +40,19 @@ def balancer(
     """`weights`: pods by node; node N is at 127.0.1.N."""
     members = tuple(
         sorted(
-            Member(node, address_of(node), weight, (states or {}).get(node, "active" if weight else "draining"))
+            Member(
+                node,
+                address_of(node),
+                weight,
+                (states or {}).get(node, "active" if weight else "draining"),
+            )
             for node, weight in weights.items()
         )
     )
     families = sorted({"IPv6" if ":" in each else "IPv4" for each in addresses})
     listeners = tuple(
-        Listener("IPv6" if family == "IPv6" else "IPv4", port, "TCP", "Local", NODE_PORT, members) for family in families
+        Listener("IPv6" if family == "IPv6" else "IPv4", port, "TCP", "Local", NODE_PORT, members)
+        for family in families
     )
     return LoadBalancer(
         key,
@@ -55,7 +69,9 @@ def address_of(node: str) -> str:
     return f"127.0.1.{node.removeprefix('node')}"
 
 
-async def bring(driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()) -> Mapping[ServiceKey, Outcome]:
+async def bring(
+    driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
+) -> Mapping[ServiceKey, Outcome]:
     """What the loop does with these Services; waits where it would come again."""
     intents = {each.service: each for each in balancers}
     while True:
@@ -67,16 +83,28 @@ async def bring(driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[Se
         await asyncio.sleep(max(waiting))
 
 
-async def counted(driver: ProxyDriver, column: str, key: ServiceKey = WEB, port: int = 80) -> dict[str, str]:
-    """What the worker that runs says in this column of `show stat`, by node; of the listener itself as FRONTEND."""
+async def counted(
+    driver: ProxyDriver, column: str, key: ServiceKey = WEB, port: int = 80
+) -> dict[str, str]:
+    """What the worker that runs says in this column of `show stat`, by node; of the listener itself
+    as FRONTEND."""
     section = section_name(key, ProxyKey(VIP, port))
     rows = await runtime.statistics(driver.haproxy.worker)
-    return {row["svname"]: row[column] for row in rows if row["pxname"] == section and row["svname"] != "BACKEND"}
+    return {
+        row["svname"]: row[column]
+        for row in rows
+        if row["pxname"] == section and row["svname"] != "BACKEND"
+    }
 
 
 async def connections(driver: ProxyDriver, column: str = "stot") -> dict[str, int]:
-    """How many connections each node was given by the worker that runs; with `scur`, how many are open."""
-    return {node: int(count) for node, count in (await counted(driver, column)).items() if node != "FRONTEND"}
+    """How many connections each node was given by the worker that runs; with `scur`, how many are
+    open."""
+    return {
+        node: int(count)
+        for node, count in (await counted(driver, column)).items()
+        if node != "FRONTEND"
+    }
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -88,13 +116,17 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 async def remaining(driver: ProxyDriver, *balancers: LoadBalancer) -> Sequence[object]:
     """What an audit would change."""
-    return driver.diff(driver.render({each.service: each for each in balancers}), await driver.read(None))
+    return driver.diff(
+        driver.render({each.service: each for each in balancers}), await driver.read(None)
+    )
 
 
 @asynccontextmanager
 async def nodes(*names: str) -> AsyncIterator[None]:
     """Servers of lines: each answers NODE, what the PROXY header said, and the line."""
-    servers = [await asyncio.start_server(_answerer(name), address_of(name), NODE_PORT) for name in names]
+    servers = [
+        await asyncio.start_server(_answerer(name), address_of(name), NODE_PORT) for name in names
+    ]
     try:
         yield
     finally:
@@ -117,11 +149,19 @@ def _answerer(node: str):  # type: ignore[no-untyped-def]
             if line.startswith(b"PROXY "):
                 header, line = f"v1:{line.split()[2].decode()}", await reader.readline()
             while line:
-                if line.startswith((b"GET", b"X-Forwarded-For", b"Host", b"\r\n", b"x-forwarded-for", b"host")):
-                    header = line.split()[1].decode() if line.lower().startswith(b"x-forwarded-for") else header
+                if line.startswith(
+                    (b"GET", b"X-Forwarded-For", b"Host", b"\r\n", b"x-forwarded-for", b"host")
+                ):
+                    header = (
+                        line.split()[1].decode()
+                        if line.lower().startswith(b"x-forwarded-for")
+                        else header
+                    )
                     if line == b"\r\n":
                         body = f"{node} {header}".encode()
-                        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                        writer.write(
+                            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                        )
                 else:
                     writer.write(f"{node} {header} {line.decode().strip()}\n".encode())
                 line = await reader.readline()
@@ -142,7 +182,9 @@ class Talk(msgspec.Struct):
     @classmethod
     async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> "Talk":
         local = ("::1" if ":" in address else source, 0)
-        return cls(*await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5))
+        return cls(
+            *await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5)
+        )
 
     async def ask(self, line: str = "x") -> list[str]:
         """The words of the answer; none if the connection is over."""
@@ -153,7 +195,9 @@ class Talk(msgspec.Struct):
         self.writer.close()
 
 
-async def asked(times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> list[list[str]]:
+async def asked(
+    times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1"
+) -> list[list[str]]:
     """Answers over new connections; no words where a connection is refused."""
     answers = []
     for _ in range(times):

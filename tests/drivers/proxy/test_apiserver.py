@@ -1,4 +1,5 @@
-"""The balancer of the API server, as far as it goes without one (the rest: tests/e2e/test_apiserver_balanced.py)."""
+"""The balancer of the API server, as far as it goes without one (the rest:
+tests/e2e/test_apiserver_balanced.py)."""
 
 import asyncio
 import os
@@ -37,9 +38,13 @@ def command(*words: str) -> str:
 
 
 def test_haproxy_accepts_it_with_thousands_of_ranges_of_both_families(folder: Path) -> None:
-    ranges = tuple(f"10.{at >> 8}.{at & 255}.0/24" for at in range(2000)) + tuple(f"2001:db8:{at:x}::/48" for at in range(2000))
+    ranges = tuple(f"10.{at >> 8}.{at & 255}.0/24" for at in range(2000)) + tuple(
+        f"2001:db8:{at:x}::/48" for at in range(2000)
+    )
     config = ApiServerConfig(
-        addresses=("2001:DB8::5", VIP), servers=("192.0.2.1:6443", "[2001:db8::1]:6443"), source_ranges=ranges
+        addresses=("2001:DB8::5", VIP),
+        servers=("192.0.2.1:6443", "[2001:db8::1]:6443"),
+        source_ranges=ranges,
     )
     folder.mkdir()
     text = render(config, Paths(str(folder)))
@@ -85,11 +90,15 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
 
 
 @pytest.mark.parametrize("address", [VIP, "2001:db8::5"])
-async def test_of_an_address_that_the_host_has_only_the_port_is_taken(folder: Path, address: str) -> None:
+async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
+    folder: Path, address: str
+) -> None:
     command("ip", "address", "add", address, "dev", "lo", "nodad")
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), address, 2222)
     async with other:
-        balancer = ApiServerBalancer(ApiServerConfig(addresses=(address,), servers=CONFIG.servers), folder)
+        balancer = ApiServerBalancer(
+            ApiServerConfig(addresses=(address,), servers=CONFIG.servers), folder
+        )
         await balancer.keep()
         assert await answers(address)
         assert await answers(address, 2222)
@@ -99,11 +108,16 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(folder: Pa
 
 
 async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
-    """All rules of the host, one of ours, and the interface's address, which becomes one by a route then."""
+    """All rules of the host, one of ours, and the interface's address, which becomes one by a route
+    then."""
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     balancer = ApiServerBalancer(CONFIG, folder)
     async with other:
-        for harm in ("nft flush ruleset", "nft flush table inet fairlead_apiserver", f"ip route delete {VIP} table local"):
+        for harm in (
+            "nft flush ruleset",
+            "nft flush table inet fairlead_apiserver",
+            f"ip route delete {VIP} table local",
+        ):
             await balancer.keep()
             assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
             command(*harm.split())
@@ -118,7 +132,9 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
         command("ip", "address", "delete", VIP, "dev", "lo")
         await balancer.keep()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
-        command("ip", "address", "add", VIP, "dev", "lo")  # as after its network was configured anew
+        command(
+            "ip", "address", "add", VIP, "dev", "lo"
+        )  # as after its network was configured anew
         await balancer.keep()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()

@@ -1,4 +1,5 @@
-"""What a Service says of HAProxy's own checks: each number does what it is for, at once, on a live Service."""
+"""What a Service says of HAProxy's own checks: each number does what it is for, at once, on a live
+Service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -8,7 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.drivers.proxy.site import Talk, address_of, balancer, bring, counted, nodes, opened, until
+from tests.drivers.proxy.site import (
+    Talk,
+    address_of,
+    balancer,
+    bring,
+    counted,
+    nodes,
+    opened,
+    until,
+)
 
 from fairlead.drivers.proxy import ProxyDriver
 from fairlead.model import HealthMonitor, LoadBalancer, MemberChecks, ProxySettings
@@ -21,8 +31,8 @@ NEVER_MS = 3_600_000
 
 
 class HealthPort:
-    """A node's. `answers`: by path, in turn; 200 after the last one. `asked`: the paths, in order. `silent`: it takes questions
-    and answers none."""
+    """A node's. `answers`: by path, in turn; 200 after the last one. `asked`: the paths, in order.
+    `silent`: it takes questions and answers none."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -47,7 +57,9 @@ async def health_port(node: str) -> AsyncIterator[HealthPort]:
         yield made
 
 
-def checked(checks: MemberChecks | None, members: Iterable[str] = ("node1",), path: str = "/healthz") -> LoadBalancer:
+def checked(
+    checks: MemberChecks | None, members: Iterable[str] = ("node1",), path: str = "/healthz"
+) -> LoadBalancer:
     made = balancer(dict.fromkeys(members, 1), settings=ProxySettings(checks=checks))
     return msgspec.structs.replace(made, health_monitor=HealthMonitor(HEALTH_PORT, path))
 
@@ -68,7 +80,8 @@ async def test_so_many_answers_and_failures_in_a_row_make_a_difference(folder: P
             port.answers[path] = answers(rise, fall)
             await bring(driver, checked(MemberChecks(20, 1000, rise, fall), path=path))
             await until(partial(back, driver, port.answers[path]))
-            # A failure is counted where it takes something away: each until the node was out, and the one on its way back.
+            # A failure is counted where it takes something away: each until the node was out, and
+            # the one on its way back.
             assert await counted(driver, "chkfail") == {"FRONTEND": "", "node1": str(fall + 1)}
             # It was out once only, so one answer less than it takes had not brought it back.
             assert await counted(driver, "chkdown") == {"FRONTEND": "", "node1": "1"}
@@ -95,18 +108,29 @@ async def test_an_answer_has_so_much_time(folder: Path) -> None:
         talk.end()
 
 
-async def test_who_was_found_not_to_serve_gets_nothing_after_a_reload_until_it_does(folder: Path) -> None:
+async def test_who_was_found_not_to_serve_gets_nothing_after_a_reload_until_it_does(
+    folder: Path,
+) -> None:
     """Nobody answers the new worker's checks: what it knows, it knows from the one before."""
-    async with nodes("node1", "node2"), health_port("node1") as port, health_port("node2") as other, opened(folder) as driver:
+    async with (
+        nodes("node1", "node2"),
+        health_port("node1") as port,
+        health_port("node2") as other,
+        opened(folder) as driver,
+    ):
         other.answers["/first"] = [503] * 1000
-        await bring(driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/first"))
+        await bring(
+            driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/first")
+        )
 
         async def node2_is(said: str) -> bool:
             return await status(driver) == {"FRONTEND": "OPEN", "node1": "UP", "node2": said}
 
         await until(partial(node2_is, "DOWN"))
         port.silent = other.silent = True
-        await bring(driver, checked(MemberChecks(20, NEVER_MS, 2, 2), ("node1", "node2"), path="/second"))
+        await bring(
+            driver, checked(MemberChecks(20, NEVER_MS, 2, 2), ("node1", "node2"), path="/second")
+        )
 
         async def both_asked() -> bool:
             return all("/second" in each.asked for each in (port, other))
@@ -118,7 +142,9 @@ async def test_who_was_found_not_to_serve_gets_nothing_after_a_reload_until_it_d
             assert await talk.ask() == ["node1", "-", "x"]
             talk.end()
         port.silent = other.silent = False
-        await bring(driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/third"))
+        await bring(
+            driver, checked(MemberChecks(20, NEVER_MS, 1, 1), ("node1", "node2"), path="/third")
+        )
         await until(partial(node2_is, "UP"))
 
 
@@ -147,11 +173,16 @@ async def test_who_comes_later_is_asked_by_the_same_numbers(folder: Path) -> Non
 
 @pytest.mark.parametrize("wrong", ["delay", "timeout", "max-retries", "max-retries-down"])
 async def test_a_number_that_cannot_be_costs_the_others_nothing(folder: Path, wrong: str) -> None:
-    wishes = {"delay": "60", "timeout": "59", "max-retries": "4", "max-retries-down": "5"} | {wrong: "0"}
-    annotations = {f"loadbalancer.openstack.org/health-monitor-{name}": value for name, value in wishes.items()}
+    wishes = {"delay": "60", "timeout": "59", "max-retries": "4", "max-retries-down": "5"} | {
+        wrong: "0"
+    }
+    annotations = {
+        f"loadbalancer.openstack.org/health-monitor-{name}": value for name, value in wishes.items()
+    }
     settings, [note] = settings_of(annotations, affinity=False)
     assert note.message.startswith(
-        f"loadbalancer.openstack.org/health-monitor-{wrong} is '0'; allowed: a whole number from 1 to "
+        f"loadbalancer.openstack.org/health-monitor-{wrong} is '0'; allowed: a whole number from "
+        "1 to "
     )
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, msgspec.structs.replace(checked(None), proxy=settings))
@@ -170,7 +201,9 @@ async def test_a_number_that_cannot_be_costs_the_others_nothing(folder: Path, wr
             "max-retries": f" rise {default.rise} ",
             "max-retries-down": f" fall {default.fall} ",
         }
-        assert [part for part in (wanted | {wrong: instead[wrong]}).values() if part not in text] == []
+        assert [
+            part for part in (wanted | {wrong: instead[wrong]}).values() if part not in text
+        ] == []
 
 
 async def status(driver: ProxyDriver) -> dict[str, str]:

@@ -8,9 +8,35 @@ from fairlead.drivers.proxy.runtime import Info, joined, read_servers
 from fairlead.telemetry import ProxyCollector
 
 ROWS = [
-    {"pxname": "a", "svname": "FRONTEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "dcon": "1", "econ": ""},
-    {"pxname": "a", "svname": "node1", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1"},
-    {"pxname": "a", "svname": "BACKEND", "stot": "5", "scur": "2", "bin": "10", "bout": "20", "econ": "1", "wredis": "2"},
+    {
+        "pxname": "a",
+        "svname": "FRONTEND",
+        "stot": "5",
+        "scur": "2",
+        "bin": "10",
+        "bout": "20",
+        "dcon": "1",
+        "econ": "",
+    },
+    {
+        "pxname": "a",
+        "svname": "node1",
+        "stot": "5",
+        "scur": "2",
+        "bin": "10",
+        "bout": "20",
+        "econ": "1",
+    },
+    {
+        "pxname": "a",
+        "svname": "BACKEND",
+        "stot": "5",
+        "scur": "2",
+        "bin": "10",
+        "bout": "20",
+        "econ": "1",
+        "wredis": "2",
+    },
     {"pxname": "another", "svname": "FRONTEND", "stot": "7"},
 ]
 

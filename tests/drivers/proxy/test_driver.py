@@ -1,4 +1,5 @@
-"""A real HAProxy: what changes without a new worker, what survives one, and whose death costs what."""
+"""A real HAProxy: what changes without a new worker, what survives one, and whose death costs
+what."""
 
 import asyncio
 import os
@@ -15,7 +16,20 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.drivers.proxy.site import VIP, VIP6, WEB, Talk, asked, balancer, bring, counted, nodes, opened, remaining, until
+from tests.drivers.proxy.site import (
+    VIP,
+    VIP6,
+    WEB,
+    Talk,
+    asked,
+    balancer,
+    bring,
+    counted,
+    nodes,
+    opened,
+    remaining,
+    until,
+)
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import SEARCH, Haproxy
@@ -78,7 +92,11 @@ async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> Non
         async def are_counted() -> bool:
             await driver.look()
             traffic = driver.counters.services().get(WEB)
-            return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (1, 6, 14)
+            return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (
+                1,
+                6,
+                14,
+            )
 
         await until(are_counted)
         talk.end()
@@ -93,7 +111,9 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
 
         talks: list[Talk] = []
         for limit in (0, 8, 9):  # each by another worker
-            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit)))
+            await bring(
+                driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
+            )
             traffic = driver.counters.services().get(WEB)
             assert (traffic.open if traffic else 0) == len(talks)
             talks.append(await Talk.start())
@@ -115,7 +135,9 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
         assert before[WEB].connections == 3
         other = Haproxy(folder.with_name("other"))
         await other.run(
-            driver.haproxy.text().replace(str(folder), str(other.folder)).replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
+            driver.haproxy.text()
+            .replace(str(folder), str(other.folder))
+            .replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
         )
         driver.haproxy.worker = other.worker
         await driver.look()
@@ -124,8 +146,8 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
 
 
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
-    """Who refuses is tried again after a second. HAProxy would take such a server away, and use its memory when the second is
-    over."""
+    """Who refuses is tried again after a second. HAProxy would take such a server away, and use its
+    memory when the second is over."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node9": 1}))
         pid = await worker(driver)
@@ -139,9 +161,13 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
         await bring(driver, balancer({"node1": 1}))
         await driver.look()
         tried = await in_use(driver)
-        assert {node for _, node in tried} <= {each.node for each in await runtime.servers(driver.haproxy.worker)}
+        assert {node for _, node in tried} <= {
+            each.node for each in await runtime.servers(driver.haproxy.worker)
+        }
         for talk in talks:
-            with suppress(ConnectionResetError):  # nobody is tried more than three times, and a busy machine takes its time
+            with suppress(
+                ConnectionResetError
+            ):  # nobody is tried more than three times, and a busy machine takes its time
                 assert (await talk.ask())[:1] in ([], ["node1"])
         await driver.look()
         assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
@@ -154,14 +180,20 @@ async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
 
 
 async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> None:
-    def drained(weights: dict[str, int], limit_s: float, settings: ProxySettings | None = None) -> LoadBalancer:
-        return msgspec.structs.replace(balancer(weights, settings=settings), drain_timeout_s=limit_s)
+    def drained(
+        weights: dict[str, int], limit_s: float, settings: ProxySettings | None = None
+    ) -> LoadBalancer:
+        return msgspec.structs.replace(
+            balancer(weights, settings=settings), drain_timeout_s=limit_s
+        )
 
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, drained({"node1": 1}, 3600))
         old = await Talk.start()
         await old.ask()
-        await bring(driver, drained({"node1": 1}, 3600, ProxySettings(connection_limit=99)))  # by a new worker
+        await bring(
+            driver, drained({"node1": 1}, 3600, ProxySettings(connection_limit=99))
+        )  # by a new worker
         new = await Talk.start()
         await new.ask()
         after = drained({"node2": 1}, 3600, ProxySettings(connection_limit=99))
@@ -212,23 +244,35 @@ async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> N
         await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
         before = listening()
         assert before.keys() == {f"{VIP}:80", f"[{VIP6}]:80"}
-        await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6), settings=ProxySettings(header="v1")))
+        await bring(
+            driver,
+            balancer({"node1": 1}, addresses=(VIP, VIP6), settings=ProxySettings(header="v1")),
+        )
         assert listening() == before
 
 
 def listening() -> dict[str, str]:
     """Sockets of port 80, by address and port: which it is."""
-    said = subprocess.run(["ss", "-Hltne", "sport", "=", "80"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[3]: next(word for word in line.split() if word.startswith("ino:")) for line in said.splitlines()}
+    said = subprocess.run(
+        ["ss", "-Hltne", "sport", "=", "80"], capture_output=True, text=True, check=True
+    ).stdout
+    return {
+        line.split()[3]: next(word for word in line.split() if word.startswith("ino:"))
+        for line in said.splitlines()
+    }
 
 
-async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(folder: Path) -> None:
+async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
+    folder: Path,
+) -> None:
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
         told: list[tuple[object, ...]] = []
         driver.cut = lambda *what: told.append(what)
         talks = []
         for limit in range(1, 5):  # each in a worker of its own
-            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit)))
+            await bring(
+                driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
+            )
             talks.append(await Talk.start())
             assert await talks[-1].ask()
             if limit == 3:
@@ -255,7 +299,12 @@ async def test_source_ranges_change_in_the_process_that_runs(folder: Path, other
 
     def within(*cidrs: str, limit: int = 0) -> LoadBalancer:
         ranges = tuple(sorted(cidrs))
-        return balancer({"node1": 1}, addresses=(VIP, VIP6), ranges=ranges, settings=ProxySettings(connection_limit=limit))
+        return balancer(
+            {"node1": 1},
+            addresses=(VIP, VIP6),
+            ranges=ranges,
+            settings=ProxySettings(connection_limit=limit),
+        )
 
     async def let_in() -> list[bool]:
         clients = [asked(1, source="127.0.0.1"), asked(1, source="127.0.0.2"), asked(1, VIP6)]
@@ -280,20 +329,30 @@ async def test_source_ranges_change_in_the_process_that_runs(folder: Path, other
 
 async def test_what_comes_first_after_a_start_keeps_nobody_waiting(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
-        both = [balancer({"node1": 1}), balancer({"node1": 1}, key=ServiceKey("default", "other"), port=81)]
+        both = [
+            balancer({"node1": 1}),
+            balancer({"node1": 1}, key=ServiceKey("default", "other"), port=81),
+        ]
         outcomes = []
         for at in (1, 2):
             intents = {each.service: each for each in both[:at]}
-            outcomes.append(await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents)))))
+            outcomes.append(
+                await driver.apply(
+                    driver.diff(driver.render(intents), await driver.read(list(intents)))
+                )
+            )
         assert outcomes == [{}, {}]
         assert await asked(1, port=81) == await asked() == [["node1", "-", "x"]]
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, seed: int) -> None:
-    """Random edits of a live Service: each is in force when it is said to be, and nothing of another one changes."""
+    """Random edits of a live Service: each is in force when it is said to be, and nothing of
+    another one changes."""
     draw = Random(seed)
-    other = balancer({"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080)
+    other = balancer(
+        {"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080
+    )
 
     def edited() -> LoadBalancer:
         settings = ProxySettings(
@@ -307,8 +366,15 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
             connection_limit=draw.choice((0, 1, 1_000_000)),
             checks=draw.choice((None, MemberChecks(1000, 1000, 1, 1))),
         )
-        ranges = tuple(draw.sample(("127.0.0.1/32", "10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0"), draw.randrange(4)))
-        weights = {node: draw.randrange(4) for node in draw.sample(("node1", "node2", "node9"), draw.randrange(4))}
+        ranges = tuple(
+            draw.sample(
+                ("127.0.0.1/32", "10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0"), draw.randrange(4)
+            )
+        )
+        weights = {
+            node: draw.randrange(4)
+            for node in draw.sample(("node1", "node2", "node9"), draw.randrange(4))
+        }
         return balancer(weights, port=draw.choice((80, 81)), settings=settings, ranges=ranges)
 
     async with nodes("node1", "node2"), opened(folder) as driver:
@@ -328,20 +394,36 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
 
 async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
     async with nodes("node1", "node2"), opened(folder) as driver:
-        ours = balancer({"node1": 1}, settings=ProxySettings(connection_limit=9), ranges=("127.0.0.0/8",))
+        ours = balancer(
+            {"node1": 1}, settings=ProxySettings(connection_limit=9), ranges=("127.0.0.0/8",)
+        )
         await bring(driver, ours)
-        ours = msgspec.structs.replace(balancer({"node1": 1, "node2": 2}), source_ranges=ours.source_ranges, proxy=ours.proxy)
+        ours = msgspec.structs.replace(
+            balancer({"node1": 1, "node2": 2}), source_ranges=ours.source_ranges, proxy=ours.proxy
+        )
         await bring(driver, ours)
         pid = await worker(driver)
-        successor = ProxyDriver(folder, reload_pause_s=0.1)  # as after a kill -9: nothing is handed over
+        successor = ProxyDriver(
+            folder, reload_pause_s=0.1
+        )  # as after a kill -9: nothing is handed over
         assert await remaining(successor, ours) == ()
-        assert await bring(successor, balancer({"node2": 2}, settings=ours.proxy, ranges=ours.source_ranges)) == {}
+        assert (
+            await bring(
+                successor, balancer({"node2": 2}, settings=ours.proxy, ranges=ours.source_ranges)
+            )
+            == {}
+        )
         assert {node for node, _, _ in await asked(4)} == {"node2"}
         assert await worker(successor) == pid
 
 
-@pytest.mark.parametrize(("who", "how"), [("master", signal.SIGKILL), ("worker", signal.SIGKILL), ("worker", signal.SIGSEGV)])
-async def test_a_haproxy_that_dies_is_started_anew(folder: Path, who: str, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("who", "how"),
+    [("master", signal.SIGKILL), ("worker", signal.SIGKILL), ("worker", signal.SIGSEGV)],
+)
+async def test_a_haproxy_that_dies_is_started_anew(
+    folder: Path, who: str, how: signal.Signals
+) -> None:
     """Killed, or by a fault of its own."""
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
@@ -430,15 +512,27 @@ async def test_http_mode_adds_the_clients_address(folder: Path) -> None:
         talk.end()
 
 
-async def test_haproxys_own_checks_take_a_member_out_and_new_ones_have_them_too(folder: Path) -> None:
+async def test_haproxys_own_checks_take_a_member_out_and_new_ones_have_them_too(
+    folder: Path,
+) -> None:
     settings = ProxySettings(checks=MemberChecks(100, 100, 1, 2))
     async with nodes("node1", "node3"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1, "node2": 1}, settings=settings))
-        await bring(driver, balancer({"node1": 1, "node2": 1, "node3": 1, "node4": 1}, settings=settings))
+        await bring(
+            driver, balancer({"node1": 1, "node2": 1, "node3": 1, "node4": 1}, settings=settings)
+        )
         async with asyncio.timeout(10):
             while True:
-                rows = {row["svname"]: row["status"] for row in await runtime.statistics(driver.haproxy.worker)}
-                if [rows[f"node{i}"].split()[0] for i in range(1, 5)] == ["UP", "DOWN", "UP", "DOWN"]:
+                rows = {
+                    row["svname"]: row["status"]
+                    for row in await runtime.statistics(driver.haproxy.worker)
+                }
+                if [rows[f"node{i}"].split()[0] for i in range(1, 5)] == [
+                    "UP",
+                    "DOWN",
+                    "UP",
+                    "DOWN",
+                ]:
                     break
                 await asyncio.sleep(0.05)
 
@@ -447,7 +541,9 @@ async def test_an_address_that_cannot_be_had_costs_the_others_nothing(folder: Pa
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         occupied = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 81)
-        other = balancer({"node1": 1}, key=ServiceKey("default", "other"), addresses=("203.0.113.8",), port=81)
+        other = balancer(
+            {"node1": 1}, key=ServiceKey("default", "other"), addresses=("203.0.113.8",), port=81
+        )
         await asyncio.sleep(0.15)
         with pytest.raises(Refused, match="listens on the address"):
             await bring(driver, other)
@@ -465,34 +561,48 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         both = balancer({"node1": 1}, addresses=(VIP, VIP6))
         await bring(driver, both, balancer({"node1": 1}, key=other, port=8080))
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
-        assert await asked(1, source=VIP) == [["node1", "-", "x"]]  # as the host itself calls its address
+        assert await asked(1, source=VIP) == [
+            ["node1", "-", "x"]
+        ]  # as the host itself calls its address
         (await Talk.start("127.0.0.1", 2222)).end()
         for address, port in ((VIP, 2222), (VIP6, 8080), (VIP6, 2222)):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(Talk.start(address, port), 0.3)
         assert await asked(1, VIP, 8080) == [["node1", "-", "x"]]
-        assert await remaining(ProxyDriver(folder), both, balancer({"node1": 1}, key=other, port=8080)) == ()
+        assert (
+            await remaining(ProxyDriver(folder), both, balancer({"node1": 1}, key=other, port=8080))
+            == ()
+        )
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
 
 
 async def test_what_gets_another_destination_is_not_reached_either(folder: Path) -> None:
-    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address that Services share, others
-    may have a port that is answered so."""
+    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address
+    that Services share, others may have a port that is answered so."""
     command("ip link add eth0 type veth peer name eth1")
     with other_host() as client:
-        for word in ("address add 192.0.2.1/24 dev eth0", "address add 2001:db8::1/64 dev eth0 nodad", "link set eth0 up"):
+        for word in (
+            "address add 192.0.2.1/24 dev eth0",
+            "address add 2001:db8::1/64 dev eth0 nodad",
+            "link set eth0 up",
+        ):
             command(f"ip {word}")
         command("nft -f -", NODE_PORTS)
 
         async def reaches(address: str, port: int) -> bool:
             return await asyncio.to_thread(client, address, port)
 
-        own = await asyncio.start_server(lambda _reader, writer: writer.close(), ("192.0.2.1", "2001:db8::1"), 2222)
+        own = await asyncio.start_server(
+            lambda _reader, writer: writer.close(), ("192.0.2.1", "2001:db8::1"), 2222
+        )
         async with nodes("node1"), opened(folder) as driver, own:
             addresses = (VIP, VIP6)
             await bring(driver, balancer({"node1": 1}, addresses=addresses))
             assert [await reaches(each, 80) for each in addresses] == [True, True]
-            assert [await reaches(each, 30555) for each in ("192.0.2.1", "2001:db8::1")] == [True, True]
+            assert [await reaches(each, 30555) for each in ("192.0.2.1", "2001:db8::1")] == [
+                True,
+                True,
+            ]
             assert [await reaches(each, 30555) for each in addresses] == [False, False]
             assert [await reaches(each, 2222) for each in addresses] == [False, False]
             shared = ProxySettings(shared=True)
@@ -519,12 +629,17 @@ def command(words: str, given: str = "") -> None:
 
 @contextmanager
 def other_host() -> Iterator[Callable[[str, int], bool]]:
-    """Has the other end of the link; says whether a connection to an address and port comes about."""
+    """Has the other end of the link; says whether a connection to an address and port comes
+    about."""
     name = f"flt-{os.getpid()}-client"
     namespace.create(name)
 
     def connects(address: str, port: int) -> bool:
-        with namespace.inside(name), suppress(OSError), socket.create_connection((address, port), timeout=0.5):
+        with (
+            namespace.inside(name),
+            suppress(OSError),
+            socket.create_connection((address, port), timeout=0.5),
+        ):
             return True
         return False
 
@@ -572,11 +687,16 @@ async def test_without_haproxy_the_user_is_told(folder: Path) -> None:
 
 
 async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> None:
-    folder.parent.joinpath("haproxy").write_text('#!/bin/sh\nexec prlimit --nofile=200 /usr/sbin/haproxy "$@"\n')
+    folder.parent.joinpath("haproxy").write_text(
+        '#!/bin/sh\nexec prlimit --nofile=200 /usr/sbin/haproxy "$@"\n'
+    )
     folder.parent.joinpath("haproxy").chmod(0o755)
     haproxy = Haproxy(folder, search=f"{folder.parent}:{SEARCH}")
     text = render(specs_of({WEB: balancer({"node1": 1})}), haproxy.paths)
-    with pytest.raises(Refused, match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files"):
+    with pytest.raises(
+        Refused,
+        match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files",
+    ):
         await haproxy.run(text)
 
 

@@ -1,4 +1,5 @@
-"""A real HAProxy: what goes with a handshake, and that nobody waits who need not, whoever speaks first."""
+"""A real HAProxy: what goes with a handshake, and that nobody waits who need not, whoever speaks
+first."""
 
 import asyncio
 import socket
@@ -8,7 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.drivers.proxy.site import NODE_PORT, VIP, address_of, asked, balancer, bring, nodes, opened
+from tests.drivers.proxy.site import (
+    NODE_PORT,
+    VIP,
+    address_of,
+    asked,
+    balancer,
+    bring,
+    nodes,
+    opened,
+)
 
 from fairlead.model import ProxyHeader, ProxySettings
 
@@ -57,8 +67,8 @@ def openings(frames: list[bytes]) -> list[int]:
 
 
 async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
-    """Always, but where the kernel's patience of 40 ms is over before HAProxy runs again: without being told so it sends an
-    empty packet before, each time."""
+    """Always, but where the kernel's patience of 40 ms is over before HAProxy runs again: without
+    being told so it sends an empty packet before, each time."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES)) as wire:
         wire.setblocking(False)
         wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
@@ -79,7 +89,9 @@ async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "v1", "v2"])
-async def test_a_server_speaks_first_and_a_client_waits_for_it(folder: Path, header: ProxyHeader) -> None:
+async def test_a_server_speaks_first_and_a_client_waits_for_it(
+    folder: Path, header: ProxyHeader
+) -> None:
     async with greeters(header), opened(folder) as driver, asyncio.timeout(WITHIN_S):
         await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header=header)))
         reader, writer = await asyncio.open_connection(VIP, 80, local_addr=("127.0.0.1", 0))

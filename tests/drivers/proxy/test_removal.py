@@ -1,4 +1,5 @@
-"""`fairlead gateway --cleanup` takes away what a container has left, which took its HAProxy and its folder along."""
+"""`fairlead gateway --cleanup` takes away what a container has left, which took its HAProxy and its
+folder along."""
 
 import os
 import shutil
@@ -35,13 +36,19 @@ async def routes() -> set[str]:
 
 
 def rules() -> str:
-    return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["nft", "list", "ruleset"], capture_output=True, text=True, check=True
+    ).stdout
 
 
 async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> None:
-    section = GatewayConfig(proxy_path=str(folder), pin_path=str(folder.parent / "pins"), api_server=API)
+    section = GatewayConfig(
+        proxy_path=str(folder), pin_path=str(folder.parent / "pins"), api_server=API
+    )
     config = Config(gateway=section)
-    without_api = msgspec.structs.replace(config, gateway=msgspec.structs.replace(section, api_server=None))
+    without_api = msgspec.structs.replace(
+        config, gateway=msgspec.structs.replace(section, api_server=None)
+    )
     for running in (True, False):
         driver, api = ProxyDriver(folder), apiserver_balancer(config)
         await driver.read(None)

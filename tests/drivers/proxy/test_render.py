@@ -46,14 +46,44 @@ NODES = {
     name: Node(
         ObjectMeta(name=name),
         status=NodeStatus(
-            (NodeAddress("InternalIP", f"192.0.2.{20 + at}"), NodeAddress("InternalIP", f"2001:db8:1::{20 + at:x}"))
+            (
+                NodeAddress("InternalIP", f"192.0.2.{20 + at}"),
+                NodeAddress("InternalIP", f"2001:db8:1::{20 + at:x}"),
+            )
         ),
     )
     for at, name in enumerate(("node1", "node-2.example.com", "n" * 63), start=1)
 }
 
-SENSIBLE = ["true", "v1", "v2", "false", "0", "1", "10", "50000", "5s", "1h", "-1", "LEAST_CONNECTIONS", "source-ip"]
-WILD = ["5s\nbind :99", "1 # x", '"', "\\", "$HOME", "2073600001", "9" * 40, "1.5", "\x00", "{}", "٣", "²"]
+SENSIBLE = [
+    "true",
+    "v1",
+    "v2",
+    "false",
+    "0",
+    "1",
+    "10",
+    "50000",
+    "5s",
+    "1h",
+    "-1",
+    "LEAST_CONNECTIONS",
+    "source-ip",
+]
+WILD = [
+    "5s\nbind :99",
+    "1 # x",
+    '"',
+    "\\",
+    "$HOME",
+    "2073600001",
+    "9" * 40,
+    "1.5",
+    "\x00",
+    "{}",
+    "٣",
+    "²",
+]
 OFFERED = {
     "proxy-protocol": ["true", "v1", "v2", "false"],
     "timeout-client-data": ["0", "50s"],
@@ -79,13 +109,21 @@ def accepted(text: str, folder: Path) -> str:
     path = folder / "haproxy.cfg"
     path.write_text(text)
     run = subprocess.run(
-        ["haproxy", "-c", "-q", "-f", str(path)], capture_output=True, text=True, env={"PATH": SEARCH}, check=False
+        ["haproxy", "-c", "-q", "-f", str(path)],
+        capture_output=True,
+        text=True,
+        env={"PATH": SEARCH},
+        check=False,
     )
     return "" if run.returncode == 0 else run.stderr
 
 
-def service_of(number: int, annotations: dict[str, str], ranges: tuple[str, ...], affinity: bool, policy: bool) -> Service:
-    meta = ServiceMeta(name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations)
+def service_of(
+    number: int, annotations: dict[str, str], ranges: tuple[str, ...], affinity: bool, policy: bool
+) -> Service:
+    meta = ServiceMeta(
+        name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations
+    )
     ports = (ServicePort(80, "web", node_port=30080), ServicePort(443, "tls", node_port=30443))
     spec = ServiceSpec(
         type="LoadBalancer",
@@ -114,7 +152,16 @@ def planned(number: int, service: Service) -> LoadBalancer:
     return plan_load_balancer(service, SLICES, NODES, addresses, PROXY)
 
 
-RANGES = ["10.0.0.0/8", "2001:db8::/32", "0.0.0.0/0", "192.0.2.7/32", " 192.0.2.0/24 ", "192.0.2.1/24", "2001:DB8::/33", "::/0"]
+RANGES = [
+    "10.0.0.0/8",
+    "2001:db8::/32",
+    "0.0.0.0/0",
+    "192.0.2.7/32",
+    " 192.0.2.0/24 ",
+    "192.0.2.1/24",
+    "2001:DB8::/33",
+    "::/0",
+]
 SERVICES = st.tuples(
     st.dictionaries(st.sampled_from(ANNOTATIONS), VALUES, max_size=8),
     st.lists(st.sampled_from(RANGES), max_size=3).map(tuple),
@@ -123,10 +170,14 @@ SERVICES = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(SERVICES, min_size=1, max_size=12), st.data())
 def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
-    folder: Path, services: list[tuple[dict[str, str], tuple[str, ...], bool, bool]], data: st.DataObject
+    folder: Path,
+    services: list[tuple[dict[str, str], tuple[str, ...], bool, bool]],
+    data: st.DataObject,
 ) -> None:
     folder.mkdir(exist_ok=True)
     paths = Paths(str(folder))
@@ -144,7 +195,8 @@ def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
 
 
 def parts(text: str, *, but: ServiceKey) -> list[str]:
-    """The sections, without those of one Service and without what is said for all: it only names the text."""
+    """The sections, without those of one Service and without what is said for all: it only names
+    the text."""
     sections = text.split("\nlisten ")[1:]
     return [each for each in sections if not each.startswith(f"{but.namespace}.{but.name}.")]
 
@@ -162,7 +214,12 @@ def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("client_ms", "member_ms", "asked"),
-    [(3_600_000, 3_600_000, []), (0, 1, ["clitcpka"]), (1, 7_200_001, ["srvtcpka"]), (0, 0, ["clitcpka", "srvtcpka"])],
+    [
+        (3_600_000, 3_600_000, []),
+        (0, 1, ["clitcpka"]),
+        (1, 7_200_001, ["srvtcpka"]),
+        (0, 0, ["clitcpka", "srvtcpka"]),
+    ],
 )
 def test_who_is_silent_for_long_is_asked_where_no_time_out_comes_first(
     client_ms: int, member_ms: int, asked: list[str]
@@ -180,7 +237,8 @@ def test_names_and_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranges", "lines"), [(1, 1), (ON_A_LINE, 1), (ON_A_LINE + 1, 2), (MOST_IN_TEXT, 5), (MOST_IN_TEXT + 1, 0)]
+    ("ranges", "lines"),
+    [(1, 1), (ON_A_LINE, 1), (ON_A_LINE + 1, 2), (MOST_IN_TEXT, 5), (MOST_IN_TEXT + 1, 0)],
 )
 def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lines: int) -> None:
     longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(ranges))
@@ -195,11 +253,19 @@ def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lin
     assert (str(listed) in text) != bool(lines)
 
 
-def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(folder: Path) -> None:
-    """It compares the name of a file, and a number that is given, with those of all lists before."""
+def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(
+    folder: Path,
+) -> None:
+    """It compares the name of a file, and a number that is given, with those of all lists
+    before."""
     ranges = tuple(f"10.0.{at}.0/24" for at in range(50))
     made = [
-        balancer({"node1": 1}, key=ServiceKey("shop", f"web-{at}"), addresses=(f"198.18.{at >> 8}.{at & 255}",), ranges=ranges)
+        balancer(
+            {"node1": 1},
+            key=ServiceKey("shop", f"web-{at}"),
+            addresses=(f"198.18.{at >> 8}.{at & 255}",),
+            ranges=ranges,
+        )
         for at in range(2000)
     ]
     text = render(specs_of({each.service: each for each in made}), Paths(str(folder)))
@@ -215,10 +281,16 @@ def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(fo
 
     def asking(number: int) -> LoadBalancer:
         wishes = draw.sample(sorted(OFFERED), draw.randrange(len(OFFERED) + 1))
-        annotations = {f"{draw.choice(PREFIXES)}{wish}": draw.choice(OFFERED[wish]) for wish in wishes}
+        annotations = {
+            f"{draw.choice(PREFIXES)}{wish}": draw.choice(OFFERED[wish]) for wish in wishes
+        }
         within = tuple(RANGES[:2]) if draw.random() < 0.75 else ()
-        service = service_of(number, annotations, within, affinity=draw.random() < 0.2, policy=draw.random() < 0.5)
-        service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, ports=service.spec.ports[:1]))
+        service = service_of(
+            number, annotations, within, affinity=draw.random() < 0.2, policy=draw.random() < 0.5
+        )
+        service = msgspec.structs.replace(
+            service, spec=msgspec.structs.replace(service.spec, ports=service.spec.ports[:1])
+        )
         addresses = (f"198.18.{number >> 8}.{number & 255}", f"2001:db8:f::{number:x}")
         return plan_load_balancer(service, SLICES, NODES, addresses, PROXY)
 

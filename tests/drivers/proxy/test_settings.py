@@ -1,11 +1,22 @@
-"""What a Service may say of its connections, as a real HAProxy does it: changed on a live Service, for new connections."""
+"""What a Service may say of its connections, as a real HAProxy does it: changed on a live Service,
+for new connections."""
 
 import asyncio
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.drivers.proxy.site import Talk, asked, balancer, bring, connections, counted, nodes, opened, until
+from tests.drivers.proxy.site import (
+    Talk,
+    asked,
+    balancer,
+    bring,
+    connections,
+    counted,
+    nodes,
+    opened,
+    until,
+)
 
 from fairlead.model import LoadBalancer, ProxySettings
 from fairlead.net.nftables import Nftables
@@ -14,9 +25,13 @@ pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
 
 @pytest.mark.parametrize(
-    "shorter", [ProxySettings(client_ms=100), ProxySettings(member_ms=100)], ids=["timeout-client-data", "timeout-member-data"]
+    "shorter",
+    [ProxySettings(client_ms=100), ProxySettings(member_ms=100)],
+    ids=["timeout-client-data", "timeout-member-data"],
 )
-async def test_silence_ends_connections_that_began_under_the_limit(folder: Path, shorter: ProxySettings) -> None:
+async def test_silence_ends_connections_that_began_under_the_limit(
+    folder: Path, shorter: ProxySettings
+) -> None:
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         before = await Talk.start()
@@ -32,9 +47,14 @@ async def test_silence_ends_connections_that_began_under_the_limit(folder: Path,
 
 async def test_a_member_that_says_nothing_is_passed_over(folder: Path) -> None:
     with Nftables() as nft:
-        nft.run("table inet silence { chain input { type filter hook input priority 0; ip daddr 127.0.1.9 drop; }; }")
+        nft.run(
+            "table inet silence { chain input { type filter hook input priority 0; ip daddr "
+            "127.0.1.9 drop; }; }"
+        )
     async with nodes("node1"), opened(folder) as driver:
-        await bring(driver, balancer({"node1": 1, "node9": 1}, settings=ProxySettings(connect_ms=100)))
+        await bring(
+            driver, balancer({"node1": 1, "node9": 1}, settings=ProxySettings(connect_ms=100))
+        )
         assert await asked(4) == [["node1", "-", "x"]] * 4
 
 
@@ -51,7 +71,9 @@ async def test_more_connections_than_the_limit_wait(folder: Path) -> None:
         second.end()
 
 
-async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(folder: Path) -> None:
+async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
+    folder: Path,
+) -> None:
     """Be the client silent or not. Until then no node hears of it, so none is kept busy by it."""
 
     def inspecting(inspect_ms: int) -> LoadBalancer:

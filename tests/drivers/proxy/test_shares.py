@@ -1,4 +1,5 @@
-"""Who gets how many connections, by HAProxy's own counters: pods' numbers, pods that end, methods."""
+"""Who gets how many connections, by HAProxy's own counters: pods' numbers, pods that end,
+methods."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,9 @@ from fairlead.plan.balancer import PROXY, plan_load_balancer
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
 NODES = {
-    name: Node(ObjectMeta(name=name), status=NodeStatus((NodeAddress("InternalIP", address_of(name)),)))
+    name: Node(
+        ObjectMeta(name=name), status=NodeStatus((NodeAddress("InternalIP", address_of(name)),))
+    )
     for name in ("node1", "node2")
 }
 
@@ -85,13 +88,18 @@ class Held:
         self.talks = [(one, talk) for one, talk in self.talks if one != node]
 
 
-async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service(folder: Path) -> None:
+async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service(
+    folder: Path,
+) -> None:
     held = [Held(), Held(), Held()]
     in_turn, fewest, by_client = held
     async with nodes("node1", "node2"), opened(folder) as driver:
 
         async def change(method: ProxyMethod, node1: int, node2: int) -> None:
-            await bring(driver, balancer({"node1": node1, "node2": node2}, settings=ProxySettings(method=method)))
+            await bring(
+                driver,
+                balancer({"node1": node1, "node2": node2}, settings=ProxySettings(method=method)),
+            )
 
         async def have(node1: int, node2: int) -> bool:
             return await connections(driver, "scur") == {"node1": node1, "node2": node2}

@@ -37,7 +37,9 @@ PLAIN = specs(balancer({"node1": 2, "node2": 1}))
         (balancer({"node1": 2, "node2": 1}, port=81), [SetListener, RemoveListener]),
     ],
 )
-def test_only_what_the_process_cannot_change_needs_a_reload(wanted: LoadBalancer, steps: list[type]) -> None:
+def test_only_what_the_process_cannot_change_needs_a_reload(
+    wanted: LoadBalancer, steps: list[type]
+) -> None:
     changes = diff(specs(wanted), PLAIN)
     assert [type(change) for change in changes] == steps
     assert after(PLAIN, changes) == specs(wanted)
@@ -55,7 +57,10 @@ def test_a_switch_of_the_header_is_told_of_a_listener_that_stays() -> None:
     assert switches(headed, PLAIN) == {WEB: ("v1", "")}
     assert switches(PLAIN, specs(balancer({"node1": 1}, settings=ProxySettings(client_ms=1)))) == {}
     assert switches({}, headed) == switches(headed, {}) == {}
-    assert switches(PLAIN, specs(balancer({"node1": 1}, port=81, settings=ProxySettings(header="v1")))) == {}
+    assert (
+        switches(PLAIN, specs(balancer({"node1": 1}, port=81, settings=ProxySettings(header="v1"))))
+        == {}
+    )
     another = {WEB: msgspec.structs.replace(headed[WEB], uid="another")}
     assert switches(PLAIN, another) == {}
 
@@ -82,7 +87,11 @@ def test_nobody_is_taken_away_while_nothing_is_proved() -> None:
     other = balancer({"node1": 2, "node4": 1}, states={"node1": "pending", "node4": "pending"})
     [change] = diff(specs(other), PLAIN)
     assert isinstance(change, SetServers)
-    assert [(each.node, each.weight) for each in change.servers] == [("node1", 2), ("node2", 1), ("node4", 0)]
+    assert [(each.node, each.weight) for each in change.servers] == [
+        ("node1", 2),
+        ("node2", 1),
+        ("node4", 0),
+    ]
     down = balancer({"node1": 2, "node2": 1}, states={"node1": "down", "node2": "down"})
     [change] = diff(specs(down), PLAIN)
     assert isinstance(change, SetServers)

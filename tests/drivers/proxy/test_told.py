@@ -1,4 +1,5 @@
-"""What has become of connections is an Event on the Service: with a real HAProxy, at the embedded API server."""
+"""What has become of connections is an Event on the Service: with a real HAProxy, at the embedded
+API server."""
 
 import asyncio
 from contextlib import suppress
@@ -22,14 +23,17 @@ pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 OTHER = ServiceKey("default", "other")
 
 
-async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_took_along(folder: Path) -> None:
+async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_took_along(
+    folder: Path,
+) -> None:
     with capture_logs() as logs:
         await cut_and_look(folder)
     assert [entry["connections"] for entry in logs if "oldest workers" in entry["event"]] == [3, 3]
 
 
 async def cut_and_look(folder: Path) -> None:
-    """Twice an old worker is one too many, with two connections of one Service and one of another."""
+    """Twice an old worker is one too many, with two connections of one Service and one of
+    another."""
     async with (
         nodes("node1"),
         opened(folder, old_workers=1) as driver,
@@ -43,7 +47,9 @@ async def cut_and_look(folder: Path) -> None:
         async def change(limit: int) -> None:
             """Both Services, by a new worker, with three connections to it."""
             both = [
-                balancer({"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit))
+                balancer(
+                    {"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit)
+                )
                 for key, port in ((WEB, 80), (OTHER, 81))
             ]
             await bring(driver, *both)
@@ -70,12 +76,18 @@ async def cut_and_look(folder: Path) -> None:
             assert [await talk.ask() for talk in talks[at + 1]] == [["node1", "-", "x"]] * 3
         recording.cancel()
         await asyncio.gather(recording, return_exceptions=True)
-        shown = {stored.object["involvedObject"]["name"]: stored.object for stored in server.store.all_of(KIND)}
+        shown = {
+            stored.object["involvedObject"]["name"]: stored.object
+            for stored in server.store.all_of(KIND)
+        }
         for key, cut in ((WEB, "2 connections were"), (OTHER, "1 connection was")):
             said = shown[key.name]
             assert (said["type"], said["reason"]) == ("Warning", "OldConnectionsEnded")
             assert said["message"].startswith(f"{cut} ended, the oldest of this gateway's: ")
-            assert "no more than 1 of its old workers go on (gateway.proxyOldWorkers)" in said["message"]
+            assert (
+                "no more than 1 of its old workers go on (gateway.proxyOldWorkers)"
+                in said["message"]
+            )
             assert said["involvedObject"]["uid"] == f"uid-{key.name}"
         for talk in talks[-1]:
             talk.end()

@@ -1,8 +1,8 @@
 """The end of a tunnel in a node's network namespace, with packets that a gateway sends through it.
 
-gateway 192.0.2.11 (and the client 198.51.100.7, so that its answers come back) ── node 192.0.2.22, where a server has the
-load-balancer address. The node filters strictly by reverse path wherever it can. Over IPv6 the same.
-"""
+gateway 192.0.2.11 (and the client 198.51.100.7, so that its answers come back) ── node 192.0.2.22,
+where a server has the load-balancer address. The node filters strictly by reverse path wherever it
+can. Over IPv6 the same."""
 
 import asyncio
 import os
@@ -59,9 +59,15 @@ def hosts() -> Iterator[None]:
     try:
         for host in ("gateway", "node"):
             namespace.create(PREFIX + host)
-            namespace.set_sysctls(PREFIX + host, {f"net/ipv6/conf/{each}/accept_dad": 0 for each in ("all", "default")})
+            namespace.set_sysctls(
+                PREFIX + host,
+                {f"net/ipv6/conf/{each}/accept_dad": 0 for each in ("all", "default")},
+            )
             ip(host, "link", "set", "lo", "up")
-        namespace.set_sysctls(PREFIX + "node", {"net/ipv4/conf/all/rp_filter": 1, "net/ipv4/conf/default/rp_filter": 1})
+        namespace.set_sysctls(
+            PREFIX + "node",
+            {"net/ipv4/conf/all/rp_filter": 1, "net/ipv4/conf/default/rp_filter": 1},
+        )
         add_cable()
         yield
     finally:
@@ -71,13 +77,33 @@ def hosts() -> Iterator[None]:
 
 def add_cable() -> None:
     """Gateway and node on one link, with all addresses and routes."""
-    ip("node", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", PREFIX + "gateway")
+    ip(
+        "node",
+        "link",
+        "add",
+        "eth0",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        PREFIX + "gateway",
+    )
     here = [*GATEWAY.values(), *STRANGER.values(), *CLIENT.values()]
     for host in ("gateway", "node"):
         ip(host, "link", "set", "eth0", "up")
     for host, addresses in (("gateway", here), ("node", NODE.values())):
         for address in addresses:
-            ip(host, "address", "add", f"{address}/{64 if ':' in address else 24}", "dev", "eth0", *nodad(address))
+            ip(
+                host,
+                "address",
+                "add",
+                f"{address}/{64 if ':' in address else 24}",
+                "dev",
+                "eth0",
+                *nodad(address),
+            )
     for version, address in VIP.items():
         ip("node", "address", "replace", address, "dev", "lo", *nodad(address))
         ip("node", f"-{version}", "route", "add", "default", "via", GATEWAY[version])
@@ -104,7 +130,10 @@ def intent(key: ServiceKey, *addresses: str) -> NodeService:
     def port(family: Any, own: tuple[str, ...]) -> NodeServicePort:
         return NodeServicePort(family, "UDP", PORT, "", (), own, (), 0, (), ())
 
-    ports = [port(f, tuple(a for a in addresses if (":" in a) == (f == "IPv6"))) for f in ("IPv4", "IPv6")]
+    ports = [
+        port(f, tuple(a for a in addresses if (":" in a) == (f == "IPv6")))
+        for f in ("IPv4", "IPv6")
+    ]
     return NodeService(key, "uid", "Cluster", "Local", tuple(ports))
 
 
@@ -116,12 +145,16 @@ async def bring(made: TunnelDriver, *intents: NodeService) -> list[str]:
     return [str(change) for change in changes]
 
 
-def in_envelope(kind: str, content: Packet, version: int, inside: int, vni: int) -> tuple[socket.socket, bytes]:
+def in_envelope(
+    kind: str, content: Packet, version: int, inside: int, vni: int
+) -> tuple[socket.socket, bytes]:
     """From which socket to send, and what."""
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
     if kind == "ipip":
         protocol = socket.IPPROTO_IPV6 if inside == 6 else socket.IPPROTO_IPIP
-        return namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_RAW, protocol), bytes(content)
+        return namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_RAW, protocol), bytes(
+            content
+        )
     frame = Ether(dst="02:66:6c:00:00:01", src="02:66:6c:00:00:02") / content
     sender = namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_DGRAM)
     if version == 6:
@@ -129,8 +162,17 @@ def in_envelope(kind: str, content: Packet, version: int, inside: int, vni: int)
     return sender, bytes(VXLAN(vni=vni, flags="Instance") / frame)
 
 
-def answered(kind: str, version: int, inside: int, *, by: dict[int, str] = GATEWAY, to: str = "", vni: int = 7471) -> bool:
-    """Whether the server at the load-balancer address answers a client whose datagram comes through the tunnel."""
+def answered(
+    kind: str,
+    version: int,
+    inside: int,
+    *,
+    by: dict[int, str] = GATEWAY,
+    to: str = "",
+    vni: int = 7471,
+) -> bool:
+    """Whether the server at the load-balancer address answers a client whose datagram comes through
+    the tunnel."""
     family = socket.AF_INET6 if inside == 6 else socket.AF_INET
     to = to or VIP[inside]
     with (
@@ -156,7 +198,9 @@ def answered(kind: str, version: int, inside: int, *, by: dict[int, str] = GATEW
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_a_client_is_answered_whose_packet_a_gateway_sent(hosts: None, kind: str, version: int, inside: int) -> None:
+def test_a_client_is_answered_whose_packet_a_gateway_sent(
+    hosts: None, kind: str, version: int, inside: int
+) -> None:
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
@@ -169,7 +213,11 @@ def test_a_client_is_answered_whose_packet_a_gateway_sent(hosts: None, kind: str
             assert not answered(kind, version, inside, vni=7472)
             assert made.counters() == {"strangers": 1, "not_published": 1}
         else:
-            assert {name: n for name, n in made.counters().items() if n} == {"taken_out": 1, "stranger": 1, "not_published": 1}
+            assert {name: n for name, n in made.counters().items() if n} == {
+                "taken_out": 1,
+                "stranger": 1,
+                "not_published": 1,
+            }
         await made.close(remove=True)
         assert not answered(kind, version, inside)
 
@@ -266,7 +314,8 @@ def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
 def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, kind: str) -> None:
-    """No audit: it is told by the kernel. And it says nothing to itself, or it would go on for ever."""
+    """No audit: it is told by the kernel. And it says nothing to itself, or it would go on for
+    ever."""
 
     async def scenario() -> None:
         made = driver(kind)
@@ -291,11 +340,14 @@ def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, ki
 
 
 def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
-    """The node's packets come out of the tunnel at an interface that is there only later, and is not named."""
+    """The node's packets come out of the tunnel at an interface that is there only later, and is
+    not named."""
 
     async def scenario() -> None:
         networks = ["192.0.2.0/24", "2001:db8:1::/64"]
-        made = TunnelDriver(tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=networks)
+        made = TunnelDriver(
+            tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=networks
+        )
         await made.open()
         await bring(made, intent(WEB, *VIP.values()))
         assert answered("ipip", 4, 4)
@@ -304,14 +356,26 @@ def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
         ip("node", "link", "set", "eth0", "name", "uplink")
         ip("node", "link", "set", "uplink", "up")
         for version, address in NODE.items():
-            ip("node", "address", "replace", f"{address}/{64 if version == 6 else 24}", "dev", "uplink", *nodad(address))
+            ip(
+                "node",
+                "address",
+                "replace",
+                f"{address}/{64 if version == 6 else 24}",
+                "dev",
+                "uplink",
+                *nodad(address),
+            )
             ip("node", f"-{version}", "route", "replace", "default", "via", GATEWAY[version])
         await until_answered("ipip")
         following.cancel()
         await made.close(remove=True)
-        elsewhere = TunnelDriver(tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=["ens*"])
+        elsewhere = TunnelDriver(
+            tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=["ens*"]
+        )
         await elsewhere.open()
-        with pytest.raises(Unavailable, match=r"no interface matches ens\*; this host has .*uplink \(192.0.2.22"):
+        with pytest.raises(
+            Unavailable, match=r"no interface matches ens\*; this host has .*uplink \(192.0.2.22"
+        ):
             await bring(elsewhere, intent(WEB, *VIP.values()))
         await elsewhere.close()
 
@@ -334,7 +398,11 @@ def test_the_other_kind_of_tunnel_is_replaced_and_cleaning_up_leaves_nothing(hos
             for other in ("ipip", "vxlan"):
                 assert answered(other, 4, 4) == answered(other, 6, 6) == (kind == other)
             await made.close()
-        assert await remove_tunnel() == ["device fairlead", "device fairlead6", "table inet fairlead_tunnel"]
+        assert await remove_tunnel() == [
+            "device fairlead",
+            "device fairlead6",
+            "table inet fairlead_tunnel",
+        ]
         assert await remove_tunnel() == []
         assert "fairlead" not in ip("node", "link") + nft("list", "ruleset")
 
@@ -350,7 +418,20 @@ def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
             await bring(made, intent(WEB, *VIP.values()))
         assert "bridge" in ip("node", "-d", "link", "show", "fairlead")
         ip("node", "link", "del", "fairlead")
-        ip("node", "link", "add", "others", "type", "vxlan", "id", "7471", "dstport", "4789", "local", NODE[4])
+        ip(
+            "node",
+            "link",
+            "add",
+            "others",
+            "type",
+            "vxlan",
+            "id",
+            "7471",
+            "dstport",
+            "4789",
+            "local",
+            NODE[4],
+        )
         with pytest.raises(Refused, match=r"another tunnel\.port or tunnel\.vni"):
             await bring(made, intent(WEB, *VIP.values()))
         ip("node", "link", "del", "others")

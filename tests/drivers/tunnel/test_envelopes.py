@@ -1,4 +1,5 @@
-"""The program that opens envelopes, packet in, packet out (BPF_PROG_TEST_RUN): what is taken out, and what is left alone."""
+"""The program that opens envelopes, packet in, packet out (BPF_PROG_TEST_RUN): what is taken out,
+and what is left alone."""
 
 from collections.abc import Iterator
 
@@ -38,7 +39,11 @@ def frame(*layers: Packet) -> Packet:
 
 def outer(version: int, *, source: str = "", to: str = "", ecn: int = 0) -> Packet:
     source, to = source or GATEWAY[version], to or NODE[version]
-    return IPv6(src=source, dst=to, tc=ecn) if version == 6 else IP(src=source, dst=to, tos=ecn, flags="DF", id=7)
+    return (
+        IPv6(src=source, dst=to, tc=ecn)
+        if version == 6
+        else IP(src=source, dst=to, tos=ecn, flags="DF", id=7)
+    )
 
 
 def inner(version: int, *, to: str = "", ecn: int = 0, fragment: bool = False) -> Packet:
@@ -46,7 +51,11 @@ def inner(version: int, *, to: str = "", ecn: int = 0, fragment: bool = False) -
     segment = TCP(sport=40000, dport=80, flags="PA") / Raw(b"x" * 33)
     if version == 6:
         head = IPv6(src=CLIENT[6], dst=to, tc=ecn, hlim=61)
-        return head / IPv6ExtHdrFragment(offset=185, id=9, nh=6) / Raw(b"y" * 40) if fragment else head / segment
+        return (
+            head / IPv6ExtHdrFragment(offset=185, id=9, nh=6) / Raw(b"y" * 40)
+            if fragment
+            else head / segment
+        )
     head = IP(src=CLIENT[4], dst=to, tos=ecn, ttl=61)
     if fragment:
         head.frag, head.proto = 185, 6
@@ -65,7 +74,9 @@ def counted(envelopes: Envelopes) -> dict[str, int]:
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 @pytest.mark.parametrize("fragment", [False, True])
-def test_what_a_gateway_sent_comes_out_as_it_was(envelopes: Envelopes, version: int, inside: int, fragment: bool) -> None:
+def test_what_a_gateway_sent_comes_out_as_it_was(
+    envelopes: Envelopes, version: int, inside: int, fragment: bool
+) -> None:
     content = inner(inside, fragment=fragment)
     assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
     assert counted(envelopes) == {"taken_out": 1}
@@ -73,7 +84,12 @@ def test_what_a_gateway_sent_comes_out_as_it_was(envelopes: Envelopes, version: 
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: int) -> None:
-    content = IP(src="198.51.100.1", dst=VIP[4]) / ICMP(type=3, code=4) / IP(src=VIP[4], dst=CLIENT[4]) / TCP()
+    content = (
+        IP(src="198.51.100.1", dst=VIP[4])
+        / ICMP(type=3, code=4)
+        / IP(src=VIP[4], dst=CLIENT[4])
+        / TCP()
+    )
     assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
 
 
@@ -81,18 +97,34 @@ def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: 
 @pytest.mark.parametrize(
     ("was", "met", "is_now"),
     # RFC 6040, figure 4: 0 not capable, 1 and 2 capable, 3 congestion experienced.
-    [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 1), (1, 2, 1), (2, 0, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (2, 3, 3), (3, 0, 3)],
+    [
+        (0, 0, 0),
+        (0, 1, 0),
+        (0, 2, 0),
+        (1, 0, 1),
+        (1, 2, 1),
+        (2, 0, 2),
+        (2, 1, 1),
+        (2, 2, 2),
+        (1, 3, 3),
+        (2, 3, 3),
+        (3, 0, 3),
+    ],
 )
 def test_congestion_that_the_envelope_met_is_the_contents(
     envelopes: Envelopes, version: int, inside: int, was: int, met: int, is_now: int
 ) -> None:
     dscp = 0xB8
-    verdict, packet = became(envelopes, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was)))
+    verdict, packet = became(
+        envelopes, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was))
+    )
     assert (verdict, packet) == (TAKEN_OUT, bytes(frame(inner(inside, ecn=dscp | is_now))))
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_congestion_that_nobody_could_be_told_of_drops_the_packet(envelopes: Envelopes, version: int, inside: int) -> None:
+def test_congestion_that_nobody_could_be_told_of_drops_the_packet(
+    envelopes: Envelopes, version: int, inside: int
+) -> None:
     assert became(envelopes, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
     assert counted(envelopes) == {"congested": 1}
 
@@ -111,7 +143,9 @@ def test_others_tunnels_are_left_alone(envelopes: Envelopes, version: int, insid
     assert counted(envelopes) == {"stranger": 1, "not_published": 1}
 
 
-def probe(version: int, *, source: str = "", to: str = "", port: int = 10256, udp: bool = False) -> Packet:
+def probe(
+    version: int, *, source: str = "", to: str = "", port: int = 10256, udp: bool = False
+) -> Packet:
     """A gateway's probe of this node."""
     segment = UDP(sport=40000, dport=port) if udp else TCP(sport=40000, dport=port, flags="S")
     source, to = source or GATEWAY[version], to or NODE[version]
@@ -125,8 +159,13 @@ def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_nod
     envelopes.set_published([*VIP.values(), 10256, 20000])
     for port in (10256, 20000, 30000, 32767):
         content = probe(version, port=port)
-        assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
-    another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[version]  # a gateway too, but not this envelope's
+        assert became(envelopes, frame(outer(version), content)) == (
+            TAKEN_OUT,
+            bytes(frame(content)),
+        )
+    another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
+        version
+    ]  # a gateway too, but not this envelope's
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),
@@ -162,7 +201,9 @@ def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_a_packet_cut_anywhere_does_no_harm(envelopes: Envelopes, version: int, inside: int) -> None:
+def test_a_packet_cut_anywhere_does_no_harm(
+    envelopes: Envelopes, version: int, inside: int
+) -> None:
     whole = bytes(frame(outer(version), inner(inside)))
     opened = bytes(frame(inner(inside)))
     removed = len(whole) - len(opened)

@@ -1,4 +1,5 @@
-"""Strict reverse path filtering where clients are answered by another interface: found, shown to do harm, put right."""
+"""Strict reverse path filtering where clients are answered by another interface: found, shown to do
+harm, put right."""
 
 import asyncio
 import json
@@ -27,14 +28,29 @@ def ip(host: str, *words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[None]:
-    """outside has two cables to node: by `front` a client's packets arrive, by `back` the node answers everybody."""
+    """outside has two cables to node: by `front` a client's packets arrive, by `back` the node
+    answers everybody."""
     try:
         for host in ("outside", "node"):
             namespace.create(PREFIX + host)
-            namespace.set_sysctls(PREFIX + host, {f"net/ipv4/conf/{each}/rp_filter": 0 for each in ("all", "default")})
+            namespace.set_sysctls(
+                PREFIX + host, {f"net/ipv4/conf/{each}/rp_filter": 0 for each in ("all", "default")}
+            )
             ip(host, "link", "set", "lo", "up")
         for device, network in (("front", "192.0.2"), ("back", "198.18.0")):
-            ip("node", "link", "add", device, "type", "veth", "peer", "name", device, "netns", PREFIX + "outside")
+            ip(
+                "node",
+                "link",
+                "add",
+                device,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                device,
+                "netns",
+                PREFIX + "outside",
+            )
             for host, number in (("outside", 1), ("node", 22)):
                 ip(host, "link", "set", device, "up")
                 ip(host, "address", "add", f"{network}.{number}/24", "dev", device)
@@ -64,14 +80,18 @@ def arrives() -> bool:
 
 
 @pytest.mark.parametrize("strict", ["all", "front"])
-def test_what_strictness_drops_arrives_once_it_is_put_right(hosts: None, tmp_path: Path, strict: str) -> None:
+def test_what_strictness_drops_arrives_once_it_is_put_right(
+    hosts: None, tmp_path: Path, strict: str
+) -> None:
     name = f"net/ipv4/conf/{strict}/rp_filter"
     with namespace.inside(PREFIX + "node"):
         assert arrives()
         sysctl.write(name, "1")
         assert not arrives()
         found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        assert [(each.setting, each.should) for each in found] == [("net/ipv4/conf/front/rp_filter", "2")]
+        assert [(each.setting, each.should) for each in found] == [
+            ("net/ipv4/conf/front/rp_filter", "2")
+        ]
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
@@ -83,12 +103,21 @@ def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
         sysctl.write("net/ipv4/conf/all/rp_filter", "1")
         assert asyncio.run(needs(["198.18.0.22"], [])) == ()
         assert asyncio.run(needs([NODE], ["back"])) == ()
-        assert [each.setting for each in asyncio.run(needs(["198.18.0.22"], ["front"]))] == ["net/ipv4/conf/front/rp_filter"]
+        assert [each.setting for each in asyncio.run(needs(["198.18.0.22"], ["front"]))] == [
+            "net/ipv4/conf/front/rp_filter"
+        ]
 
 
 @pytest.mark.parametrize(
     ("own", "everywhere", "harmful"),
-    [("0", "0", False), ("1", "0", True), ("2", "0", False), ("0", "1", True), ("2", "1", False), ("1", "2", False)],
+    [
+        ("0", "0", False),
+        ("1", "0", True),
+        ("2", "0", False),
+        ("0", "1", True),
+        ("2", "1", False),
+        ("1", "2", False),
+    ],
 )
 def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: bool) -> None:
     (need,) = needs_of(["front"], ["back"], everywhere=everywhere)
@@ -100,8 +129,13 @@ def test_without_a_default_route_nothing_is_known() -> None:
 
 
 def met() -> set[str]:
-    """Whom the host outside takes for a neighbour by `front`, after it has asked for the address, and the node for it."""
-    subprocess.run(["ip", "-n", PREFIX + "outside", "neighbour", "flush", "dev", "front"], check=True, timeout=10)
+    """Whom the host outside takes for a neighbour by `front`, after it has asked for the address,
+    and the node for it."""
+    subprocess.run(
+        ["ip", "-n", PREFIX + "outside", "neighbour", "flush", "dev", "front"],
+        check=True,
+        timeout=10,
+    )
     with (
         namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
         namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
@@ -109,18 +143,26 @@ def met() -> set[str]:
         client.connect((VIP, 5353))
         client.send(b"hello")
         time.sleep(0.1)
-        subprocess.run(["ip", "-n", PREFIX + "node", "neighbour", "flush", "dev", "front"], check=True, timeout=10)
+        subprocess.run(
+            ["ip", "-n", PREFIX + "node", "neighbour", "flush", "dev", "front"],
+            check=True,
+            timeout=10,
+        )
         server.bind((VIP, 0))
         server.sendto(b"hello", ("192.0.2.1", 5353))
         time.sleep(0.1)
     told = subprocess.run(
-        ["ip", "-n", PREFIX + "outside", "-j", "neighbour", "show", "dev", "front"], check=True, capture_output=True, timeout=10
+        ["ip", "-n", PREFIX + "outside", "-j", "neighbour", "show", "dev", "front"],
+        check=True,
+        capture_output=True,
+        timeout=10,
     )
     return {each["dst"] for each in json.loads(told.stdout) if "lladdr" in each}
 
 
 def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_path: Path) -> None:
-    """As kube-proxy in IPVS mode has it. This kernel makes no dummy device: a bridge without ports bears them as well."""
+    """As kube-proxy in IPVS mode has it. This kernel makes no dummy device: a bridge without ports
+    bears them as well."""
     ip("node", "address", "del", VIP, "dev", "lo")
     ip("node", "link", "add", "kube-ipvs0", "type", "bridge")
     ip("node", "address", "add", f"{VIP}/32", "dev", "kube-ipvs0")
@@ -130,10 +172,17 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
         assert VIP in met()
         found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        names = {each.setting.rpartition("/")[2]: each.should for each in found if "/front/" in each.setting}
+        names = {
+            each.setting.rpartition("/")[2]: each.should
+            for each in found
+            if "/front/" in each.setting
+        }
         assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
         assert VIP in met()  # it asks in the name of the address
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
         assert VIP not in met()
-        assert Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], []))) == ()
+        assert (
+            Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+            == ()
+        )

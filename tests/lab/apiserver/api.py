@@ -1,8 +1,9 @@
-"""One API server over HTTP, the embedded or the real one, and one namespace in it that is a test's own.
+"""One API server over HTTP, the embedded or the real one, and one namespace in it that is a test's
+own.
 
-What is true of one must be true of the other. A test says what it wants as it would to any server; what it leaves behind
-that others could stumble over (Services hold node ports, Nodes belong to no namespace) is taken away after it.
-"""
+What is true of one must be true of the other. A test says what it wants as it would to any server;
+what it leaves behind that others could stumble over (Services hold node ports, Nodes belong to no
+namespace) is taken away after it."""
 
 import asyncio
 import json
@@ -67,13 +68,17 @@ class Api:
         self.name = name
         self.url = access.server
         self.namespace = f"test-{secrets.token_hex(5)}"
-        self._verified: ssl.SSLContext | bool = tls_context(access, Credentials()) if access.authority_pem else True
+        self._verified: ssl.SSLContext | bool = (
+            tls_context(access, Credentials()) if access.authority_pem else True
+        )
         self._alone: list[tuple[Kind, str]] = []
         self._namespaces = [self.namespace]
 
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {self.access.token}"} if self.access.token else {}
-        self.session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=DEADLINE_S))
+        self.session = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
+        )
         await self.create(NAMESPACES, {"metadata": {"name": self.namespace}})
         return self
 
@@ -87,7 +92,8 @@ class Api:
             await self.session.close()
 
     async def _clear(self, namespace: str) -> None:
-        """Give node ports and ClusterIPs back. The namespace itself stays: with nobody to finish it, it would stay anyway."""
+        """Give node ports and ClusterIPs back. The namespace itself stays: with nobody to finish
+        it, it would stay anyway."""
         path = f"/api/v1/namespaces/{namespace}/services"
         _, listed = await self.call("GET", path)
         for service in listed["items"]:
@@ -98,10 +104,18 @@ class Api:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, *, body: object = None, media_type: str = "application/json", **headers: str
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        media_type: str = "application/json",
+        **headers: str,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request as it is; `path` may have a query. Names of headers have `_` for `-`."""
-        named = {"User-Agent": "test/1"} | {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {"User-Agent": "test/1"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
         data = json.dumps(body).encode() if body is not None else None
         if data is not None:
             named["Content-Type"] = media_type
@@ -116,32 +130,60 @@ class Api:
             yield answer
 
     async def call(
-        self, method: str, path: str, body: object = None, media_type: str = "application/json", **headers: str
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        media_type: str = "application/json",
+        **headers: str,
     ) -> tuple[int, Any]:
         """The status code and the decoded body of an answer."""
-        async with self.request(method, path, body=body, media_type=media_type, **headers) as answer:
+        async with self.request(
+            method, path, body=body, media_type=media_type, **headers
+        ) as answer:
             data = await answer.read()
         try:
             return answer.status, json.loads(data)
         except ValueError:
             return answer.status, data.decode()
 
-    def path(self, kind: Kind, name: str = "", subresource: str = "", namespace: str | None = None) -> str:
-        space = f"/namespaces/{self.namespace if namespace is None else namespace}" if kind.namespaced else ""
-        return f"{kind.path}{space}/{kind.plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
+    def path(
+        self, kind: Kind, name: str = "", subresource: str = "", namespace: str | None = None
+    ) -> str:
+        space = (
+            f"/namespaces/{self.namespace if namespace is None else namespace}"
+            if kind.namespaced
+            else ""
+        )
+        return (
+            f"{kind.path}{space}/{kind.plural}"
+            + (f"/{name}" if name else "")
+            + (f"/{subresource}" if subresource else "")
+        )
 
     async def do(
-        self, method: str, path: str, body: object = None, media_type: str = "application/json", query: Mapping[str, str] = {}
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        media_type: str = "application/json",
+        query: Mapping[str, str] = {},
     ) -> Object:
         """The body of a success. Raises Failed."""
         asked = "&".join(f"{name}={value}" for name, value in query.items())
-        status, answer = await self.call(method, path + (f"?{asked}" if asked else ""), body, media_type)
+        status, answer = await self.call(
+            method, path + (f"?{asked}" if asked else ""), body, media_type
+        )
         if status >= 400:
-            raise Failed(answer if isinstance(answer, dict) else {"code": status, "message": answer})
+            raise Failed(
+                answer if isinstance(answer, dict) else {"code": status, "message": answer}
+            )
         assert isinstance(answer, dict)
         return answer
 
-    async def create(self, kind: Kind, obj: Object, *, namespace: str | None = None, **query: str) -> Object:
+    async def create(
+        self, kind: Kind, obj: Object, *, namespace: str | None = None, **query: str
+    ) -> Object:
         whole = {"apiVersion": kind.group_version, "kind": kind.kind, **obj}
         made = await self.do("POST", self.path(kind, namespace=namespace), whole, query=query)
         if not kind.namespaced and not query.get("dryRun"):
@@ -149,7 +191,8 @@ class Api:
         return made
 
     def remove_later(self, kind: Kind, name: str) -> None:
-        """After the test, delete an object that belongs to no namespace, or the Services of a namespace."""
+        """After the test, delete an object that belongs to no namespace, or the Services of a
+        namespace."""
         if kind is not NAMESPACES:
             self._alone.append((kind, name))
         elif name not in self._namespaces:
@@ -171,27 +214,47 @@ class Api:
         listed: list[Object] = (await self.do("GET", self.path(kind), query=query))["items"]
         return listed
 
-    async def update(self, kind: Kind, name: str, obj: Object, *, subresource: str = "", **query: str) -> Object:
+    async def update(
+        self, kind: Kind, name: str, obj: Object, *, subresource: str = "", **query: str
+    ) -> Object:
         whole = {"apiVersion": kind.group_version, "kind": kind.kind, **obj}
         return await self.do("PUT", self.path(kind, name, subresource), whole, query=query)
 
     async def patch(
-        self, kind: Kind, name: str, patch: object, media_type: str = MERGE_PATCH, *, subresource: str = "", **query: str
+        self,
+        kind: Kind,
+        name: str,
+        patch: object,
+        media_type: str = MERGE_PATCH,
+        *,
+        subresource: str = "",
+        **query: str,
     ) -> Object:
         return await self.do("PATCH", self.path(kind, name, subresource), patch, media_type, query)
 
     async def apply(
-        self, kind: Kind, name: str, wanted: Object, manager: str, *, force: bool = False, subresource: str = ""
+        self,
+        kind: Kind,
+        name: str,
+        wanted: Object,
+        manager: str,
+        *,
+        force: bool = False,
+        subresource: str = "",
     ) -> Object:
         query = {"fieldManager": manager, "force": "true" if force else "false"}
-        return await self.do("PATCH", self.path(kind, name, subresource), wanted, APPLY_PATCH, query)
+        return await self.do(
+            "PATCH", self.path(kind, name, subresource), wanted, APPLY_PATCH, query
+        )
 
     async def delete(self, kind: Kind, name: str, **options: object) -> Object:
         """`options` are those of DeleteOptions."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
         return await self.do("DELETE", self.path(kind, name), body)
 
-    async def publish(self, name: str, *ingress: Object, conditions: list[Object] | None = None) -> Object:
+    async def publish(
+        self, name: str, *ingress: Object, conditions: list[Object] | None = None
+    ) -> Object:
         """Write the addresses, and perhaps conditions, of a Service into its status."""
         status: Object = {"loadBalancer": {"ingress": list(ingress)}}
         if conditions is not None:

@@ -1,6 +1,5 @@
-"""An API server for each test: the embedded one and the real one in turn, or the embedded one alone; Services and a small
-cluster to write to it, and kubectl.
-"""
+"""An API server for each test: the embedded one and the real one in turn, or the embedded one
+alone; Services and a small cluster to write to it, and kubectl."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -14,7 +13,15 @@ from tests.lab.apiserver.kubectl import MISSING, Kubectl, Program, installed
 from fairlead.kube.access import Access
 from fairlead.lab.apiserver import ApiServer, Registry, Store
 from fairlead.lab.apiserver.allocation import Allocator
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, NODES, PODS, SERVICES
+from fairlead.lab.apiserver.kinds import (
+    ENDPOINT_SLICES,
+    ENDPOINTS,
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    SERVICES,
+)
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
@@ -36,14 +43,16 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[Api]:
-    """The embedded server over HTTP, for what only it has: faults, its store, its log of requests."""
+    """The embedded server over HTTP, for what only it has: faults, its store, its log of
+    requests."""
     async with Api(Access(server.url), "embedded") as api:
         yield api
 
 
 @pytest.fixture(params=["embedded", "real"])
 def real_access(request: pytest.FixtureRequest) -> Access | None:
-    """The way to the real server when it is its turn. Apart from `api`, since it starts within a loop of its own."""
+    """The way to the real server when it is its turn. Apart from `api`, since it starts within a
+    loop of its own."""
     return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
 
 
@@ -63,10 +72,15 @@ async def api(real_access: Access | None) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def make_service() -> Callable[..., Object]:
-    """A Service of type LoadBalancer with one port; keyword arguments replace fields of its spec, None leaves one out."""
+    """A Service of type LoadBalancer with one port; keyword arguments replace fields of its spec,
+    None leaves one out."""
 
     def make(name: str = "web", **spec: Any) -> Object:
-        fields = {"type": "LoadBalancer", "selector": {"app": "web"}, "ports": [{"name": "http", "port": 80}]} | spec
+        fields = {
+            "type": "LoadBalancer",
+            "selector": {"app": "web"},
+            "ports": [{"name": "http", "port": 80}],
+        } | spec
         return {
             "apiVersion": "v1",
             "kind": "Service",
@@ -119,10 +133,17 @@ def now() -> str:
 
 @pytest.fixture
 async def cluster(api: Api, make_service: Make) -> Api:
-    """One object of each kind, as a small cluster has them. The Node's name is that of the namespace."""
+    """One object of each kind, as a small cluster has them. The Node's name is that of the
+    namespace."""
     node = api.namespace
     conditions = [
-        {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready", "lastTransitionTime": now()}
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "message": "ready",
+            "lastTransitionTime": now(),
+        }
     ]
     info = {
         "kubeletVersion": "v1.32.0",
@@ -131,13 +152,23 @@ async def cluster(api: Api, make_service: Make) -> Api:
         "containerRuntimeVersion": "none://1",
     }
     capacity = {"cpu": "2", "memory": "4Gi", "pods": "110"}
-    status: Object = {"conditions": conditions, "nodeInfo": info, "capacity": capacity, "allocatable": capacity}
+    status: Object = {
+        "conditions": conditions,
+        "nodeInfo": info,
+        "capacity": capacity,
+        "allocatable": capacity,
+    }
     status["addresses"] = [{"type": "InternalIP", "address": "192.0.2.1"}]
     labels = {"node-role.kubernetes.io/worker": ""}
     spec = {"podCIDRs": ["192.0.2.128/26"], "podCIDR": "192.0.2.128/26"}
-    await api.create(NODES, {"metadata": {"name": node, "labels": labels}, "spec": spec, "status": status})
+    await api.create(
+        NODES, {"metadata": {"name": node, "labels": labels}, "spec": spec, "status": status}
+    )
     containers = [{"name": "web", "image": "example.com/web:1", "ports": [{"containerPort": 8080}]}]
-    pod = {"metadata": {"name": "web-1", "labels": {"app": "web"}}, "spec": {"nodeName": node, "containers": containers}}
+    pod = {
+        "metadata": {"name": "web-1", "labels": {"app": "web"}},
+        "spec": {"nodeName": node, "containers": containers},
+    }
     await api.create(PODS, pod)
     running = {"name": "web", "ready": True, "restartCount": 2, "image": "x", "imageID": ""}
     status = {
@@ -165,7 +196,10 @@ async def cluster(api: Api, make_service: Make) -> Api:
         "count": 3,
     }
     await api.create(EVENTS, event)
-    lease = {"metadata": {"name": node}, "spec": {"holderIdentity": node, "renewTime": "2026-01-01T00:00:00.000000Z"}}
+    lease = {
+        "metadata": {"name": node},
+        "spec": {"holderIdentity": node, "renewTime": "2026-01-01T00:00:00.000000Z"},
+    }
     await api.create(LEASES, lease, namespace="kube-node-lease")
     return api
 
@@ -181,6 +215,10 @@ async def _create_endpoints(api: Api, node: str) -> None:
     }
     await api.create(ENDPOINT_SLICES, slice_)
     ready = [{"ip": "192.0.2.130", "nodeName": node}, {"ip": "2001:db8::1"}]
-    subset = {"addresses": ready, "notReadyAddresses": [{"ip": "192.0.2.131"}], "ports": [{"name": "http", "port": 8080}]}
+    subset = {
+        "addresses": ready,
+        "notReadyAddresses": [{"ip": "192.0.2.131"}],
+        "ports": [{"name": "http", "port": 8080}],
+    }
     await api.create(ENDPOINTS, {"metadata": {"name": "web"}, "subsets": [subset]})
     await api.create(ENDPOINTS, {"metadata": {"name": "nobody"}})

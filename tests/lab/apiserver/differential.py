@@ -1,9 +1,9 @@
 """The same requests to two servers, and where their answers differ. Pure.
 
-In: the answers, as decoded. Out: the same with what may differ taken out: identities, versions, times, and numbers that a
-server chose by itself. Numbers and addresses that a request names come from the lower part of the ranges, which no server
-chooses from while the upper has any left; those stay.
-"""
+In: the answers, as decoded. Out: the same with what may differ taken out: identities, versions,
+times, and numbers that a server chose by itself. Numbers and addresses that a request names come
+from the lower part of the ranges, which no server chooses from while the upper has any left; those
+stay."""
 
 import re
 from collections.abc import Iterator
@@ -25,22 +25,38 @@ def comparable(value: Any, namespace: str, field: str = "") -> Any:
     if isinstance(value, dict):
         return {name: comparable(below, namespace, name) for name, below in value.items()}
     if field == "managedFields":
-        # They are in the order of their times, which are of seconds: near a full second two servers may see another one.
-        value = sorted(value, key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")))
+        # They are in the order of their times, which are of seconds: near a full second two servers
+        # may see another one.
+        value = sorted(
+            value,
+            key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")),
+        )
     if field == "causes":
-        # The real server checks some fields twice, and says so twice, and tells conflicts in any order; not in the message.
+        # The real server checks some fields twice, and says so twice, and tells conflicts in any
+        # order; not in the message.
         once = [cause for place, cause in enumerate(value) if cause not in value[:place]]
         value = sorted(once, key=lambda cause: (cause.get("field", ""), cause["message"]))
     if isinstance(value, list):
         return [comparable(item, namespace, field) for item in value]
     if field in _SET_BY_SERVER and value is not None:
         return f"<{field}>"
-    if field in ("nodePort", "healthCheckNodePort") and isinstance(value, int) and value >= FIRST_CHOSEN_PORT:
+    if (
+        field in ("nodePort", "healthCheckNodePort")
+        and isinstance(value, int)
+        and value >= FIRST_CHOSEN_PORT
+    ):
         return "<port>"
     if isinstance(value, str):
-        text = _VERSION.sub("in record (<version>)", _UUID.sub("<uid>", value.replace(namespace, "<namespace>")))
-        text = _PORT.sub(lambda found: "<port>" if int(found[0]) >= FIRST_CHOSEN_PORT else found[0], text)
-        return _ADDRESS.sub(lambda found: found[0] if _NAMED_ADDRESS.fullmatch(found[0]) else _family(found[0]), text)
+        text = _VERSION.sub(
+            "in record (<version>)", _UUID.sub("<uid>", value.replace(namespace, "<namespace>"))
+        )
+        text = _PORT.sub(
+            lambda found: "<port>" if int(found[0]) >= FIRST_CHOSEN_PORT else found[0], text
+        )
+        return _ADDRESS.sub(
+            lambda found: found[0] if _NAMED_ADDRESS.fullmatch(found[0]) else _family(found[0]),
+            text,
+        )
     return value
 
 

@@ -1,8 +1,8 @@
-"""Reads an OpenAPI document in protobuf, as kubectl does: by the messages of OpenAPIv2.proto, told apart by their names.
+"""Reads an OpenAPI document in protobuf, as kubectl does: by the messages of OpenAPIv2.proto, told
+apart by their names.
 
-It shares nothing with what writes such documents, and knows the messages that those have in them. A field that it does
-not know is a KeyError.
-"""
+It shares nothing with what writes such documents, and knows the messages that those have in them. A
+field that it does not know is a KeyError."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,8 @@ Object = dict[str, Any]
 
 
 class Member(NamedTuple):
-    """A field of a message: its name in JSON, the message in it (none: a string), whether it may come more than once."""
+    """A field of a message: its name in JSON, the message in it (none: a string), whether it may
+    come more than once."""
 
     name: str
     message: str = ""
@@ -41,7 +42,12 @@ MESSAGES: Mapping[str, Mapping[int, Member]] = {
     "ParametersItem": {1: Member("only", "Parameter")},
     "Parameter": {2: Member("only", "NonBodyParameter")},
     "NonBodyParameter": {3: Member("only", "QueryParameterSubSchema")},
-    "QueryParameterSubSchema": {2: Member("in"), 4: Member("name"), 6: Member("type"), 20: Member("uniqueItems")},
+    "QueryParameterSubSchema": {
+        2: Member("in"),
+        4: Member("name"),
+        6: Member("type"),
+        20: Member("uniqueItems"),
+    },
     "Responses": {1: Member("pairs", "NamedResponseValue", many=True)},
     "NamedResponseValue": {1: Member("name"), 2: Member("value", "ResponseValue")},
     "ResponseValue": {1: Member("only", "Response")},
@@ -66,11 +72,18 @@ MESSAGES: Mapping[str, Mapping[int, Member]] = {
 
 
 def decode(data: bytes, message: str = "Document") -> Any:
-    """The JSON that a message stands for. What it has around a choice, a map or an extension falls away."""
+    """The JSON that a message stands for. What it has around a choice, a map or an extension falls
+    away."""
     found: Object = {}
     for number, raw in fields(data):
         member = MESSAGES[message][number]
-        value: Any = bool(raw) if isinstance(raw, int) else decode(raw, member.message) if member.message else raw.decode()
+        value: Any = (
+            bool(raw)
+            if isinstance(raw, int)
+            else decode(raw, member.message)
+            if member.message
+            else raw.decode()
+        )
         if member is EXTENSIONS:
             found[value["name"]] = json.loads(value["value"]["yaml"])
         elif member.many:

@@ -1,6 +1,6 @@
-"""The real kubectl, in every version that the machine has: those on the PATH and in the usual places, and those that a
-Debian diversion moved aside (`kubectl.distrib`) or that stand under a name with their version (`kubectl-1.20`).
-"""
+"""The real kubectl, in every version that the machine has: those on the PATH and in the usual
+places, and those that a Debian diversion moved aside (`kubectl.distrib`) or that stand under a name
+with their version (`kubectl-1.20`)."""
 
 import asyncio
 import base64
@@ -45,12 +45,15 @@ class Ran(NamedTuple):
 
 
 class Kubectl:
-    """Runs one kubectl against one server, in the test's namespace, with a home and a cache of its own."""
+    """Runs one kubectl against one server, in the test's namespace, with a home and a cache of its
+    own."""
 
     def __init__(self, program: Program, api: Api, home: Path) -> None:
         self.home = home
         self.api = api
-        assert program is not MISSING, "kubectl is needed: apt-get install kubernetes-client, or from dl.k8s.io"
+        assert program is not MISSING, (
+            "kubectl is needed: apt-get install kubernetes-client, or from dl.k8s.io"
+        )
         self.minor = int(program.version.split(".")[1])
         self._command = [str(program.path), f"--cache-dir={home}/cache"]
         config = home / "kubeconfig"
@@ -58,7 +61,9 @@ class Kubectl:
         self._environment = os.environ | {"HOME": str(home), "KUBECONFIG": str(config)}
 
     @asynccontextmanager
-    async def start(self, *arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def start(
+        self, *arguments: str, **environment: str
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             *arguments,
@@ -92,13 +97,20 @@ def _kubeconfig(api: Api) -> Object:
     access = api.access
     cluster: Object = {"server": access.server}
     if access.authority_pem:
-        cluster["certificate-authority-data"] = base64.b64encode(access.authority_pem.encode()).decode()
+        cluster["certificate-authority-data"] = base64.b64encode(
+            access.authority_pem.encode()
+        ).decode()
         cluster["tls-server-name"] = access.server_name
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": api.namespace}}],
+        "contexts": [
+            {
+                "name": "test",
+                "context": {"cluster": "test", "user": "test", "namespace": api.namespace},
+            }
+        ],
         "clusters": [{"name": "test", "cluster": cluster}],
         "users": [{"name": "test", "user": {"token": access.token} if access.token else {}}],
     }
@@ -116,7 +128,11 @@ def _candidates() -> Iterator[Path]:
         folder = Path(place)
         if folder.is_dir():
             names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-            yield from (path.resolve() for path in (folder / name for name in names) if os.access(path, os.X_OK))
+            yield from (
+                path.resolve()
+                for path in (folder / name for name in names)
+                if os.access(path, os.X_OK)
+            )
 
 
 def _program(path: Path) -> Program:

@@ -1,10 +1,10 @@
 """Requests about Services at random, right ones and wrong ones, the same for the same seed.
 
-In: a random generator. Out: one request after the other, as values. Not among them, as the real server answers in the words
-of its own libraries (Go's decoder, its regular expressions, a whole object as one message), which nobody is to imitate: fields
-of a wrong type in patches, unknown fields in patches that are to be strict, bodies that are no objects, label selectors that
-cannot be read.
-"""
+In: a random generator. Out: one request after the other, as values. Not among them, as the real
+server answers in the words of its own libraries (Go's decoder, its regular expressions, a whole
+object as one message), which nobody is to imitate: fields of a wrong type in patches, unknown
+fields in patches that are to be strict, bodies that are no objects, label selectors that cannot be
+read."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -53,22 +53,35 @@ def _one_of(*values: Any) -> Callable[[Random], Any]:
 
 
 SPEC: Mapping[str, Callable[[Random], Any]] = {
-    "type": _one_of("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName", "Balancer"),
+    "type": _one_of(
+        "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName", "Balancer"
+    ),
     "ports": _ports,
     "selector": _one_of({"app": "web"}, {}, {"a b": "c"}),
     "externalTrafficPolicy": _one_of("Local", "Local", "Cluster", "Nearby"),
     "internalTrafficPolicy": _one_of("Local", "Cluster", "Nearby"),
     "sessionAffinity": _one_of("ClientIP", "None", "Cookie"),
-    "sessionAffinityConfig": _one_of({"clientIP": {"timeoutSeconds": 60}}, {"clientIP": {"timeoutSeconds": 0}}, {}),
+    "sessionAffinityConfig": _one_of(
+        {"clientIP": {"timeoutSeconds": 60}}, {"clientIP": {"timeoutSeconds": 0}}, {}
+    ),
     "ipFamilyPolicy": _one_of("SingleStack", "PreferDualStack", "RequireDualStack", "Dual"),
     "ipFamilies": _one_of(["IPv4"], ["IPv6"], ["IPv6", "IPv4"], ["IPv4", "IPv4"], ["IPv5"]),
-    "clusterIP": _one_of("None", "10.96.0.201", "10.96.0.202", "2001:db8:96::21", "192.0.2.1", "10.96.0"),
-    "clusterIPs": _one_of(["10.96.0.203"], ["10.96.0.204", "2001:db8:96::22"], ["None"], ["10.96.0.205", "10.96.0.206"]),
+    "clusterIP": _one_of(
+        "None", "10.96.0.201", "10.96.0.202", "2001:db8:96::21", "192.0.2.1", "10.96.0"
+    ),
+    "clusterIPs": _one_of(
+        ["10.96.0.203"],
+        ["10.96.0.204", "2001:db8:96::22"],
+        ["None"],
+        ["10.96.0.205", "10.96.0.206"],
+    ),
     "externalIPs": _one_of(["198.51.100.7"], ["127.0.0.1"], ["198.51.100.07"], []),
     "externalName": _one_of("a.example", "a.example.", "A_b"),
     "loadBalancerIP": _one_of("192.0.2.9", "x"),
     "loadBalancerClass": _one_of("example.com/a", "example.com/b", "bad class"),
-    "loadBalancerSourceRanges": _one_of(["192.0.2.0/24"], [" 192.0.2.0/24 "], ["192.0.2.1"], ["192.0.2.00/24"], []),
+    "loadBalancerSourceRanges": _one_of(
+        ["192.0.2.0/24"], [" 192.0.2.0/24 "], ["192.0.2.1"], ["192.0.2.00/24"], []
+    ),
     "allocateLoadBalancerNodePorts": _one_of(True, False, False),
     "healthCheckNodePort": _one_of(30070, 30071, 70000),
     "publishNotReadyAddresses": _one_of(True, False),
@@ -102,21 +115,38 @@ def _some(random: Random, fields: Mapping[str, Callable[[Random], Any]], chance:
 
 def _spec(random: Random) -> Object:
     """Of a new Service: most are right."""
-    return {"type": "LoadBalancer", "ports": [{"port": 80}]} | _some(random, SPEC, random.choice((0.03, 0.08, 0.25)))
+    return {"type": "LoadBalancer", "ports": [{"port": 80}]} | _some(
+        random, SPEC, random.choice((0.03, 0.08, 0.25))
+    )
 
 
 def _service(random: Random, name: str, spec: Object) -> Object:
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name} | _some(random, METADATA, 0.08), "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name} | _some(random, METADATA, 0.08),
+        "spec": spec,
+    }
 
 
 def _status(random: Random) -> Object:
     status: Object = {
-        "loadBalancer": {"ingress": random.choices(INGRESS, weights=(6, 4, 4, 2, 1, 1, 1, 1), k=random.choice((0, 1, 1, 2)))}
+        "loadBalancer": {
+            "ingress": random.choices(
+                INGRESS, weights=(6, 4, 4, 2, 1, 1, 1, 1), k=random.choice((0, 1, 1, 2))
+            )
+        }
     }
     if random.random() < 0.4:
         stamp = "2026-01-01T00:00:00Z"
         status["conditions"] = [
-            {"type": kind, "status": "True", "reason": "Said", "message": "", "lastTransitionTime": stamp}
+            {
+                "type": kind,
+                "status": "True",
+                "reason": "Said",
+                "message": "",
+                "lastTransitionTime": stamp,
+            }
             for kind in random.sample(("example.com/A", "example.com/B"), random.choice((1, 2)))
         ]
     return status
@@ -124,7 +154,9 @@ def _status(random: Random) -> Object:
 
 def _with_nulls(random: Random, spec: Object) -> Object:
     """As a merge patch that also takes some fields out."""
-    return spec | {field: None for field in SPEC if field != "ofTomorrow" and random.random() < 0.05}
+    return spec | {
+        field: None for field in SPEC if field != "ofTomorrow" and random.random() < 0.05
+    }
 
 
 def _create(random: Random, name: str) -> Request:
@@ -140,7 +172,10 @@ def _put_changed(random: Random, name: str) -> Request:
 
 
 def _merge(random: Random, name: str) -> Request:
-    body = {"metadata": _some(random, METADATA, 0.1), "spec": _with_nulls(random, _some(random, SPEC, 0.08))}
+    body = {
+        "metadata": _some(random, METADATA, 0.1),
+        "spec": _with_nulls(random, _some(random, SPEC, 0.08)),
+    }
     return Request("PATCH", name, body, MERGE_PATCH)
 
 
@@ -171,11 +206,19 @@ def _json(random: Random, name: str) -> Request:
 
 def _apply(random: Random, name: str) -> Request:
     manager, force = random.choice(("one", "two")), random.choice(("true", "false", "false"))
-    body = _service(random, name, _some(random, {field: SPEC[field] for field in SPEC if field != "ofTomorrow"}, 0.08))
+    body = _service(
+        random,
+        name,
+        _some(random, {field: SPEC[field] for field in SPEC if field != "ofTomorrow"}, 0.08),
+    )
     if body["metadata"].get("finalizers") == []:
-        del body["metadata"]["finalizers"]  # it stands for nothing, but the real server takes it for a change
+        del body["metadata"][
+            "finalizers"
+        ]  # it stands for nothing, but the real server takes it for a change
     if random.random() < 0.7:
-        body["spec"]["ports"] = [{"port": 80, "protocol": "TCP"}] + [{"name": "s", "port": 443}] * (random.random() < 0.3)
+        body["spec"]["ports"] = [{"port": 80, "protocol": "TCP"}] + [{"name": "s", "port": 443}] * (
+            random.random() < 0.3
+        )
     return Request("PATCH", name, body, APPLY_PATCH, f"fieldManager={manager}&force={force}")
 
 
@@ -185,12 +228,31 @@ def _patch_status(random: Random, name: str) -> Request:
 
 def _apply_status(random: Random, name: str) -> Request:
     manager, force = random.choice(("ctl", "other")), random.choice(("true", "false"))
-    body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "status": _status(random)}
-    return Request("PATCH", name, body, APPLY_PATCH, f"fieldManager={manager}&force={force}", subresource="status")
+    body = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "status": _status(random),
+    }
+    return Request(
+        "PATCH",
+        name,
+        body,
+        APPLY_PATCH,
+        f"fieldManager={manager}&force={force}",
+        subresource="status",
+    )
 
 
 def _delete(random: Random, name: str) -> Request:
-    options = random.choice((None, None, {"preconditions": {"uid": "another"}}, {"preconditions": {"resourceVersion": "1"}}))
+    options = random.choice(
+        (
+            None,
+            None,
+            {"preconditions": {"uid": "another"}},
+            {"preconditions": {"resourceVersion": "1"}},
+        )
+    )
     return Request("DELETE", name, options)
 
 
@@ -219,7 +281,9 @@ def request(random: Random) -> Request:
     asked = make(random, random.choice(NAMES))
     if asked.method in ("POST", "PUT", "PATCH") and random.random() < 0.07:
         more = random.choice(("dryRun=All", "fieldValidation=Strict", "fieldManager=someone"))
-        strict_patch = asked.method == "PATCH" and asked.media_type != APPLY_PATCH and "Strict" in more
+        strict_patch = (
+            asked.method == "PATCH" and asked.media_type != APPLY_PATCH and "Strict" in more
+        )
         if not strict_patch and ("fieldManager" not in asked.query or "fieldManager" not in more):
             asked = asked._replace(query="&".join(filter(None, (asked.query, more))))
     return asked

@@ -1,8 +1,7 @@
 """Cluster addresses and node ports: given, kept, given back, and never given twice.
 
-What is asked for by number comes from the lower part of each range, which no server gives out by itself while the upper has
-any left (KEP-3070, KEP-3668).
-"""
+What is asked for by number comes from the lower part of each range, which no server gives out by
+itself while the upper has any left (KEP-3070, KEP-3668)."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -37,7 +36,9 @@ async def create(api: Api, service: Object) -> Object:
         ({"clusterIP": "2001:db8:96::77"}, ["IPv6"]),
     ],
 )
-async def test_addresses_follow_the_families(api: Api, make_service: Make, spec: Object, families: list[str]) -> None:
+async def test_addresses_follow_the_families(
+    api: Api, make_service: Make, spec: Object, families: list[str]
+) -> None:
     made = (await create(api, make_service(**spec)))["spec"]
     assert made["ipFamilies"] == families
     assert [("IPv6" if ":" in address else "IPv4") for address in made["clusterIPs"]] == families
@@ -50,10 +51,15 @@ def test_a_single_stack_cluster_refuses_what_it_has_not(make_service: Make) -> N
     def create(service: Object) -> Object:
         return registry.create(SERVICES, "default", service, WRITE).object
 
-    assert create(make_service("a", ipFamilyPolicy="PreferDualStack"))["spec"]["ipFamilies"] == ["IPv4"]
+    assert create(make_service("a", ipFamilyPolicy="PreferDualStack"))["spec"]["ipFamilies"] == [
+        "IPv4"
+    ]
     with pytest.raises(ApiFailure, match="this cluster is not configured for dual-stack services"):
         create(make_service("b", ipFamilyPolicy="RequireDualStack"))
-    with pytest.raises(ApiFailure, match=r'spec.ipFamilies\[0\]: Invalid value: "IPv6": not configured on this cluster'):
+    with pytest.raises(
+        ApiFailure,
+        match=r'spec.ipFamilies\[0\]: Invalid value: "IPv6": not configured on this cluster',
+    ):
         create(make_service("c", ipFamilies=["IPv6"]))
 
 
@@ -76,7 +82,9 @@ async def test_primary_address_cannot_change(api: Api, make_service: Make) -> No
     made = await create(api, make_service())
     changed = deepcopy(made)
     changed["spec"]["clusterIP"] = "10.96.0.99"
-    with pytest.raises(Failed, match=r"spec.clusterIPs\[0\]: Invalid value: .*: may not change once set"):
+    with pytest.raises(
+        Failed, match=r"spec.clusterIPs\[0\]: Invalid value: .*: may not change once set"
+    ):
         await api.update(SERVICES, "web", changed)
     await create(api, make_service("other", clusterIP="10.96.0.99"))
 
@@ -84,37 +92,65 @@ async def test_primary_address_cannot_change(api: Api, make_service: Make) -> No
 async def test_taken_address_is_refused(api: Api, make_service: Make) -> None:
     made = await create(api, make_service(clusterIP="10.96.0.33"))
     assert made["spec"]["clusterIPs"] == ["10.96.0.33"]
-    with pytest.raises(Failed, match=r"failed to allocate IP 10\.96\.0\.33: provided IP is already allocated"):
+    with pytest.raises(
+        Failed, match=r"failed to allocate IP 10\.96\.0\.33: provided IP is already allocated"
+    ):
         await create(api, make_service("b", clusterIP="10.96.0.33"))
     with pytest.raises(
-        Failed, match=r"failed to allocate IP 10\.97\.0\.1: the provided network does not match the current range"
+        Failed,
+        match=r"failed to allocate IP 10\.97\.0\.1: the provided network does not match the "
+        r"current range",
     ):
         await create(api, make_service("b", clusterIP="10.97.0.1"))
 
 
 async def test_node_port_words(api: Api, make_service: Make) -> None:
     await create(api, make_service(ports=[{"port": 80, "nodePort": 30001}]))
-    with pytest.raises(Failed, match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated"):
+    with pytest.raises(
+        Failed,
+        match=r"spec.ports\[0\].nodePort: Invalid value: 30001: provided port is already allocated",
+    ):
         await create(api, make_service("b", ports=[{"port": 80, "nodePort": 30001}]))
-    with pytest.raises(Failed, match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767"):
+    with pytest.raises(
+        Failed,
+        match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767",
+    ):
         await create(api, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
-    told = "failed to allocate requested HealthCheck NodePort 30001: provided port is already allocated"
+    told = (
+        "failed to allocate requested HealthCheck NodePort 30001: provided port is already "
+        "allocated"
+    )
     with pytest.raises(Failed, match=told):
-        await create(api, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001))
+        await create(
+            api, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001)
+        )
 
 
 async def test_headless_services(api: Api, make_service: Make) -> None:
     made = (await create(api, make_service(type="ClusterIP", clusterIP="None")))["spec"]
-    assert (made["clusterIP"], made["clusterIPs"], made["ipFamilies"]) == ("None", ["None"], ["IPv4"])
-    alone = (await create(api, make_service("alone", type="ClusterIP", clusterIP="None", selector=None)))["spec"]
+    assert (made["clusterIP"], made["clusterIPs"], made["ipFamilies"]) == (
+        "None",
+        ["None"],
+        ["IPv4"],
+    )
+    alone = (
+        await create(api, make_service("alone", type="ClusterIP", clusterIP="None", selector=None))
+    )["spec"]
     assert (alone["ipFamilyPolicy"], alone["ipFamilies"]) == ("RequireDualStack", ["IPv4", "IPv6"])
 
 
 async def test_a_refused_write_takes_nothing(api: Api, make_service: Make) -> None:
     for _ in range(3):
         with pytest.raises(Failed):
-            await create(api, make_service(clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}, {"port": 81}]))
-    made = await create(api, make_service(clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}]))
+            await create(
+                api,
+                make_service(
+                    clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}, {"port": 81}]
+                ),
+            )
+    made = await create(
+        api, make_service(clusterIP="10.96.0.55", ports=[{"port": 80, "nodePort": 30005}])
+    )
     assert ports_of(made) == [30005]
 
 
@@ -138,7 +174,9 @@ async def test_a_finalizer_holds_the_addresses(api: Api, make_service: Make) -> 
     del free["metadata"]["finalizers"]
     await api.update(SERVICES, "web", free)
     assert await api.find(SERVICES, "web") is None
-    await create(api, make_service("b", clusterIP="10.96.0.66", ports=[{"port": 80, "nodePort": 30006}]))
+    await create(
+        api, make_service("b", clusterIP="10.96.0.66", ports=[{"port": 80, "nodePort": 30006}])
+    )
 
 
 def test_a_full_range_says_so() -> None:
@@ -162,10 +200,16 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=STEPS)
-def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: list[tuple[str, str, str, int, str]]) -> None:
-    """Whatever is written, refused and deleted: what Services hold is what is taken, and each thing is held once."""
+def test_nothing_is_given_twice_and_nothing_is_lost(
+    make_service: Make, steps: list[tuple[str, str, str, int, str]]
+) -> None:
+    """Whatever is written, refused and deleted: what Services hold is what is taken, and each thing
+    is held once."""
     store = Store()
     allocator = Allocator(["10.96.0.0/24", "2001:db8:96::/120"])
     registry = Registry(store, allocator)
@@ -195,4 +239,8 @@ def test_nothing_is_given_twice_and_nothing_is_lost(make_service: Make, steps: l
         ports = [port for service in held for port in set(ports_of(service))]
         assert sorted(ports) == sorted(allocator.ports.taken)
         addresses = [address for service in held for address in addresses_of(service)]
-        assert len(addresses) == len(set(addresses)) == sum(len(each.taken) for each in allocator.addresses.values())
+        assert (
+            len(addresses)
+            == len(set(addresses))
+            == sum(len(each.taken) for each in allocator.addresses.values())
+        )

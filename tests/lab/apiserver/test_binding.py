@@ -12,17 +12,28 @@ Object = dict[str, Any]
 
 def binding(node: str, **metadata: str) -> Object:
     target = {"apiVersion": "v1", "kind": "Node", "name": node} if node else {}
-    return {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "web", **metadata}, "target": target}
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "web", **metadata},
+        "target": target,
+    }
 
 
 async def bind(api: Api, name: str, asked: Object) -> Object:
-    return await api.do("POST", api.path(PODS, name, "binding"), asked | {"metadata": asked["metadata"] | {"name": name}})
+    return await api.do(
+        "POST",
+        api.path(PODS, name, "binding"),
+        asked | {"metadata": asked["metadata"] | {"name": name}},
+    )
 
 
 @pytest.fixture
 async def pods(api: Api) -> Api:
     """A server with one Pod that has no node."""
-    await api.create(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+    await api.create(
+        PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    )
     return api
 
 
@@ -33,7 +44,9 @@ async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
     assert (answer["kind"], answer["status"]) == ("Status", "Success")
     after = await pods.get(PODS, "web")
     assert after["spec"]["nodeName"] == "node1"
-    assert [(c["type"], c["status"]) for c in after["status"]["conditions"]] == [("PodScheduled", "True")]
+    assert [(c["type"], c["status"]) for c in after["status"]["conditions"]] == [
+        ("PodScheduled", "True")
+    ]
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
 
@@ -41,11 +54,17 @@ async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
     ("asked", "code", "told"),
     [
         (binding(""), 500, "target.name: Required value"),
-        (binding("node2", uid="another"), 409, "Precondition failed: UID in precondition: another, UID in object meta: "),
+        (
+            binding("node2", uid="another"),
+            409,
+            "Precondition failed: UID in precondition: another, UID in object meta: ",
+        ),
     ],
     ids=["no node", "another pod of this name"],
 )
-async def test_a_binding_that_makes_no_sense_is_refused(pods: Api, asked: Object, code: int, told: str) -> None:
+async def test_a_binding_that_makes_no_sense_is_refused(
+    pods: Api, asked: Object, code: int, told: str
+) -> None:
     with pytest.raises(Failed, match=told) as refused:
         await bind(pods, "web", asked)
     assert refused.value.code == code

@@ -1,6 +1,6 @@
-"""Custom resources on both API servers, by our own definitions: what is filled in, cut off and refused, who may write which
-part, and what kubectl prints. Names are a test's own, for these kinds belong to no namespace.
-"""
+"""Custom resources on both API servers, by our own definitions: what is filled in, cut off and
+refused, who may write which part, and what kubectl prints. Names are a test's own, for these kinds
+belong to no namespace."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -33,12 +33,19 @@ class Custom:
         self.pools = ADDRESS_POOLS.path()
         self.grants = ADDRESS_GRANTS.path()
         self.pool = f"{self.pools}/{self.name}"
-        self.address = f"2001:db8::{secrets.randbits(15) + 0x8000:x}:{secrets.randbits(15) + 0x8000:x}"
+        self.address = (
+            f"2001:db8::{secrets.randbits(15) + 0x8000:x}:{secrets.randbits(15) + 0x8000:x}"
+        )
         self.grant = f"{self.grants}/{grant_name(self.address)}"
 
     def body(self, **spec: Any) -> Object:
         fields = {"addresses": ["192.0.2.1-192.0.2.9"]} | spec
-        return {"apiVersion": GROUP, "kind": "AddressPool", "metadata": {"name": self.name}, "spec": fields}
+        return {
+            "apiVersion": GROUP,
+            "kind": "AddressPool",
+            "metadata": {"name": self.name},
+            "spec": fields,
+        }
 
     async def create(self, query: dict[str, str] | None = None, **spec: Any) -> Object:
         return await self.api.do("POST", self.pools, self.body(**spec), query=query or {})
@@ -83,7 +90,11 @@ async def test_what_is_unknown_is_refused_where_that_is_asked_for(custom: Custom
         ({"autoAssign": "yes"}, "spec.autoAssign"),
         ({"serviceAllocation": {"priority": -1}}, "spec.serviceAllocation.priority"),
         (
-            {"serviceAllocation": {"serviceSelectors": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]}},
+            {
+                "serviceAllocation": {
+                    "serviceSelectors": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]
+                }
+            },
             "spec.serviceAllocation.serviceSelectors[0].matchExpressions[0].operator",
         ),
     ],
@@ -103,9 +114,16 @@ async def test_status_and_the_rest_are_written_apart(custom: Custom) -> None:
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    body = {"apiVersion": GROUP, "kind": "AddressPool", "metadata": {"name": custom.name, "labels": {"a": "b"}}}
+    body = {
+        "apiVersion": GROUP,
+        "kind": "AddressPool",
+        "metadata": {"name": custom.name, "labels": {"a": "b"}},
+    }
     query = "?fieldManager=us&force=true"
-    wanted = body | {"spec": {"addresses": ["192.0.2.77"]}, "status": {"assignedIPv4": 2, "conditions": [condition]}}
+    wanted = body | {
+        "spec": {"addresses": ["192.0.2.77"]},
+        "status": {"assignedIPv4": 2, "conditions": [condition]},
+    }
     shown = await custom.api.do("PATCH", f"{custom.pool}/status{query}", wanted, APPLY_PATCH)
     assert shown["spec"] == made["spec"]
     assert shown["status"] == {"assignedIPv4": 2, "conditions": [condition]}
@@ -115,16 +133,25 @@ async def test_status_and_the_rest_are_written_apart(custom: Custom) -> None:
     edited = await custom.api.do("PATCH", custom.pool, edit, MERGE_PATCH)
     assert edited["metadata"]["generation"] == 2
     assert edited["status"]["assignedIPv4"] == 2
-    labelled = await custom.api.do("PATCH", custom.pool, {"metadata": {"labels": {"a": "b"}}}, MERGE_PATCH)
+    labelled = await custom.api.do(
+        "PATCH", custom.pool, {"metadata": {"labels": {"a": "b"}}}, MERGE_PATCH
+    )
     assert labelled["metadata"]["generation"] == 2
     with pytest.raises(Failed) as failed:
-        await custom.api.do("PATCH", f"{custom.pool}/status", {"status": {"conditions": [{"type": "Ready"}]}}, MERGE_PATCH)
+        await custom.api.do(
+            "PATCH",
+            f"{custom.pool}/status",
+            {"status": {"conditions": [{"type": "Ready"}]}},
+            MERGE_PATCH,
+        )
     assert failed.value.code == 422
     code, _ = await custom.api.call("PATCH", custom.pool, {"spec": {}}, STRATEGIC_MERGE_PATCH)
     assert code == 415
 
 
-async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address(custom: Custom) -> None:
+async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address(
+    custom: Custom,
+) -> None:
     holders = [{"namespace": "default", "name": "web", "uid": "u", "ports": ["TCP/80"]}]
     name = {"metadata": {"name": grant_name(custom.address)}}
     body: Object = {"apiVersion": GROUP, "kind": "AddressGrant"} | name
@@ -137,7 +164,9 @@ async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address
     with pytest.raises(Failed, match=r"metadata\.resourceVersion"):
         await custom.api.do("PUT", path, body | {"spec": made["spec"]})
     moved = made | {"spec": made["spec"] | {"address": f"{custom.address}1"}}
-    with pytest.raises(Failed, match=r"spec\.address: Invalid value: .*the address of a grant never changes"):
+    with pytest.raises(
+        Failed, match=r"spec\.address: Invalid value: .*the address of a grant never changes"
+    ):
         await custom.api.do("PUT", path, moved)
     twice = made | {"spec": made["spec"] | {"holders": holders * 2}}
     with pytest.raises(Failed, match=r"spec\.holders\[1\]: Duplicate value"):
@@ -146,7 +175,10 @@ async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address
     with pytest.raises(Failed) as failed:
         await custom.api.do("PUT", path, made)
     assert (failed.value.code, failed.value.reason) == (409, "Conflict")
-    old, new = ({"preconditions": {"resourceVersion": each["metadata"]["resourceVersion"]}} for each in (made, kept))
+    old, new = (
+        {"preconditions": {"resourceVersion": each["metadata"]["resourceVersion"]}}
+        for each in (made, kept)
+    )
     with pytest.raises(Failed) as failed:
         await custom.api.do("DELETE", path, old)
     assert failed.value.code == 409
@@ -165,13 +197,20 @@ async def test_kubectl_get_prints_the_columns(custom: Custom) -> None:
     status = {"status": {"assignedIPv4": 2, "availableIPv4": 7, "conditions": [condition]}}
     await custom.api.do("PATCH", f"{custom.pool}/status", status, MERGE_PATCH)
     _, table = await custom.api.call("GET", custom.pool, Accept=TABLE)
-    columns = [(each["name"], each["type"], each["priority"]) for each in table["columnDefinitions"]]
+    columns = [
+        (each["name"], each["type"], each["priority"]) for each in table["columnDefinitions"]
+    ]
     cells = dict(zip((name for name, _, _ in columns), table["rows"][0]["cells"], strict=True))
     assert ("Ready", "string", 0) in columns
     assert ("Assigned4", "integer", 0) in columns
     assert ("Stranded", "string", 1) in columns
     assert cells["Name"] == custom.name
-    assert (cells["Ready"], cells["Assigned4"], cells["Free4"], cells["Auto"]) == ("True", 2, 7, True)
+    assert (cells["Ready"], cells["Assigned4"], cells["Free4"], cells["Auto"]) == (
+        "True",
+        2,
+        7,
+        True,
+    )
     assert cells["Addresses"] == '["192.0.2.1-192.0.2.9"]'
     assert (cells["Stranded"], cells["Assigned6"]) == (None, None)
 
@@ -190,7 +229,12 @@ async def test_a_kind_that_is_not_defined_is_not_served(api: Api) -> None:
         "spec": {
             "group": group,
             "scope": "Namespaced",
-            "names": {"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+            "names": {
+                "kind": "Thing",
+                "plural": "things",
+                "singular": "thing",
+                "listKind": "ThingList",
+            },
             "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
         },
     }
@@ -227,7 +271,9 @@ async def test_both_servers_print_the_same_columns(real_apiserver: KubeApiServer
             shown.append([await printed(custom, ADDRESS_GRANTS, spec) for spec in GRANTS])
             shown[-1] += [await printed(custom, ADDRESS_POOLS, spec) for spec in POOLS]
     assert shown[0] == shown[1]
-    first = dict(zip((name for name, *_ in shown[1][0].columns[1:-1]), shown[1][0].cells, strict=True))
+    first = dict(
+        zip((name for name, *_ in shown[1][0].columns[1:-1]), shown[1][0].cells, strict=True)
+    )
     assert first["First Service"] == "web", "the first of them, as its name says"
 
 
@@ -237,16 +283,23 @@ GRANTS: tuple[Object, ...] = (
         "pool": "main",
         "sharingKey": "shared",
         "keep": True,
-        "holders": [{"namespace": "default", "name": "web"}, {"namespace": "other", "name": "mail", "ports": ["TCP/25"]}],
+        "holders": [
+            {"namespace": "default", "name": "web"},
+            {"namespace": "other", "name": "mail", "ports": ["TCP/25"]},
+        ],
     },
     {"address": "192.0.2.78"},
     {"address": "192.0.2.79", "keep": False, "holders": []},
 )
-POOLS: tuple[Object, ...] = ({"addresses": ["192.0.2.1", "192.0.2.4/30"], "autoAssign": False}, {"addresses": ["192.0.2.9"]})
+POOLS: tuple[Object, ...] = (
+    {"addresses": ["192.0.2.1", "192.0.2.4/30"], "autoAssign": False},
+    {"addresses": ["192.0.2.9"]},
+)
 
 
 class Printed(NamedTuple):
-    """What `kubectl get` gets of one object: name, type, format and priority of each column; cells without name and age."""
+    """What `kubectl get` gets of one object: name, type, format and priority of each column; cells
+    without name and age."""
 
     columns: list[tuple[str, str, str, int]]
     cells: list[object]
@@ -259,7 +312,10 @@ async def printed(custom: Custom, resource: Resource[Any], spec: Object) -> Prin
     await custom.api.do("POST", resource.path(), body)
     _, table = await custom.api.call("GET", resource.path("", name), Accept=TABLE)
     await custom.api.call("DELETE", resource.path("", name))
-    columns = [(each["name"], each["type"], each["format"], each["priority"]) for each in table["columnDefinitions"]]
+    columns = [
+        (each["name"], each["type"], each["format"], each["priority"])
+        for each in table["columnDefinitions"]
+    ]
     (row,) = table["rows"]
     assert columns[-1][0] == "Age"
     return Printed(columns, row["cells"][1:-1])

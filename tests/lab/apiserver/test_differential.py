@@ -1,5 +1,5 @@
-"""What the real server answers to some hundreds of requests about Services, the embedded one answers: code, reason, message,
-and the object that comes of it, field for field with its owners.
+"""What the real server answers to some hundreds of requests about Services, the embedded one
+answers: code, reason, message, and the object that comes of it, field for field with its owners.
 """
 
 import asyncio
@@ -40,12 +40,16 @@ async def body_of(api: Api, asked: Request) -> Any:
     if there is None:
         return {"metadata": {"name": asked.name}, "spec": {"ports": [{"port": 80}]}}
     changed = deepcopy(there)
-    changed["spec"] = {name: value for name, value in (changed["spec"] | asked.change).items() if value is not None}
+    changed["spec"] = {
+        name: value for name, value in (changed["spec"] | asked.change).items() if value is not None
+    }
     return changed
 
 
 async def answer(api: Api, asked: Request) -> Object:
-    path = api.path(SERVICES, asked.name, asked.subresource) + (f"?{asked.query}" if asked.query else "")
+    path = api.path(SERVICES, asked.name, asked.subresource) + (
+        f"?{asked.query}" if asked.query else ""
+    )
     status, body = await api.call(asked.method, path, await body_of(api, asked), asked.media_type)
     return answer_of(status, body, api.namespace)
 

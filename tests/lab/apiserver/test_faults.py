@@ -21,9 +21,17 @@ DEADLINE_S = 60
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(410, "Expired"), (409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")],
+    [
+        (410, "Expired"),
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+    ],
 )
-async def test_a_status_so_many_times(client: Api, server: ApiServer, code: int, reason: str) -> None:
+async def test_a_status_so_many_times(
+    client: Api, server: ApiServer, code: int, reason: str
+) -> None:
     server.faults.add(Fault("status", "GET", "services$", count=2, code=code))
     assert (await client.call("GET", "/api/v1/nodes"))[0] == 200
     for _ in range(2):
@@ -80,8 +88,12 @@ async def read_until_end(answer: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     return data, True
 
 
-async def test_a_running_watch_is_cut_in_the_middle_of_a_line(client: Api, server: ApiServer, make_service: Make) -> None:
-    async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}") as answer:
+async def test_a_running_watch_is_cut_in_the_middle_of_a_line(
+    client: Api, server: ApiServer, make_service: Make
+) -> None:
+    async with client.session.get(
+        f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}"
+    ) as answer:
         server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
         line = await answer.content.readline()
         assert json.loads(line)["object"]["metadata"]["name"] == "a"
@@ -94,7 +106,9 @@ async def test_a_running_watch_is_cut_in_the_middle_of_a_line(client: Api, serve
         json.loads(data)
 
 
-async def test_a_watch_is_cut_after_so_many_events(client: Api, server: ApiServer, make_service: Make) -> None:
+async def test_a_watch_is_cut_after_so_many_events(
+    client: Api, server: ApiServer, make_service: Make
+) -> None:
     for name in "abcd":
         server.registry.create(SERVICES, "default", make_service(name), Write("test"))
     server.faults.add(Fault("cut", after_events=2))
@@ -121,11 +135,17 @@ async def test_a_watch_gets_an_error_event(client: Api, server: ApiServer) -> No
         data, whole = await read_until_end(answer)
     event = json.loads(data.splitlines()[-1])
     assert whole
-    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
+    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == (
+        "ERROR",
+        410,
+        "Expired",
+    )
 
 
 async def test_a_watch_falls_silent(client: Api, server: ApiServer, make_service: Make) -> None:
-    async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}") as answer:
+    async with client.session.get(
+        f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}"
+    ) as answer:
         server.faults.add(Fault("stall", path="watch"))
         server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
         with pytest.raises(TimeoutError):
@@ -156,7 +176,9 @@ async def test_connections_are_refused_and_taken_again(client: Api, server: ApiS
 
 
 async def test_faults_over_http(client: Api, server: ApiServer, make_service: Make) -> None:
-    await client.call("POST", "/_faults", [{"action": "status", "path": "nodes", "code": 503}, {"action": "end"}])
+    await client.call(
+        "POST", "/_faults", [{"action": "status", "path": "nodes", "code": 503}, {"action": "end"}]
+    )
     status, waiting = await client.call("GET", "/_faults")
     assert (status, [fault["action"] for fault in waiting]) == (200, ["status", "end"])
     assert (await client.call("GET", "/api/v1/nodes"))[0] == 503

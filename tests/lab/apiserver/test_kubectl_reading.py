@@ -1,4 +1,5 @@
-"""What the real kubectl reads: lists, tables, watches, descriptions, and what the server says of itself."""
+"""What the real kubectl reads: lists, tables, watches, descriptions, and what the server says of
+itself."""
 
 import asyncio
 import json
@@ -13,7 +14,13 @@ from fairlead.lab.apiserver.kinds import EVENTS, NAMESPACES, PODS, SERVICES
 
 
 async def publish(api: Api, address: str = "192.0.2.10") -> None:
-    ready = {"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": now()}
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Ready",
+        "message": "",
+        "lastTransitionTime": now(),
+    }
     await api.publish("web", {"ip": address}, conditions=[ready])
 
 
@@ -64,8 +71,15 @@ async def test_get_and_watch(kubectl: Kubectl, api: Api, manifest: str) -> None:
 async def test_wait_for_the_address(kubectl: Kubectl, api: Api, manifest: str) -> None:
     await kubectl("create", "-f", manifest)
     # An old kubectl waits for conditions only.
-    condition = "jsonpath={.status.loadBalancer.ingress[0].ip}=192.0.2.10" if kubectl.minor >= 23 else "condition=Ready"
-    async with kubectl.start("wait", f"--for={condition}", "svc/web", "--timeout=20s") as process, asyncio.timeout(DEADLINE_S):
+    condition = (
+        "jsonpath={.status.loadBalancer.ingress[0].ip}=192.0.2.10"
+        if kubectl.minor >= 23
+        else "condition=Ready"
+    )
+    async with (
+        kubectl.start("wait", f"--for={condition}", "svc/web", "--timeout=20s") as process,
+        asyncio.timeout(DEADLINE_S),
+    ):
         await publish(api)
         out, _ = await process.communicate()
     assert out == b"service/web condition met\n"
@@ -93,24 +107,48 @@ async def test_get_the_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
     assert "Endpoints is deprecated in v1.33+" in asked.err
     endpoints = asked.rows
     assert endpoints[0] == ["NAME", "ENDPOINTS", "AGE"]
-    assert [row[:2] for row in endpoints[1:]] == [["nobody", "<none>"], ["web", "192.0.2.130:8080,[2001:db8::1]:8080"]]
+    assert [row[:2] for row in endpoints[1:]] == [
+        ["nobody", "<none>"],
+        ["web", "192.0.2.130:8080,[2001:db8::1]:8080"],
+    ]
     slices = (await kubectl("get", "endpointslices")).rows
     assert slices[0] == ["NAME", "ADDRESSTYPE", "PORTS", "ENDPOINTS", "AGE"]
     assert slices[1][:4] == ["web-abcde", "IPv4", "8080", "192.0.2.130"]
     events = (await kubectl("get", "events")).rows
     assert events[0] == ["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
-    assert events[1][1:] == ["Normal", "EnsuredLoadBalancer", "service/web", "Ensured load balancer"]
-    assert (await kubectl("get", "lease", node, "-n", "kube-node-lease")).rows[1][:2] == [node, node]
+    assert events[1][1:] == [
+        "Normal",
+        "EnsuredLoadBalancer",
+        "service/web",
+        "Ensured load balancer",
+    ]
+    assert (await kubectl("get", "lease", node, "-n", "kube-node-lease")).rows[1][:2] == [
+        node,
+        node,
+    ]
     namespaces = [row[:2] for row in (await kubectl("get", "ns")).rows[1:]]
-    assert all([name, "Active"] in namespaces for name in ("default", "kube-node-lease", "kube-public", "kube-system"))
+    assert all(
+        [name, "Active"] in namespaces
+        for name in ("default", "kube-node-lease", "kube-public", "kube-system")
+    )
     together = await kubectl("get", "pods,nodes,endpointslices,events")
-    for name in ("pod/web-1", f"node/{node}", "endpointslice.discovery.k8s.io/web-abcde", "EnsuredLoadBalancer"):
+    for name in (
+        "pod/web-1",
+        f"node/{node}",
+        "endpointslice.discovery.k8s.io/web-abcde",
+        "EnsuredLoadBalancer",
+    ):
         assert name in together.out
 
 
 async def test_describe(kubectl: Kubectl, cluster: Api) -> None:
     service = (await kubectl("describe", "svc", "web")).out
-    told = ("External Traffic Policy:  Local", "HealthCheck NodePort:     3", "EnsuredLoadBalancer", "(x3 over")
+    told = (
+        "External Traffic Policy:  Local",
+        "HealthCheck NodePort:     3",
+        "EnsuredLoadBalancer",
+        "(x3 over",
+    )
     for text in (*told, "192.0.2.130:8080"):
         assert text in service
     node = (await kubectl("describe", "node", cluster.namespace)).out
@@ -123,7 +161,12 @@ async def test_describe(kubectl: Kubectl, cluster: Api) -> None:
     ):
         assert text in node
     pod = (await kubectl("describe", "pod", "web-1")).out
-    for text in (f"{cluster.namespace}/192.0.2.1", "Running", "IP:           192.0.2.130", "8080/TCP"):
+    for text in (
+        f"{cluster.namespace}/192.0.2.1",
+        "Running",
+        "IP:           192.0.2.130",
+        "8080/TCP",
+    ):
         assert text in pod
 
 
@@ -131,7 +174,9 @@ async def test_namespaces_and_discovery(kubectl: Kubectl) -> None:
     shop = f"{kubectl.api.namespace}-shop"
     kubectl.api.remove_later(NAMESPACES, shop)
     assert (await kubectl("create", "namespace", shop)).out == f"namespace/{shop} created\n"
-    assert (await kubectl("-n", shop, "create", "-f", "-", stdin=SERVICE)).out == "service/web created\n"
+    assert (
+        await kubectl("-n", shop, "create", "-f", "-", stdin=SERVICE)
+    ).out == "service/web created\n"
     deleted = (await kubectl("delete", "namespace", shop, "--wait=false")).out
     assert deleted == f'namespace "{shop}" deleted\n'
     resources = (await kubectl("api-resources", "--no-headers")).out
@@ -145,11 +190,21 @@ async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_pat
     """The embedded server is the lesser one, and says so."""
     kubectl = Kubectl(program, client, tmp_path)
     containers = [{"name": "web", "image": "example.com/web:1"}]
-    await client.create(PODS, {"metadata": {"name": "web-1"}, "spec": {"nodeName": "n1", "containers": containers}})
+    await client.create(
+        PODS, {"metadata": {"name": "web-1"}, "spec": {"nodeName": "n1", "containers": containers}}
+    )
     for arguments, told in {
         ("get", "deploy"): 'the server doesn\'t have a resource type "deploy"',
-        ("logs", "web-1"): "the server does not have pods/log: it keeps objects, and runs no containers",
-        ("exec", "web-1", "--", "ls"): "the server does not have pods/exec: it keeps objects, and runs no containers",
+        (
+            "logs",
+            "web-1",
+        ): "the server does not have pods/log: it keeps objects, and runs no containers",
+        (
+            "exec",
+            "web-1",
+            "--",
+            "ls",
+        ): "the server does not have pods/exec: it keeps objects, and runs no containers",
     }.items():
         ran = await kubectl.run(*arguments)
         assert ran.code == 1
@@ -173,7 +228,12 @@ async def test_explain(kubectl: Kubectl) -> None:
 
 async def test_events_in_order(kubectl: Kubectl, api: Api) -> None:
     for name, stamp in {"late": "2026-01-02T00:00:00Z", "early": "2026-01-01T00:00:00Z"}.items():
-        event = {"metadata": {"name": name}, "reason": name, "lastTimestamp": stamp, "type": "Normal"}
+        event = {
+            "metadata": {"name": name},
+            "reason": name,
+            "lastTimestamp": stamp,
+            "type": "Normal",
+        }
         about = {"kind": "Service", "name": "web", "namespace": api.namespace}
         await api.create(EVENTS, event | {"involvedObject": about})
     rows = (await kubectl("get", "events", "--sort-by=.lastTimestamp")).rows

@@ -1,8 +1,8 @@
-"""The requests of kubectl 1.20, to the letter, and what it must get; so that they are held where it is not installed.
+"""The requests of kubectl 1.20, to the letter, and what it must get; so that they are held where it
+is not installed.
 
-Written down from what it sends (`-v=9`): it takes the OpenAPI document in protobuf and nothing else, knows no field
-validation by the server, and gives each write the name of a manager.
-"""
+Written down from what it sends (`-v=9`): it takes the OpenAPI document in protobuf and nothing
+else, knows no field validation by the server, and gives each write the name of a manager."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,12 @@ from fairlead.lab.apiserver.kinds import SERVICES
 
 Make = Callable[..., Object]
 AGENT = "kubectl/v1.20.2 (linux/amd64) kubernetes/faecb19"
-TABLE = ",".join(f"application/json;as=Table;v={version};g=meta.k8s.io" for version in ("v1", "v1beta1")) + ",application/json"
+TABLE = (
+    ",".join(
+        f"application/json;as=Table;v={version};g=meta.k8s.io" for version in ("v1", "v1beta1")
+    )
+    + ",application/json"
+)
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -38,10 +43,16 @@ Send = Callable[..., Any]
 @pytest.fixture
 def send(api: Api) -> Send:
     async def send_as_kubectl(
-        method: str, path: str, body: object = None, media_type: str = "", accept: str = "application/json"
+        method: str,
+        path: str,
+        body: object = None,
+        media_type: str = "",
+        accept: str = "application/json",
     ) -> Answer:
         media = {"media_type": media_type} if media_type else {}
-        async with api.request(method, path, body=body, User_Agent=AGENT, Accept=accept, **media) as answer:
+        async with api.request(
+            method, path, body=body, User_Agent=AGENT, Accept=accept, **media
+        ) as answer:
             return Answer(answer.status, dict(answer.headers), await answer.read())
 
     return send_as_kubectl
@@ -51,12 +62,20 @@ async def test_the_openapi_document(api: Api, send: Send) -> None:
     accept = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
     answer = await send("GET", "/openapi/v2?timeout=32s", accept=accept)
     assert answer.code == 200
-    assert answer.headers["Content-Type"] == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+    assert (
+        answer.headers["Content-Type"]
+        == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+    )
     in_json = await send("GET", "/openapi/v2", accept="application/json, */*")
     assert in_json.headers["Content-Type"].startswith("application/json")
     if api.name == "embedded":
-        assert decode(answer.data) == in_json.document, "the real one's has members that ours needs not"
-    assert in_json.document["definitions"]["io.k8s.api.core.v1.Service"]["properties"].keys() >= {"spec", "status"}
+        assert decode(answer.data) == in_json.document, (
+            "the real one's has members that ours needs not"
+        )
+    assert in_json.document["definitions"]["io.k8s.api.core.v1.Service"]["properties"].keys() >= {
+        "spec",
+        "status",
+    }
 
 
 async def test_discovery(send: Send) -> None:
@@ -81,9 +100,19 @@ async def test_apply_diff_apply(api: Api, send: Send, make_service: Make) -> Non
     created = await send("POST", f"{api.path(SERVICES)}?{manager}", service, "application/json")
     assert created.code == 201
     strategic = "application/strategic-merge-patch+json"
-    change = {"spec": {"$setElementOrder/ports": [{"port": 80}], "ports": [{"$patch": "delete", "port": 443}]}}
+    change = {
+        "spec": {
+            "$setElementOrder/ports": [{"port": 80}],
+            "ports": [{"$patch": "delete", "port": 443}],
+        }
+    }
     version = created.document["metadata"]["resourceVersion"]
-    shown = await send("PATCH", f"{mine}?dryRun=All&{manager}", change | {"metadata": {"resourceVersion": version}}, strategic)
+    shown = await send(
+        "PATCH",
+        f"{mine}?dryRun=All&{manager}",
+        change | {"metadata": {"resourceVersion": version}},
+        strategic,
+    )
     assert [port["port"] for port in shown.document["spec"]["ports"]] == [80]
     assert [port["port"] for port in (await api.get(SERVICES, "web"))["spec"]["ports"]] == [80, 443]
     patched = await send("PATCH", f"{mine}?{manager}", change, strategic)
@@ -98,7 +127,10 @@ async def test_apply_on_the_servers_side(api: Api, send: Send, make_service: Mak
     created = await send("PATCH", path, make_service(), "application/apply-patch+yaml")
     assert created.code == 201
     again = await send("PATCH", path, make_service(), "application/apply-patch+yaml")
-    assert again.document["metadata"]["resourceVersion"] == created.document["metadata"]["resourceVersion"]
+    assert (
+        again.document["metadata"]["resourceVersion"]
+        == created.document["metadata"]["resourceVersion"]
+    )
 
 
 async def test_get_label_delete(api: Api, send: Send, make_service: Make) -> None:
@@ -108,16 +140,25 @@ async def test_get_label_delete(api: Api, send: Send, make_service: Make) -> Non
     assert [row["cells"][:2] for row in table["rows"]] == [["web", "LoadBalancer"]]
     label = {"metadata": {"labels": {"tier": "front"}}}
     labelled = await send(
-        "PATCH", f"{api.path(SERVICES, 'web')}?fieldManager=kubectl-label", label, "application/merge-patch+json"
+        "PATCH",
+        f"{api.path(SERVICES, 'web')}?fieldManager=kubectl-label",
+        label,
+        "application/merge-patch+json",
     )
     assert labelled.document["metadata"]["labels"] == {"tier": "front"}
-    gone = await send("DELETE", api.path(SERVICES, "web"), {"propagationPolicy": "Background"}, "application/json")
+    gone = await send(
+        "DELETE", api.path(SERVICES, "web"), {"propagationPolicy": "Background"}, "application/json"
+    )
     assert gone.code == 200
     left = await send("GET", f"{api.path(SERVICES)}?fieldSelector=metadata.name%3Dweb")
     assert left.document["items"] == []
 
 
-async def test_a_misspelt_field_is_told_though_it_did_not_ask(api: Api, send: Send, make_service: Make) -> None:
-    made = await send("POST", api.path(SERVICES), make_service(externalTraficPolicy="Local"), "application/json")
+async def test_a_misspelt_field_is_told_though_it_did_not_ask(
+    api: Api, send: Send, make_service: Make
+) -> None:
+    made = await send(
+        "POST", api.path(SERVICES), make_service(externalTraficPolicy="Local"), "application/json"
+    )
     assert made.code == 201
     assert made.headers["Warning"] == '299 - "unknown field \\"spec.externalTraficPolicy\\""'

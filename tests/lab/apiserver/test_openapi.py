@@ -1,4 +1,5 @@
-"""What the OpenAPI documents say of the kinds, and that the protobuf form says the same as the JSON form."""
+"""What the OpenAPI documents say of the kinds, and that the protobuf form says the same as the JSON
+form."""
 
 import json
 from collections.abc import Iterator
@@ -68,7 +69,9 @@ def test_how_lists_merge_is_what_the_api_reference_says(
     extensions = told(definition, field)
     assert extensions.get("x-kubernetes-patch-strategy") == strategy
     assert extensions.get("x-kubernetes-patch-merge-key") == key
-    assert extensions["x-kubernetes-list-type"] == ("atomic" if not strategy else "map" if key else "set")
+    assert extensions["x-kubernetes-list-type"] == (
+        "atomic" if not strategy else "map" if key else "set"
+    )
 
 
 def test_keys_of_server_side_apply() -> None:
@@ -80,18 +83,25 @@ def test_keys_of_server_side_apply() -> None:
 def test_each_kind_is_found_by_its_group_and_version(kind: Kind) -> None:
     wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     found = [
-        definition for definition in DEFINITIONS.values() if wanted in definition.get("x-kubernetes-group-version-kind", [])
+        definition
+        for definition in DEFINITIONS.values()
+        if wanted in definition.get("x-kubernetes-group-version-kind", [])
     ]
     assert len(found) == 1
     assert {"apiVersion", "kind", "metadata"} <= found[0]["properties"].keys()
     patches = [path["patch"] for path in DOCUMENT["paths"].values()]
     [patch] = [patch for patch in patches if patch["x-kubernetes-group-version-kind"] == wanted]
-    assert {"dryRun", "fieldManager", "force"} <= {parameter["name"] for parameter in patch["parameters"]}
+    assert {"dryRun", "fieldManager", "force"} <= {
+        parameter["name"] for parameter in patch["parameters"]
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type_stands(kind: Kind) -> None:
-    """Else a shape is a slip of the pen, or a definition tells how a type merges in one place and lies about another."""
+def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type_stands(
+    kind: Kind,
+) -> None:
+    """Else a shape is a slip of the pen, or a definition tells how a type merges in one place and
+    lies about another."""
     seen: dict[type[Fields], Shape] = {}
 
     def check(of: type[Fields], shape: Shape) -> None:
@@ -107,10 +117,13 @@ def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type
 
 
 def test_nothing_is_described_that_makes_kubectl_panic() -> None:
-    """It does where a schema says neither what it is nor what it refers to, two levels above a change."""
+    """It does where a schema says neither what it is nor what it refers to, two levels above a
+    change."""
     for name, definition in DEFINITIONS.items():
         for schema in schemas(definition):
-            assert "type" in schema or schema["$ref"].removeprefix("#/definitions/") in DEFINITIONS, name
+            assert (
+                "type" in schema or schema["$ref"].removeprefix("#/definitions/") in DEFINITIONS
+            ), name
 
 
 def test_both_versions_of_openapi_describe_the_same() -> None:
@@ -119,7 +132,9 @@ def test_both_versions_of_openapi_describe_the_same() -> None:
         document = openapi.openapi(path, "v1.36.0", KINDS)
         assert document is not None
         described |= document["components"]["schemas"]
-    told_in_v3 = json.loads(json.dumps(described).replace("#/components/schemas/", "#/definitions/"))
+    told_in_v3 = json.loads(
+        json.dumps(described).replace("#/components/schemas/", "#/definitions/")
+    )
     assert told_in_v3 == DEFINITIONS
 
 
@@ -128,11 +143,19 @@ def test_the_protobuf_form_says_what_the_json_form_says() -> None:
 
 
 def test_bytes() -> None:
-    """A document by hand: NamedSchema "a" with a TypeItem and one extension, whose value is YAML."""
+    """A document by hand: NamedSchema "a" with a TypeItem and one extension, whose value is
+    YAML."""
     schema = b"\xb2\x01\x08\x0a\x06object" + b"\xfa\x01\x0c\x0a\x03x-b\x12\x05\x12\x03[1]"
     named = b"\x0a\x01a" + b"\x12" + bytes([len(schema)]) + schema
-    wanted = b"\x0a\x032.0" + b"\x4a" + bytes([len(named) + 2]) + b"\x0a" + bytes([len(named)]) + named
-    assert openapi_protobuf.encode({"swagger": "2.0", "definitions": {"a": {"type": "object", "x-b": [1]}}}) == wanted
+    wanted = (
+        b"\x0a\x032.0" + b"\x4a" + bytes([len(named) + 2]) + b"\x0a" + bytes([len(named)]) + named
+    )
+    assert (
+        openapi_protobuf.encode(
+            {"swagger": "2.0", "definitions": {"a": {"type": "object", "x-b": [1]}}}
+        )
+        == wanted
+    )
 
 
 def test_a_member_without_a_number_is_not_dropped() -> None:
@@ -140,8 +163,13 @@ def test_a_member_without_a_number_is_not_dropped() -> None:
         openapi_protobuf.encode({"definitions": {"a": {"type": "integer", "maximum": 3}}})
 
 
-NEVER_MERGED = {("Endpoint", "addresses"), ("PodStatus", "hostIPs"), ("ResourceRequirements", "claims")}
-"""Lists that merge in a way that we have no form for; they are in lists that are taken as one, or nobody's whom we serve."""
+NEVER_MERGED = {
+    ("Endpoint", "addresses"),
+    ("PodStatus", "hostIPs"),
+    ("ResourceRequirements", "claims"),
+}
+"""Lists that merge in a way that we have no form for; they are in lists that are taken as one, or
+nobody's whom we serve."""
 
 
 async def test_the_definitions_are_those_of_the_real_server(real_apiserver: KubeApiServer) -> None:
@@ -154,7 +182,11 @@ async def test_the_definitions_are_those_of_the_real_server(real_apiserver: Kube
         referred = real.get(schema.get("$ref", "").removeprefix("#/definitions/"), schema)
         plain = "string" if referred.get("type") == "string" else "object"
         told = {name: value for name, value in schema.items() if name.startswith("x-kubernetes-")}
-        return told | {"type": schema.get("type", plain)} | ({"items": sort(schema["items"])} if "items" in schema else {})
+        return (
+            told
+            | {"type": schema.get("type", plain)}
+            | ({"items": sort(schema["items"])} if "items" in schema else {})
+        )
 
     # The kind by which others are defined is known as far as ours need it.
     for name, definition in DEFINITIONS.items():

@@ -45,19 +45,29 @@ def test_merge_patch_follows_the_table_of_rfc_7386(target: Any, patch: Any, resu
         ([{"port": 81, "name": "new"}], [{"port": 81, "name": "new"}, HTTP, HTTPS]),
         ([{"port": 443, "$patch": "delete"}], [HTTP]),
         ([{"$patch": "replace"}, {"port": 1}], [{"port": 1}]),
-        ([{"port": 80, "nodePort": None}], [{"name": "http", "port": 80, "protocol": "TCP"}, HTTPS]),
+        (
+            [{"port": 80, "nodePort": None}],
+            [{"name": "http", "port": 80, "protocol": "TCP"}, HTTPS],
+        ),
     ],
 )
 def test_strategic_merge_of_ports(patch: list[Any], ports: list[Any]) -> None:
     service = {"spec": {"ports": [HTTP, HTTPS]}}
     before = deepcopy(service)
-    assert strategic_merge(service, {"spec": {"ports": patch}}, shape_of(SERVICES)) == {"spec": {"ports": ports}}
+    assert strategic_merge(service, {"spec": {"ports": patch}}, shape_of(SERVICES)) == {
+        "spec": {"ports": ports}
+    }
     assert service == before
 
 
 def test_strategic_merge_keeps_the_order_that_the_client_names() -> None:
     service = {"spec": {"ports": [HTTP, HTTPS]}}
-    patch = {"spec": {"$setElementOrder/ports": [{"port": 53}, {"port": 443}, {"port": 80}], "ports": [{"port": 53}]}}
+    patch = {
+        "spec": {
+            "$setElementOrder/ports": [{"port": 53}, {"port": 443}, {"port": 80}],
+            "ports": [{"port": 53}],
+        }
+    }
     merged = strategic_merge(service, patch, shape_of(SERVICES))
     assert [port["port"] for port in merged["spec"]["ports"]] == [53, 443, 80]
 
@@ -65,33 +75,57 @@ def test_strategic_merge_keeps_the_order_that_the_client_names() -> None:
 def test_strategic_merge_of_conditions_finalizers_and_owners() -> None:
     node = {
         "metadata": {"finalizers": ["a/1"], "ownerReferences": [{"uid": "1", "name": "x"}]},
-        "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "r"}, {"type": "Disk", "status": "False"}]},
+        "status": {
+            "conditions": [
+                {"type": "Ready", "status": "False", "reason": "r"},
+                {"type": "Disk", "status": "False"},
+            ]
+        },
     }
     patch = {
         "metadata": {"finalizers": ["b/2", "a/1"], "ownerReferences": [{"uid": "1", "name": "y"}]},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     merged = strategic_merge(node, patch, shape_of(NODES))
-    assert merged["metadata"] == {"finalizers": ["b/2", "a/1"], "ownerReferences": [{"uid": "1", "name": "y"}]}
+    assert merged["metadata"] == {
+        "finalizers": ["b/2", "a/1"],
+        "ownerReferences": [{"uid": "1", "name": "y"}],
+    }
     assert merged["status"]["conditions"] == [
         {"type": "Ready", "status": "True", "reason": "r"},
         {"type": "Disk", "status": "False"},
     ]
-    removed = strategic_merge(merged, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/1"]}}, shape_of(NODES))
+    removed = strategic_merge(
+        merged, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/1"]}}, shape_of(NODES)
+    )
     assert removed["metadata"]["finalizers"] == ["b/2"]
 
 
 def test_strategic_merge_goes_into_containers() -> None:
-    pod = {"spec": {"containers": [{"name": "a", "image": "x:1", "ports": [{"containerPort": 80, "name": "p"}]}]}}
-    patch = {"spec": {"containers": [{"name": "a", "image": "x:2", "ports": [{"containerPort": 81}]}]}}
+    pod = {
+        "spec": {
+            "containers": [
+                {"name": "a", "image": "x:1", "ports": [{"containerPort": 80, "name": "p"}]}
+            ]
+        }
+    }
+    patch = {
+        "spec": {"containers": [{"name": "a", "image": "x:2", "ports": [{"containerPort": 81}]}]}
+    }
     assert strategic_merge(pod, patch, shape_of(PODS))["spec"]["containers"] == [
-        {"name": "a", "image": "x:2", "ports": [{"containerPort": 81}, {"containerPort": 80, "name": "p"}]}
+        {
+            "name": "a",
+            "image": "x:2",
+            "ports": [{"containerPort": 81}, {"containerPort": 80, "name": "p"}],
+        }
     ]
 
 
 def test_strategic_merge_without_the_key_is_refused() -> None:
     with pytest.raises(ApiFailure, match="does not contain declared merge key: port") as refused:
-        strategic_merge({"spec": {"ports": [HTTP]}}, {"spec": {"ports": [{"name": "x"}]}}, shape_of(SERVICES))
+        strategic_merge(
+            {"spec": {"ports": [HTTP]}}, {"spec": {"ports": [{"name": "x"}]}}, shape_of(SERVICES)
+        )
     assert refused.value.code == 500, "so it is: no sense in the patch is the server's trouble"
 
 
@@ -131,7 +165,9 @@ def test_json_patch_that_cannot_be_done_is_invalid(operation: Any) -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["x", "y"]),
-    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.sampled_from("abc"), below, max_size=3),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.sampled_from("abc"), below, max_size=3)
+    ),
     max_leaves=12,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)

@@ -1,4 +1,5 @@
-"""The verbs on objects of every kind: versions, writes that change nothing, deletion, namespaces."""
+"""The verbs on objects of every kind: versions, writes that change nothing, deletion,
+namespaces."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -8,7 +9,16 @@ import pytest
 from tests.lab.apiserver.api import Api, Failed, version_of
 
 from fairlead.lab.apiserver import ApiFailure, Deletion, Registry, Write
-from fairlead.lab.apiserver.kinds import ENDPOINT_SLICES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SERVICES, Kind
+from fairlead.lab.apiserver.kinds import (
+    ENDPOINT_SLICES,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    Kind,
+)
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
@@ -44,7 +54,9 @@ async def test_the_version_must_match(api: Api, make_service: Make) -> None:
         'Operation cannot be fulfilled on services "web": the object has been modified; '
         "please apply your changes to the latest version and try again"
     )
-    stale = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"], "labels": {"a": "c"}}}
+    stale = {
+        "metadata": {"resourceVersion": made["metadata"]["resourceVersion"], "labels": {"a": "c"}}
+    }
     with pytest.raises(Failed, match="the object has been modified"):
         await api.patch(SERVICES, "web", stale, "application/merge-patch+json")
 
@@ -57,22 +69,35 @@ def test_stored_objects_never_change(registry: Registry, make_service: Make) -> 
         registry.patch(SERVICES, "default", "web", media_type, patch, WRITE)
 
     for media_type in ("application/merge-patch+json", STRATEGIC):
-        # Node ports go when the type does: a patch that shared its ports with the stored object would take them there too.
-        patch(media_type, {"metadata": {"labels": {media_type[12:17]: "x"}}, "spec": {"type": "ClusterIP"}})
+        # Node ports go when the type does: a patch that shared its ports with the stored object
+        # would take them there too.
+        patch(
+            media_type,
+            {"metadata": {"labels": {media_type[12:17]: "x"}}, "spec": {"type": "ClusterIP"}},
+        )
         patch(media_type, {"spec": {"type": "LoadBalancer"}})
-    patch("application/json-patch+json", [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}])
+    patch(
+        "application/json-patch+json",
+        [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}],
+    )
     assert stored.object == before
 
 
 async def test_what_only_the_server_sets_cannot_be_set(api: Api, make_service: Make) -> None:
     service = make_service()
-    service["metadata"] |= {"uid": "mine", "creationTimestamp": "2001-01-01T00:00:00Z", "managedFields": []}
+    service["metadata"] |= {
+        "uid": "mine",
+        "creationTimestamp": "2001-01-01T00:00:00Z",
+        "managedFields": [],
+    }
     made = (await api.create(SERVICES, service))["metadata"]
     assert made["uid"] != "mine"
     assert made["creationTimestamp"] > "2020"
     assert "generation" not in made, "Services have none"
     with pytest.raises(Failed, match="resourceVersion should not be set on objects to be created"):
-        await api.create(SERVICES, {"metadata": {"name": "b", "resourceVersion": "7"}, "spec": service["spec"]})
+        await api.create(
+            SERVICES, {"metadata": {"name": "b", "resourceVersion": "7"}, "spec": service["spec"]}
+        )
 
 
 async def test_generated_names(api: Api) -> None:
@@ -85,16 +110,36 @@ async def test_generated_names(api: Api) -> None:
 @pytest.mark.parametrize(
     ("kind", "obj", "told"),
     [
-        (PODS, pod("Upper"), 'metadata.name: Invalid value: "Upper": a lowercase RFC 1123 subdomain'),
-        (PODS, {"metadata": {}, "spec": pod()["spec"]}, "metadata.name: Required value: name or generateName"),
+        (
+            PODS,
+            pod("Upper"),
+            'metadata.name: Invalid value: "Upper": a lowercase RFC 1123 subdomain',
+        ),
+        (
+            PODS,
+            {"metadata": {}, "spec": pod()["spec"]},
+            "metadata.name: Required value: name or generateName",
+        ),
         (PODS, pod(containers=[]), "spec.containers: Required value"),
         (PODS, pod(containers=[{"name": "c"}]), r"spec.containers\[0\].image: Required value"),
-        (NODES, {"metadata": {"name": "n"}, "spec": {"podCIDRs": ["x"]}}, r"spec.podCIDRs\[0\]: Invalid value: \"x\""),
-        (NODES, {"metadata": {"name": "n", "labels": {"a b": ""}}}, 'metadata.labels: Invalid value: "a b"'),
+        (
+            NODES,
+            {"metadata": {"name": "n"}, "spec": {"podCIDRs": ["x"]}},
+            r"spec.podCIDRs\[0\]: Invalid value: \"x\"",
+        ),
+        (
+            NODES,
+            {"metadata": {"name": "n", "labels": {"a b": ""}}},
+            'metadata.labels: Invalid value: "a b"',
+        ),
         (ENDPOINT_SLICES, {"metadata": {"name": "s"}}, "addressType: Required value"),
         (
             ENDPOINT_SLICES,
-            {"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": [{"addresses": ["2001:db8::1"]}]},
+            {
+                "metadata": {"name": "s"},
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": ["2001:db8::1"]}],
+            },
             r'endpoints\[0\].addresses: Invalid value: "2001:db8::1": must be an IPv4 address',
         ),
         (
@@ -102,17 +147,31 @@ async def test_generated_names(api: Api) -> None:
             {"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": [{"addresses": []}]},
             r"endpoints\[0\].addresses: Required value: must contain at least 1 address",
         ),
-        (LEASES, {"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": 0}}, "must be greater than 0"),
+        (
+            LEASES,
+            {"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": 0}},
+            "must be greater than 0",
+        ),
         (
             EVENTS,
             {"metadata": {"name": "e"}, "involvedObject": {"namespace": "x"}},
             "does not match event.namespace",
         ),
-        (NAMESPACES, {"metadata": {"name": "a.b"}}, 'metadata.name: Invalid value: "a.b": must not contain dots'),
-        (SERVICES, {"metadata": {"name": "w", "finalizers": ["bare"]}}, "neither a standard finalizer name nor"),
+        (
+            NAMESPACES,
+            {"metadata": {"name": "a.b"}},
+            'metadata.name: Invalid value: "a.b": must not contain dots',
+        ),
+        (
+            SERVICES,
+            {"metadata": {"name": "w", "finalizers": ["bare"]}},
+            "neither a standard finalizer name nor",
+        ),
     ],
 )
-async def test_other_kinds_are_checked_lightly(api: Api, kind: Kind, obj: Object, told: str) -> None:
+async def test_other_kinds_are_checked_lightly(
+    api: Api, kind: Kind, obj: Object, told: str
+) -> None:
     with pytest.raises(Failed, match=told) as refused:
         await api.create(kind, obj)
     assert refused.value.code == 422
@@ -133,7 +192,9 @@ async def test_missing_namespaces_and_names(api: Api, make_service: Make) -> Non
 
 
 async def test_a_field_that_the_kind_does_not_have_is_dropped(api: Api) -> None:
-    containers = [{"name": "c", "image": "x", "env": [{"name": "A", "value": "1"}], "ofTomorrow": {"a": [1]}}]
+    containers = [
+        {"name": "c", "image": "x", "env": [{"name": "A", "value": "1"}], "ofTomorrow": {"a": [1]}}
+    ]
     container = (await api.create(PODS, pod(containers=containers)))["spec"]["containers"][0]
     assert container["env"] == [{"name": "A", "value": "1"}]
     assert "ofTomorrow" not in container
@@ -143,7 +204,9 @@ async def test_a_pods_grace_period(api: Api) -> None:
     await api.create(PODS, pod(nodeName="n1", terminationGracePeriodSeconds=17))
     marked = await api.delete(PODS, "p")
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 17
-    assert version_of(await api.delete(PODS, "p")) == version_of(marked), "asking again changes nothing"
+    assert version_of(await api.delete(PODS, "p")) == version_of(marked), (
+        "asking again changes nothing"
+    )
     shorter = await api.delete(PODS, "p", gracePeriodSeconds=3)
     assert shorter["metadata"]["deletionGracePeriodSeconds"] == 3
     await api.delete(PODS, "p", gracePeriodSeconds=0)
@@ -169,7 +232,9 @@ async def test_finalizers_hold_an_object(api: Api, make_service: Make) -> None:
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 0
     more = deepcopy(marked)
     more["metadata"]["finalizers"].append("example.com/c")
-    with pytest.raises(Failed, match="no new finalizers can be added if the object is being deleted"):
+    with pytest.raises(
+        Failed, match="no new finalizers can be added if the object is being deleted"
+    ):
         await api.update(SERVICES, "web", more)
     revived = deepcopy(marked)
     del revived["metadata"]["deletionTimestamp"]
@@ -183,11 +248,19 @@ async def test_finalizers_hold_an_object(api: Api, make_service: Make) -> None:
 
 async def test_preconditions(api: Api, make_service: Make) -> None:
     made = (await api.create(SERVICES, make_service()))["metadata"]
-    with pytest.raises(Failed, match=r"the UID in the precondition \(other\) does not match the UID in record"):
+    with pytest.raises(
+        Failed, match=r"the UID in the precondition \(other\) does not match the UID in record"
+    ):
         await api.delete(SERVICES, "web", preconditions={"uid": "other"})
-    with pytest.raises(Failed, match=r"the ResourceVersion in the precondition \(1\) does not match"):
+    with pytest.raises(
+        Failed, match=r"the ResourceVersion in the precondition \(1\) does not match"
+    ):
         await api.delete(SERVICES, "web", preconditions={"resourceVersion": "1"})
-    await api.delete(SERVICES, "web", preconditions={"uid": made["uid"], "resourceVersion": made["resourceVersion"]})
+    await api.delete(
+        SERVICES,
+        "web",
+        preconditions={"uid": made["uid"], "resourceVersion": made["resourceVersion"]},
+    )
     assert await api.find(SERVICES, "web") is None
 
 
@@ -198,7 +271,12 @@ async def test_what_a_deletion_answers(api: Api, make_service: Make) -> None:
     lease = await api.create(LEASES, {"metadata": {"name": "l"}})
     told = await api.delete(LEASES, "l")
     assert (told["kind"], told["status"]) == ("Status", "Success")
-    details = {"name": "l", "group": "coordination.k8s.io", "kind": "leases", "uid": lease["metadata"]["uid"]}
+    details = {
+        "name": "l",
+        "group": "coordination.k8s.io",
+        "kind": "leases",
+        "uid": lease["metadata"]["uid"],
+    }
     assert told["details"] == details
 
 
@@ -214,7 +292,8 @@ async def test_nothing_new_in_a_namespace_that_is_on_its_way_out(api: Api) -> No
 
 
 def test_a_namespace_takes_its_objects_along(registry: Registry) -> None:
-    """In a cluster its controller does that, which a bare API server does not have: the embedded one stands in for it."""
+    """In a cluster its controller does that, which a bare API server does not have: the embedded
+    one stands in for it."""
     registry.create(NAMESPACES, "", {"metadata": {"name": "shop"}}, WRITE)
     registry.create(PODS, "shop", pod("idle"), WRITE)
     registry.create(PODS, "shop", pod("busy", nodeName="n1"), WRITE)
@@ -233,14 +312,19 @@ async def test_a_pods_spec_is_fixed_but_for_images(api: Api) -> None:
     image["spec"]["containers"][0]["image"] = "example.com/web:2"
     assert (await api.update(PODS, "p", image))["metadata"]["generation"] == 2
     moved = {"spec": {"nodeName": "n2"}}
-    with pytest.raises(Failed, match="spec: Forbidden: pod updates may not change fields other than"):
+    with pytest.raises(
+        Failed, match="spec: Forbidden: pod updates may not change fields other than"
+    ):
         await api.patch(PODS, "p", moved, "application/merge-patch+json")
 
 
 async def test_a_lease_needs_its_version_and_may_be_made_by_update(api: Api) -> None:
     lease = {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a"}}
     made = await api.update(LEASES, "leader", deepcopy(lease))
-    with pytest.raises(Failed, match=r"metadata\.resourceVersion: Invalid value: 0: must be specified for an update"):
+    with pytest.raises(
+        Failed,
+        match=r"metadata\.resourceVersion: Invalid value: 0: must be specified for an update",
+    ):
         await api.update(LEASES, "leader", deepcopy(lease))
     taken = deepcopy(made)
     taken["spec"]["holderIdentity"] = "b"
@@ -259,4 +343,6 @@ async def test_a_node_registers_with_its_status(api: Api) -> None:
     assert "conditions" not in unchanged["status"]
     written = (await api.patch(NODES, name, patch, STRATEGIC, subresource="status"))["status"]
     assert written["addresses"] == addresses
-    assert [(condition["type"], condition["status"]) for condition in written["conditions"]] == [("Ready", "True")]
+    assert [(condition["type"], condition["status"]) for condition in written["conditions"]] == [
+        ("Ready", "True")
+    ]

@@ -22,8 +22,17 @@ async def running(
     ready: Path, *arguments: str, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[tuple[Any, asyncio.subprocess.Process]]:
     """The process and the content of its ready file. It is killed in the end if it still runs."""
-    command = [sys.executable, "-m", "fairlead.lab.apiserver", "--ready-file", str(ready), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, pass_fds=pass_fds, stdout=asyncio.subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "fairlead.lab.apiserver",
+        "--ready-file",
+        str(ready),
+        *arguments,
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, pass_fds=pass_fds, stdout=asyncio.subprocess.DEVNULL
+    )
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not (line := await asyncio.to_thread(_read, ready)):
@@ -42,7 +51,10 @@ def _read(path: Path) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_it_ends_at_once_with_a_watch_open(tmp_path: Path, number: signal.Signals) -> None:
-    async with running(tmp_path / "ready", "--listen", "127.0.0.1:0", "--listen", "[::1]:0") as (told, process):
+    async with running(tmp_path / "ready", "--listen", "127.0.0.1:0", "--listen", "[::1]:0") as (
+        told,
+        process,
+    ):
         assert told["pid"] == process.pid
         assert len(told["urls"]) == 2
         async with aiohttp.ClientSession() as session:
@@ -61,7 +73,10 @@ async def test_it_serves_on_an_inherited_socket(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         descriptor = listener.fileno()
         arguments = ("--fd", str(descriptor), "--service-cidr", "2001:db8:96::/112")
-        async with running(tmp_path / "ready", *arguments, pass_fds=[descriptor]) as (told, process):
+        async with running(tmp_path / "ready", *arguments, pass_fds=[descriptor]) as (
+            told,
+            process,
+        ):
             listener.close()
             assert told["urls"] == [f"http://127.0.0.1:{port}"]
             async with aiohttp.ClientSession() as session:
@@ -92,7 +107,9 @@ async def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         command = [sys.executable, "-m", "fairlead.lab.apiserver", "--listen", address]
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=dict(os.environ))
+        process = await asyncio.create_subprocess_exec(
+            *command, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
+        )
         async with asyncio.timeout(DEADLINE_S):
             _, told = await process.communicate()
     assert process.returncode == 1

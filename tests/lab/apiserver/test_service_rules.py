@@ -1,8 +1,8 @@
-"""The rules of the Service API: which Services are taken, what becomes of them, and what is said about the others.
+"""The rules of the Service API: which Services are taken, what becomes of them, and what is said
+about the others.
 
-The tables are those of upstream's own tests (TestFeatureExternalTrafficPolicy, TestValidateServiceExternalTrafficPolicy,
-TestValidateService, TestValidateLoadBalancerStatus).
-"""
+The tables are those of upstream's own tests (TestFeatureExternalTrafficPolicy,
+TestValidateServiceExternalTrafficPolicy, TestValidateService, TestValidateLoadBalancerStatus)."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,7 +18,8 @@ Make = Callable[..., Object]
 
 EXTERNAL = ["198.51.100.7"]
 CLASS_RULE = (
-    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
+    "with an alphanumeric "
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
@@ -42,7 +43,9 @@ def causes(refused: pytest.ExceptionInfo[Failed]) -> list[str]:
 
 
 ONLY_REACHABLE = "may only be set for externally-accessible services"
-ONLY_HEALTH_CHECK = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+ONLY_HEALTH_CHECK = (
+    "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +54,25 @@ ONLY_HEALTH_CHECK = "may only be set when `type` is 'LoadBalancer' and `external
         ({"type": "ClusterIP"}, None, False),
         ({"type": "ExternalName", "externalName": "example.com", "ports": None}, None, False),
         ({"type": "ClusterIP", "externalIPs": EXTERNAL}, "Cluster", False),
-        ({"type": "ClusterIP", "externalIPs": EXTERNAL, "externalTrafficPolicy": "Local"}, "Local", False),
+        (
+            {"type": "ClusterIP", "externalIPs": EXTERNAL, "externalTrafficPolicy": "Local"},
+            "Local",
+            False,
+        ),
         ({"type": "NodePort"}, "Cluster", False),
         ({"type": "NodePort", "externalTrafficPolicy": "Local"}, "Local", False),
         ({"type": "LoadBalancer"}, "Cluster", False),
         ({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"}, "Cluster", False),
         ({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}, "Local", True),
-        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30034}, "Local", True),
+        (
+            {
+                "type": "LoadBalancer",
+                "externalTrafficPolicy": "Local",
+                "healthCheckNodePort": 30034,
+            },
+            "Local",
+            True,
+        ),
     ],
 )
 async def test_external_traffic_policy_accepted(
@@ -67,7 +82,9 @@ async def test_external_traffic_policy_accepted(
     assert made.get("externalTrafficPolicy") == policy
     assert ("healthCheckNodePort" in made) == has_health_port
     if has_health_port:
-        assert made["healthCheckNodePort"] == spec.get("healthCheckNodePort", made["healthCheckNodePort"])
+        assert made["healthCheckNodePort"] == spec.get(
+            "healthCheckNodePort", made["healthCheckNodePort"]
+        )
         assert 30000 <= made["healthCheckNodePort"] <= 32767
 
 
@@ -79,7 +96,11 @@ async def test_external_traffic_policy_accepted(
             f'spec.externalTrafficPolicy: Invalid value: "Local": {ONLY_REACHABLE}',
         ),
         (
-            {"type": "ExternalName", "externalName": "a.example", "externalTrafficPolicy": "Cluster"},
+            {
+                "type": "ExternalName",
+                "externalName": "a.example",
+                "externalTrafficPolicy": "Cluster",
+            },
             f'spec.externalTrafficPolicy: Invalid value: "Cluster": {ONLY_REACHABLE}',
         ),
         (
@@ -92,67 +113,100 @@ async def test_external_traffic_policy_accepted(
         ),
         (
             {"externalTrafficPolicy": "Nearby"},
-            'spec.externalTrafficPolicy: Unsupported value: "Nearby": supported values: "Cluster", "Local"',
+            'spec.externalTrafficPolicy: Unsupported value: "Nearby": supported values: '
+            '"Cluster", "Local"',
         ),
         (
             {"internalTrafficPolicy": "Nearby"},
-            'spec.internalTrafficPolicy: Unsupported value: "Nearby": supported values: "Cluster", "Local"',
+            'spec.internalTrafficPolicy: Unsupported value: "Nearby": supported values: '
+            '"Cluster", "Local"',
         ),
         ({"ports": None}, "spec.ports: Required value"),
         (
             {"clusterIP": "None"},
-            "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for LoadBalancer services",
+            "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for "
+            "LoadBalancer services",
         ),
         (
             {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": 30040}]},
             "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
         ),
-        ({"ports": [{"port": 0}]}, "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"),
+        (
+            {"ports": [{"port": 0}]},
+            "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
+        ),
         (
             {"ports": [{"port": 80, "protocol": "ICMP"}]},
-            'spec.ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"',
+            'spec.ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", '
+            '"UDP"',
         ),
-        ({"ports": [{"name": "a", "port": 80}, {"port": 81}]}, "spec.ports[1].name: Required value"),
-        ({"ports": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]}, 'spec.ports[1].name: Duplicate value: "a"'),
         (
-            {"ports": [{"name": "a", "port": 80, "nodePort": 30040}, {"name": "b", "port": 81, "nodePort": 30040}]},
+            {"ports": [{"name": "a", "port": 80}, {"port": 81}]},
+            "spec.ports[1].name: Required value",
+        ),
+        (
+            {"ports": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]},
+            'spec.ports[1].name: Duplicate value: "a"',
+        ),
+        (
+            {
+                "ports": [
+                    {"name": "a", "port": 80, "nodePort": 30040},
+                    {"name": "b", "port": 81, "nodePort": 30040},
+                ]
+            },
             "spec.ports[1].nodePort: Invalid value: 30040: provided port is already allocated",
         ),
         (
-            {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86401}}},
+            {
+                "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86401}},
+            },
             "spec.sessionAffinityConfig.clientIP.timeoutSeconds: "
             "Invalid value: 86401: must be greater than 0 and less than 86400",
         ),
         (
             {"sessionAffinity": "Cookie"},
-            'spec.sessionAffinity: Unsupported value: "Cookie": supported values: "ClientIP", "None"',
+            'spec.sessionAffinity: Unsupported value: "Cookie": supported values: "ClientIP", '
+            '"None"',
         ),
         (
             {"type": "ClusterIP", "loadBalancerSourceRanges": ["192.0.2.0/24"]},
-            "spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'",
+            "spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is "
+            "'LoadBalancer'",
         ),
         (
             {"loadBalancerSourceRanges": ["192.0.2.0"]},
-            'spec.LoadBalancerSourceRanges[0]: Invalid value: "192.0.2.0": must be a valid CIDR value, '
+            'spec.LoadBalancerSourceRanges[0]: Invalid value: "192.0.2.0": must be a valid CIDR '
+            "value, "
             "(e.g. 10.9.8.0/24 or 2001:db8::/64)",
         ),
         (
             {"type": "NodePort", "loadBalancerClass": "example.com/a"},
             "spec.loadBalancerClass: Forbidden: may only be used when `type` is 'LoadBalancer'",
         ),
-        ({"loadBalancerClass": "Bad Class"}, f'spec.loadBalancerClass: Invalid value: "Bad Class": {CLASS_RULE}'),
+        (
+            {"loadBalancerClass": "Bad Class"},
+            f'spec.loadBalancerClass: Invalid value: "Bad Class": {CLASS_RULE}',
+        ),
         (
             {"type": "NodePort", "allocateLoadBalancerNodePorts": False},
-            "spec.allocateLoadBalancerNodePorts: Forbidden: may only be used when `type` is 'LoadBalancer'",
+            "spec.allocateLoadBalancerNodePorts: Forbidden: may only be used when `type` is "
+            "'LoadBalancer'",
         ),
-        ({"externalIPs": ["0.0.0.0"]}, 'spec.externalIPs[0]: Invalid value: "0.0.0.0": may not be unspecified (0.0.0.0)'),
+        (
+            {"externalIPs": ["0.0.0.0"]},
+            'spec.externalIPs[0]: Invalid value: "0.0.0.0": may not be unspecified (0.0.0.0)',
+        ),
         (
             {"externalIPs": ["127.0.0.1"]},
-            'spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)',
+            'spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range '
+            "(127.0.0.0/8, ::1/128)",
         ),
         (
             {"externalIPs": ["fe80::1"]},
-            'spec.externalIPs[0]: Invalid value: "fe80::1": may not be in the link-local range (169.254.0.0/16, fe80::/10)',
+            'spec.externalIPs[0]: Invalid value: "fe80::1": may not be in the link-local range '
+            "(169.254.0.0/16, fe80::/10)",
         ),
         (
             {"externalIPs": ["224.0.0.9"]},
@@ -170,26 +224,36 @@ async def test_external_traffic_policy_accepted(
             'spec.ipFamilies[1]: Duplicate value: "IPv4"',
         ),
         (
-            {"clusterIPs": ["10.96.0.9", "10.96.0.10"], "clusterIP": "10.96.0.9", "ipFamilyPolicy": "RequireDualStack"},
-            'spec.clusterIPs: Invalid value: ["10.96.0.9","10.96.0.10"]: may specify no more than one IP for each IP family',
+            {
+                "clusterIPs": ["10.96.0.9", "10.96.0.10"],
+                "clusterIP": "10.96.0.9",
+                "ipFamilyPolicy": "RequireDualStack",
+            },
+            'spec.clusterIPs: Invalid value: ["10.96.0.9","10.96.0.10"]: may specify no more '
+            "than one IP for each IP family",
         ),
     ],
 )
-async def test_refused_with_the_api_servers_words(api: Api, make_service: Make, spec: Object, told: str) -> None:
+async def test_refused_with_the_api_servers_words(
+    api: Api, make_service: Make, spec: Object, told: str
+) -> None:
     with pytest.raises(Failed) as refused:
         await create(api, make_service(**spec))
     assert told in causes(refused)
     assert await api.find(SERVICES, "web") is None
 
 
-async def test_source_range_annotation_is_checked_and_the_field_wins(api: Api, make_service: Make) -> None:
+async def test_source_range_annotation_is_checked_and_the_field_wins(
+    api: Api, make_service: Make
+) -> None:
     annotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
     bad = make_service()
     bad["metadata"]["annotations"] = {annotation: "192.0.2.0/24, example.com"}
     with pytest.raises(Failed) as refused:
         await create(api, deepcopy(bad))
     assert causes(refused) == [
-        f'metadata.annotations[{annotation}]: Invalid value: "example.com": must be a valid CIDR value, '
+        f'metadata.annotations[{annotation}]: Invalid value: "example.com": must be a valid CIDR '
+        "value, "
         "(e.g. 10.9.8.0/24 or 2001:db8::/64)"
     ]
     bad["spec"]["loadBalancerSourceRanges"] = [" 192.0.2.0/24 "]
@@ -199,7 +263,9 @@ async def test_source_range_annotation_is_checked_and_the_field_wins(api: Api, m
     await create(api, empty)
 
 
-async def test_one_message_for_one_cause_and_a_list_for_several(api: Api, make_service: Make) -> None:
+async def test_one_message_for_one_cause_and_a_list_for_several(
+    api: Api, make_service: Make
+) -> None:
     with pytest.raises(Failed) as refused:
         await create(api, make_service("x", type="ClusterIP", externalTrafficPolicy="Local"))
     assert refused.value.message == (
@@ -207,11 +273,17 @@ async def test_one_message_for_one_cause_and_a_list_for_several(api: Api, make_s
         "may only be set for externally-accessible services"
     )
     status = refused.value.status
-    assert (status["code"], status["reason"], status["details"]["kind"]) == (422, "Invalid", "Service")
+    assert (status["code"], status["reason"], status["details"]["kind"]) == (
+        422,
+        "Invalid",
+        "Service",
+    )
     assert status["details"]["causes"][0]["reason"] == "FieldValueInvalid"
     with pytest.raises(Failed) as refused:
         await create(api, make_service("x", internalTrafficPolicy="a", externalTrafficPolicy="b"))
-    assert refused.value.message.startswith('Service "x" is invalid: [spec.externalTrafficPolicy: Unsupported value')
+    assert refused.value.message.startswith(
+        'Service "x" is invalid: [spec.externalTrafficPolicy: Unsupported value'
+    )
 
 
 async def test_defaults(api: Api, make_service: Make) -> None:
@@ -225,7 +297,9 @@ async def test_defaults(api: Api, make_service: Make) -> None:
     assert (port["protocol"], port["targetPort"]) == ("TCP", 80)
 
 
-async def test_health_check_port_comes_and_goes_with_the_policy(api: Api, make_service: Make) -> None:
+async def test_health_check_port_comes_and_goes_with_the_policy(
+    api: Api, make_service: Make
+) -> None:
     made = await create(api, make_service(externalTrafficPolicy="Local", healthCheckNodePort=30020))
     kept = await update(api, made, healthCheckNodePort=0)
     assert kept["spec"]["healthCheckNodePort"] == 30020
@@ -234,12 +308,16 @@ async def test_health_check_port_comes_and_goes_with_the_policy(api: Api, make_s
     assert causes(refused) == ["spec.healthCheckNodePort: Forbidden: field is immutable"]
     away = await update(api, kept, externalTrafficPolicy="Cluster")
     assert "healthCheckNodePort" not in away["spec"]
-    other = await create(api, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=30020))
+    other = await create(
+        api, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=30020)
+    )
     assert other["spec"]["healthCheckNodePort"] == 30020, "the port was given back"
     back = await update(api, away, externalTrafficPolicy="Local", healthCheckNodePort=30022)
     assert back["spec"]["healthCheckNodePort"] == 30022
     with pytest.raises(Failed) as taken:
-        await create(api, make_service("third", externalTrafficPolicy="Local", healthCheckNodePort=30020))
+        await create(
+            api, make_service("third", externalTrafficPolicy="Local", healthCheckNodePort=30020)
+        )
     assert "provided port is already allocated" in taken.value.message
 
 
@@ -255,7 +333,9 @@ async def test_class_cannot_change_while_the_type_stays(api: Api, make_service: 
         await update(api, plain, loadBalancerClass="example.com/a")
     without = await update(api, made, type="NodePort")
     assert "loadBalancerClass" not in without["spec"]
-    assert (await update(api, without, type="LoadBalancer", loadBalancerClass="example.com/b"))["spec"]["loadBalancerClass"]
+    assert (await update(api, without, type="LoadBalancer", loadBalancerClass="example.com/b"))[
+        "spec"
+    ]["loadBalancerClass"]
 
 
 async def test_leaving_the_type_clears_what_belongs_to_it(api: Api, make_service: Make) -> None:
@@ -263,10 +343,17 @@ async def test_leaving_the_type_clears_what_belongs_to_it(api: Api, make_service
     service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
     made = await create(api, service)
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.10"}]}}
-    published = await api.update(SERVICES, "web", deepcopy(made) | {"status": status}, subresource="status")
+    published = await api.update(
+        SERVICES, "web", deepcopy(made) | {"status": status}, subresource="status"
+    )
     assert published["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.10", "ipMode": "VIP"}]
     changed = await update(api, published, type="ClusterIP")
-    for field in ("healthCheckNodePort", "loadBalancerClass", "allocateLoadBalancerNodePorts", "externalTrafficPolicy"):
+    for field in (
+        "healthCheckNodePort",
+        "loadBalancerClass",
+        "allocateLoadBalancerNodePorts",
+        "externalTrafficPolicy",
+    ):
         assert field not in changed["spec"], field
     assert "nodePort" not in changed["spec"]["ports"][0]
     assert changed["status"] == {"loadBalancer": {}}
@@ -281,12 +368,17 @@ async def test_node_ports_may_be_switched_off_and_on(api: Api, make_service: Mak
     port = given["spec"]["ports"][0]["nodePort"]
     kept = await update(api, given, allocateLoadBalancerNodePorts=False)
     assert kept["spec"]["ports"][0]["nodePort"] == port
-    asked = make_service("asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30055}])
+    asked = make_service(
+        "asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30055}]
+    )
     assert (await create(api, asked))["spec"]["ports"][0]["nodePort"] == 30055
 
 
 async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> None:
-    ports = [{"name": "t", "port": 53, "nodePort": 30053}, {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 30053}]
+    ports = [
+        {"name": "t", "port": 53, "nodePort": 30053},
+        {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 30053},
+    ]
     made = await create(api, make_service(ports=ports))
     assert [port["nodePort"] for port in made["spec"]["ports"]] == [30053, 30053]
 
@@ -298,16 +390,28 @@ async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> 
             {"ip": "192.0.2.010"},
             'ip: Invalid value: "192.0.2.010": must not have leading 0s',
         ),
-        ({"hostname": "a.example", "ipMode": "VIP"}, "ipMode: Forbidden: may not be specified when `ip` is not set"),
-        ({"ip": "192.0.2.1", "ipMode": "DSR"}, 'ipMode: Unsupported value: "DSR": supported values: "Proxy", "VIP"'),
-        ({"hostname": "192.0.2.1"}, 'hostname: Invalid value: "192.0.2.1": must be a DNS name, not an IP address'),
+        (
+            {"hostname": "a.example", "ipMode": "VIP"},
+            "ipMode: Forbidden: may not be specified when `ip` is not set",
+        ),
+        (
+            {"ip": "192.0.2.1", "ipMode": "DSR"},
+            'ipMode: Unsupported value: "DSR": supported values: "Proxy", "VIP"',
+        ),
+        (
+            {"hostname": "192.0.2.1"},
+            'hostname: Invalid value: "192.0.2.1": must be a DNS name, not an IP address',
+        ),
     ],
 )
 async def test_ingress_is_checked(api: Api, make_service: Make, ingress: Object, told: str) -> None:
     made = await create(api, make_service())
     with pytest.raises(Failed) as refused:
         await api.update(
-            SERVICES, "web", deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}}, subresource="status"
+            SERVICES,
+            "web",
+            deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}},
+            subresource="status",
         )
     assert causes(refused) == [f"status.loadBalancer.ingress[0].{told}"]
 
@@ -317,7 +421,10 @@ async def test_ingress_only_for_load_balancers(api: Api, make_service: Make) -> 
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
     with pytest.raises(Failed) as refused:
         await api.update(SERVICES, "web", deepcopy(made) | {"status": status}, subresource="status")
-    assert causes(refused) == ["status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"]
+    assert causes(refused) == [
+        "status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is "
+        "'LoadBalancer'"
+    ]
 
 
 async def test_status_and_spec_are_written_apart(api: Api, make_service: Make) -> None:

@@ -1,4 +1,5 @@
-"""What is in the embedded server alone: a bounded history, watchers that share one encoding and that leave nothing behind."""
+"""What is in the embedded server alone: a bounded history, watchers that share one encoding and
+that leave nothing behind."""
 
 import asyncio
 from collections.abc import Callable

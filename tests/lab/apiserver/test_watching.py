@@ -1,4 +1,5 @@
-"""Lists and watches over HTTP: pages, versions, selections, bookmarks, watch-lists, and the end of history."""
+"""Lists and watches over HTTP: pages, versions, selections, bookmarks, watch-lists, and the end of
+history."""
 
 from collections.abc import Awaitable, Callable
 
@@ -32,7 +33,9 @@ def fill(api: Api, make_service: Make) -> Fill:
 
 
 @pytest.fixture
-def compact(request: pytest.FixtureRequest, api: Api, real_access: object) -> Callable[[], Awaitable[None]]:
+def compact(
+    request: pytest.FixtureRequest, api: Api, real_access: object
+) -> Callable[[], Awaitable[None]]:
     """Make the server forget its history."""
     etcd = request.getfixturevalue("real_apiserver") if real_access is not None else None
 
@@ -98,8 +101,11 @@ async def event(api: Api, name: str) -> str:
     return version_of(await api.create(EVENTS, obj))
 
 
-async def test_a_page_of_a_compacted_list_is_gone(api: Api, compact: Callable[[], Awaitable[None]]) -> None:
-    """With Events: the real server answers for other kinds from a memory of its own, whatever etcd has forgotten."""
+async def test_a_page_of_a_compacted_list_is_gone(
+    api: Api, compact: Callable[[], Awaitable[None]]
+) -> None:
+    """With Events: the real server answers for other kinds from a memory of its own, whatever etcd
+    has forgotten."""
     for name in "abc":
         await event(api, name)
     page = await api.do("GET", f"{api.path(EVENTS)}?limit=1")
@@ -108,9 +114,14 @@ async def test_a_page_of_a_compacted_list_is_gone(api: Api, compact: Callable[[]
     with pytest.raises(Failed) as gone:
         await api.do("GET", f"{api.path(EVENTS)}?limit=1&continue={page['metadata']['continue']}")
     assert (gone.value.code, gone.value.reason) == (410, "Expired")
-    assert gone.value.message.startswith("The provided continue parameter is too old to display a consistent list result.")
-    # Who would rather have the rest as it is now than nothing goes on with the token in the refusal.
-    rest = await api.do("GET", f"{api.path(EVENTS)}?continue={gone.value.status['metadata']['continue']}")
+    assert gone.value.message.startswith(
+        "The provided continue parameter is too old to display a consistent list result."
+    )
+    # Who would rather have the rest as it is now than nothing goes on with the token in the
+    # refusal.
+    rest = await api.do(
+        "GET", f"{api.path(EVENTS)}?continue={gone.value.status['metadata']['continue']}"
+    )
     assert [item["metadata"]["name"] for item in rest["items"]] == ["b", "c", "d"]
     with pytest.raises(Failed, match="continue key is not valid") as refused:
         await api.do("GET", f"{api.path(EVENTS)}?limit=1&continue=nonsense")
@@ -131,7 +142,8 @@ async def test_versions_of_a_list(api: Api, fill: Fill) -> None:
     with pytest.raises(Failed) as refused:
         await listed("resourceVersionMatch=Exact")
     assert refused.value.causes == [
-        "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+        "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless "
+        "resourceVersion is provided"
     ]
 
 
@@ -140,7 +152,9 @@ async def test_a_version_from_the_future(api: Api, fill: Fill) -> None:
     with pytest.raises(Failed) as future:
         await api.do("GET", f"{api.path(SERVICES)}?resourceVersion=99999999")
     assert (future.value.code, future.value.reason) == (504, "Timeout")
-    assert future.value.message.startswith("Timeout: Too large resource version: 99999999, current: ")
+    assert future.value.message.startswith(
+        "Timeout: Too large resource version: 99999999, current: "
+    )
     assert future.value.details["causes"][0]["reason"] == "ResourceVersionTooLarge"
 
 
@@ -187,7 +201,9 @@ async def test_a_watch_goes_on_from_its_version(api: Api, fill: Fill) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "resourceVersion=0"])
-async def test_a_watch_without_a_version_begins_with_what_is_there(api: Api, fill: Fill, query: str) -> None:
+async def test_a_watch_without_a_version_begins_with_what_is_there(
+    api: Api, fill: Fill, query: str
+) -> None:
     await fill("a", "b")
     async with api.watch(SERVICES, query) as watch:
         assert names([await watch.next(), await watch.next()]) == [("ADDED", "a"), ("ADDED", "b")]
@@ -197,7 +213,9 @@ async def test_a_watch_without_a_version_begins_with_what_is_there(api: Api, fil
 
 async def test_an_object_enters_and_leaves_a_selection(api: Api, fill: Fill) -> None:
     version = await fill("a")
-    async with api.watch(SERVICES, f"resourceVersion={version}&labelSelector=tier%3Dfront") as watch:
+    async with api.watch(
+        SERVICES, f"resourceVersion={version}&labelSelector=tier%3Dfront"
+    ) as watch:
         for number, label in enumerate(("front", "front", "back")):
             patch = {"metadata": {"labels": {"tier": label}, "annotations": {"n": str(number)}}}
             last = await api.patch(SERVICES, "a", patch)
@@ -208,13 +226,17 @@ async def test_an_object_enters_and_leaves_a_selection(api: Api, fill: Fill) -> 
 
 
 async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> None:
-    """Nothing happened that it should tell, but the client learns that it need not go through that again."""
+    """Nothing happened that it should tell, but the client learns that it need not go through that
+    again."""
     version = await fill("a")
     async with (
         api.watch(
-            SERVICES, f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dz"
+            SERVICES,
+            f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dz",
         ) as watch,
-        api.watch(SERVICES, f"resourceVersion={version}&timeoutSeconds=1&fieldSelector=metadata.name%3Dz") as plain,
+        api.watch(
+            SERVICES, f"resourceVersion={version}&timeoutSeconds=1&fieldSelector=metadata.name%3Dz"
+        ) as plain,
     ):
         latest = await fill("b")
         assert await plain.rest() == []
@@ -242,7 +264,12 @@ async def test_a_watch_list_marks_the_end_of_what_was_there(api: Api, fill: Fill
 
 
 @pytest.mark.parametrize(
-    "query", ["watch=true&sendInitialEvents=true", "sendInitialEvents=true", "watch=true&resourceVersionMatch=Exact"]
+    "query",
+    [
+        "watch=true&sendInitialEvents=true",
+        "sendInitialEvents=true",
+        "watch=true&resourceVersionMatch=Exact",
+    ],
 )
 async def test_watch_list_options_that_contradict(api: Api, query: str) -> None:
     with pytest.raises(Failed) as refused:
@@ -250,7 +277,9 @@ async def test_watch_list_options_that_contradict(api: Api, query: str) -> None:
     assert (refused.value.code, refused.value.reason) == (422, "Invalid")
 
 
-async def test_a_version_before_the_compaction_is_an_error_event(api: Api, compact: Callable[[], Awaitable[None]]) -> None:
+async def test_a_version_before_the_compaction_is_an_error_event(
+    api: Api, compact: Callable[[], Awaitable[None]]
+) -> None:
     old = await event(api, "a")
     for name in "bc":
         await event(api, name)
@@ -277,7 +306,9 @@ async def test_many_writes_reach_every_watcher_in_order(api: Api, make_service: 
             await api.create(SERVICES, make_service(f"s{number}", type="ClusterIP"))
         for watch in (one, two):
             seen = [await watch.next() for _ in range(count)]
-            assert [event["object"]["metadata"]["name"] for event in seen] == [f"s{number}" for number in range(count)]
+            assert [event["object"]["metadata"]["name"] for event in seen] == [
+                f"s{number}" for number in range(count)
+            ]
 
 
 async def test_a_table_for_kubectl(api: Api, fill: Fill) -> None:
@@ -294,7 +325,11 @@ async def test_a_table_for_kubectl(api: Api, fill: Fill) -> None:
     async with api.request("GET", path, Accept=as_table) as answer:
         await fill("b")
         event = await Watch(answer).next()
-    assert (event["type"], event["object"]["kind"], event["object"]["rows"][0]["cells"][0]) == ("ADDED", "Table", "b")
+    assert (event["type"], event["object"]["kind"], event["object"]["rows"][0]["cells"][0]) == (
+        "ADDED",
+        "Table",
+        "b",
+    )
 
 
 SERVICES_OF = "/api/v1/namespaces/{}/services"
@@ -306,23 +341,48 @@ SERVICES_OF = "/api/v1/namespaces/{}/services"
         ("GET", f"{SERVICES_OF}/none", None, "application/json", 404),
         ("GET", "/api/v1/namespaces/{}/gadgets", None, "application/json", 404),
         ("GET", "/apis/example.com/v1/things", None, "application/json", 404),
-        ("POST", SERVICES_OF, {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "x"}}, "application/json", 400),
+        (
+            "POST",
+            SERVICES_OF,
+            {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "x"}},
+            "application/json",
+            400,
+        ),
         ("POST", SERVICES_OF, [1], "application/json", 400),
         ("POST", SERVICES_OF, {"metadata": {"name": "x"}}, "application/xml", 415),
-        ("POST", SERVICES_OF, {"metadata": {"name": "x"}}, "application/vnd.kubernetes.protobuf", 400),
+        (
+            "POST",
+            SERVICES_OF,
+            {"metadata": {"name": "x"}},
+            "application/vnd.kubernetes.protobuf",
+            400,
+        ),
         ("PATCH", f"{SERVICES_OF}/x", {}, "application/json", 415),
         ("PATCH", f"{SERVICES_OF}/x", {"apiVersion": "v1"}, "application/apply-patch+yaml", 422),
         ("PUT", SERVICES_OF, {}, "application/json", 405),
-        ("POST", f"{SERVICES_OF}?dryRun=Maybe", {"metadata": {"name": "x"}}, "application/json", 422),
+        (
+            "POST",
+            f"{SERVICES_OF}?dryRun=Maybe",
+            {"metadata": {"name": "x"}},
+            "application/json",
+            422,
+        ),
     ],
 )
-async def test_what_is_refused_is_a_status(api: Api, method: str, path: str, body: object, media_type: str, code: int) -> None:
+async def test_what_is_refused_is_a_status(
+    api: Api, method: str, path: str, body: object, media_type: str, code: int
+) -> None:
     status, refused = await api.call(method, path.format(api.namespace), body, media_type)
     if (status, code) == (404, 404) and isinstance(refused, str):
         # Under a path of no group that it serves the real one answers as any web server.
         assert (api.name, refused) == ("real", "404 page not found\n")
         return
-    assert (status, refused["kind"], refused["status"], refused["code"]) == (code, "Status", "Failure", code)
+    assert (status, refused["kind"], refused["status"], refused["code"]) == (
+        code,
+        "Status",
+        "Failure",
+        code,
+    )
 
 
 async def test_unknown_fields_are_dropped_told_or_refused(api: Api, make_service: Make) -> None:
@@ -344,5 +404,8 @@ async def test_deletecollection(api: Api, fill: Fill) -> None:
     await fill("a", "b", tier="front")
     await fill("c")
     gone = await api.do("DELETE", f"{api.path(SERVICES)}?labelSelector=tier%3Dfront")
-    assert (gone["kind"], [item["metadata"]["name"] for item in gone["items"]]) == ("ServiceList", ["a", "b"])
+    assert (gone["kind"], [item["metadata"]["name"] for item in gone["items"]]) == (
+        "ServiceList",
+        ["a", "b"],
+    )
     assert [item["metadata"]["name"] for item in await api.items(SERVICES)] == ["c"]

@@ -1,4 +1,5 @@
-"""An authority for the certificates of amphorae, which Octavia signs though nobody will ever show one.
+"""An authority for the certificates of amphorae, which Octavia signs though nobody will ever show
+one.
 
 In: a directory. Out: `ca.pem` and `ca.key` in it.
 """
@@ -32,4 +33,6 @@ def make(directory: Path) -> None:
     )
     (directory / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
-    (directory / "ca.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    (directory / "ca.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    )

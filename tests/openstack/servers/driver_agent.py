@@ -1,7 +1,7 @@
 """octavia-driver-agent, through which provider `ovn` writes what became of its balancers.
 
-In: an octavia.conf. Runs in OpenStack's environment: `python -m tests.openstack.servers.driver_agent CONF`.
-"""
+In: an octavia.conf. Runs in OpenStack's environment: `python -m
+tests.openstack.servers.driver_agent CONF`."""
 
 import sys
 from pathlib import Path

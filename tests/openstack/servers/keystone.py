@@ -1,8 +1,7 @@
 """Keystone's API.
 
-In: a keystone.conf, the port to serve on. Runs in OpenStack's environment: `python -m tests.openstack.servers.keystone CONF
-PORT`.
-"""
+In: a keystone.conf, the port to serve on. Runs in OpenStack's environment: `python -m
+tests.openstack.servers.keystone CONF PORT`."""
 
 import os
 import sys

@@ -1,5 +1,6 @@
-"""The one thing that Nova would do to Neutron's ports, for amphorae that are no machines: a port that is plugged into a machine
-has its id, and goes, or is free again, with it. Octavia looks for that afterwards.
+"""The one thing that Nova would do to Neutron's ports, for amphorae that are no machines: a port
+that is plugged into a machine has its id, and goes, or is free again, with it. Octavia looks for
+that afterwards.
 
 Upstream's compute driver without effect does the rest.
 """
@@ -21,14 +22,22 @@ def plug_into_neutron() -> None:
     def network() -> Any:
         return clients.NeutronAuth.get_neutron_client().network
 
-    def attach(self: Any, compute_id: str, network_id: str = "", ip_address: str = "", port_id: str = "") -> Any:
+    def attach(
+        self: Any, compute_id: str, network_id: str = "", ip_address: str = "", port_id: str = ""
+    ) -> Any:
         if port_id:
             port = network().update_port(port_id, device_id=compute_id)
         else:
             wish = {"fixed_ips": [{"ip_address": ip_address}]} if ip_address else {}
-            port = network().create_port(network_id=network_id, device_id=compute_id, device_owner="compute:nova", **wish)
-        addresses = [{name: each[name] for name in ("subnet_id", "ip_address")} for each in port.fixed_ips]
-        return SimpleNamespace(port_id=port.id, net_id=port.network_id, fixed_ips=addresses)  # as novaclient has it
+            port = network().create_port(
+                network_id=network_id, device_id=compute_id, device_owner="compute:nova", **wish
+            )
+        addresses = [
+            {name: each[name] for name in ("subnet_id", "ip_address")} for each in port.fixed_ips
+        ]
+        return SimpleNamespace(
+            port_id=port.id, net_id=port.network_id, fixed_ips=addresses
+        )  # as novaclient has it
 
     def detach(self: Any, compute_id: str, port_id: str) -> None:
         network().update_port(port_id, device_id="")

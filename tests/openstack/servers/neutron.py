@@ -1,8 +1,7 @@
 """Neutron's API.
 
-In: a neutron.conf, the port to serve on. Runs in OpenStack's environment: `python -m tests.openstack.servers.neutron CONF
-PORT`.
-"""
+In: a neutron.conf, the port to serve on. Runs in OpenStack's environment: `python -m
+tests.openstack.servers.neutron CONF PORT`."""
 
 import os
 import sys
@@ -17,7 +16,8 @@ def main() -> None:
     sys.argv = ["neutron-server"]
     from neutron.common import wsgi_utils
 
-    # It asks the server that it expects to run in, and OVN's events are for nobody when that is not there.
+    # It asks the server that it expects to run in, and OVN's events are for nobody when that is not
+    # there.
     wsgi_utils.get_api_worker_count = lambda: 1
     from neutron.wsgi.api import application
 
@@ -25,7 +25,8 @@ def main() -> None:
 
 
 def _of_a_project(application: Any) -> Any:
-    """Where no token is asked for, Neutron makes all callers one project. Here they say which they are of, as to Octavia."""
+    """Where no token is asked for, Neutron makes all callers one project. Here they say which they
+    are of, as to Octavia."""
     from neutron_lib import context
 
     def with_context(environ: dict[str, Any], start_response: Any) -> Any:

@@ -1,9 +1,9 @@
 """Octavia's API, the worker's end of its queue and the receiver of heartbeats, all in one process.
 
-In: an octavia.conf, the port to serve on. Runs in OpenStack's environment: `python -m tests.openstack.servers.octavia CONF
-PORT`. In one process no message broker is needed (oslo.messaging's transport `fake://`); the code of all three is upstream's,
-and so are the drivers that stand where an amphora and its hypervisor would be.
-"""
+In: an octavia.conf, the port to serve on. Runs in OpenStack's environment: `python -m
+tests.openstack.servers.octavia CONF PORT`. In one process no message broker is needed
+(oslo.messaging's transport `fake://`); the code of all three is upstream's, and so are the drivers
+that stand where an amphora and its hypervisor would be."""
 
 import sys
 import threading
@@ -32,8 +32,8 @@ def main() -> None:
 
 
 def _keep_within(directory: Path) -> None:
-    """Two places that upstream has written into its code: the drivers without effect keep ports in a file in /tmp, and
-    providers look for the driver agent in /var/run."""
+    """Two places that upstream has written into its code: the drivers without effect keep ports in
+    a file in /tmp, and providers look for the driver agent in /var/run."""
     make_engine = sqlalchemy.create_engine
 
     def make_engine_here(url: str, **settings: object) -> sqlalchemy.Engine:
@@ -52,8 +52,12 @@ def _work() -> None:
     from oslo_config import cfg
     from oslo_messaging.rpc import dispatcher
 
-    target = oslo_messaging.Target(topic=constants.TOPIC_AMPHORA_V2, server=cfg.CONF.host, fanout=False)
-    rpc.get_server(target, [endpoints.Endpoints()], access_policy=dispatcher.DefaultRPCAccessPolicy).start()
+    target = oslo_messaging.Target(
+        topic=constants.TOPIC_AMPHORA_V2, server=cfg.CONF.host, fanout=False
+    )
+    rpc.get_server(
+        target, [endpoints.Endpoints()], access_policy=dispatcher.DefaultRPCAccessPolicy
+    ).start()
 
 
 def _listen_to_heartbeats() -> None:

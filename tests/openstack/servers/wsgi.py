@@ -1,8 +1,7 @@
 """Serve a WSGI application on loopback, a thread for each request, and say when it is ready.
 
-The servers that OpenStack's packages bring for trials take one request after another and turn the sixth in the queue away.
-Out: the line `READY` on standard output. Ends with its process.
-"""
+The servers that OpenStack's packages bring for trials take one request after another and turn the
+sixth in the queue away. Out: the line `READY` on standard output. Ends with its process."""
 
 import gc
 import socketserver

@@ -1,4 +1,5 @@
-"""Class fairlead.io/direct: packets handed to the nodes unmodified by eBPF on the gateways (direct server return).
+"""Class fairlead.io/direct: packets handed to the nodes unmodified by eBPF on the gateways (direct
+server return).
 
 spec      what should be and what is, as values; render and diff
 driver    the driver: open, read, apply, counters

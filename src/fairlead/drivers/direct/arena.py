@@ -1,10 +1,10 @@
 """Which chunks of the slot memory are free.
 
-In: sizes to reserve, regions to give back, the time. Out: offsets. Best fit; neighbours are joined. The cost of a call does not
-grow with the number of regions, only with that of different lengths among the free ones.
-Invariant: a region that was given back is handed out again only after a grace period, because a packet that was looked up
-before the change may still be read there. (A program runs for microseconds; the grace is a million times that.)
-"""
+In: sizes to reserve, regions to give back, the time. Out: offsets. Best fit; neighbours are joined.
+The cost of a call does not grow with the number of regions, only with that of different lengths
+among the free ones. Invariant: a region that was given back is handed out again only after a grace
+period, because a packet that was looked up before the change may still be read there. (A program
+runs for microseconds; the grace is a million times that.)"""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -16,13 +16,17 @@ GRACE_S = 1.0
 
 
 class Arena:
-    """A memory of `size` chunks of which `taken` regions (offset, length) are in use. Times are monotonic seconds.
+    """A memory of `size` chunks of which `taken` regions (offset, length) are in use. Times are
+    monotonic seconds.
 
-    resting: regions that were given back a moment ago, as `resting` of another says; those that are taken again are not.
-    """
+    resting: regions that were given back a moment ago, as `resting` of another says; those that are
+    taken again are not."""
 
     def __init__(
-        self, size: int, taken: Iterable[tuple[int, int]] = (), resting: Iterable[tuple[float, int, int]] = ()
+        self,
+        size: int,
+        taken: Iterable[tuple[int, int]] = (),
+        resting: Iterable[tuple[float, int, int]] = (),
     ) -> None:
         self.size = size
         self._ends: dict[int, int] = {}
@@ -50,14 +54,18 @@ class Arena:
         return tuple(self._resting)
 
     def reserve(self, length: int, now_s: float) -> int:
-        """The offset of `length` free chunks in a row. Raises NoRoom if there are none: memory in its grace period may be free
-        later."""
+        """The offset of `length` free chunks in a row. Raises NoRoom if there are none: memory in
+        its grace period may be free later."""
         while self._resting and now_s - self._resting[0][0] >= GRACE_S:
             _, offset, rested = self._resting.popleft()
             self._put(offset, rested)
         place = bisect_left(self._lengths, length)
         if place == len(self._lengths):
-            raise NoRoom("this gateway's table memory is used up", fix="raise gateway.tableMemoryMiB", retry_after_s=GRACE_S)
+            raise NoRoom(
+                "this gateway's table memory is used up",
+                fix="raise gateway.tableMemoryMiB",
+                retry_after_s=GRACE_S,
+            )
         room = self._lengths[place]
         offset = next(iter(self._by_length[room]))
         self._take(offset, room)
@@ -94,6 +102,7 @@ class Arena:
 
 
 def _overlaps(regions: Sequence[tuple[int, int]], offset: int, length: int) -> bool:
-    """Whether one of these regions, which are sorted, has a chunk of this one. They do not overlap each other."""
+    """Whether one of these regions, which are sorted, has a chunk of this one. They do not overlap
+    each other."""
     place = bisect_left(regions, (offset + length, 0))
     return place > 0 and sum(regions[place - 1]) > offset

@@ -1,11 +1,13 @@
-"""Where in the kernel packets are taken: the tc program on every interface, XDP in front of it where that is worth it.
+"""Where in the kernel packets are taken: the tc program on every interface, XDP in front of it
+where that is worth it.
 
-In: the configured interfaces, what they are, what `gateway.attach` asks for. Out: the programs attached, and of each interface
-which and why. The tc program is complete; the XDP program does the common packets whole and leaves the others to it.
-Invariant: a program takes the place of its predecessor in one step of the kernel, and what others attached is never touched.
-Why not XDP everywhere: measured, in the driver of a veth it turns segmentation offload off (bulk at 2.5 times the CPU per
-byte), and two silent failures wait there; on a network card it takes a packet before the kernel has spent anything on it.
-"""
+In: the configured interfaces, what they are, what `gateway.attach` asks for. Out: the programs
+attached, and of each interface which and why. The tc program is complete; the XDP program does the
+common packets whole and leaves the others to it. Invariant: a program takes the place of its
+predecessor in one step of the kernel, and what others attached is never touched. Why not XDP
+everywhere: measured, in the driver of a veth it turns segmentation offload off (bulk at 2.5 times
+the CPU per byte), and two silent failures wait there; on a network card it takes a packet before
+the kernel has spent anything on it."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,8 +30,10 @@ _MODES = {"xdp": xdp.NATIVE, "xdp-generic": xdp.GENERIC}
 _COSTLY = {"virtio_net": "XDP in it turns receive offloads off and takes a queue for each CPU"}
 """Drivers of devices on a bus that have XDP but are better off without it."""
 _VETH = (
-    "in a veth it turns segmentation offload off; what it sends is lost unless the other end has an XDP program in its driver"
-    " too, and connections from there hang unless the other end's checksum offload is off (ethtool -K PEER tx off)"
+    "in a veth it turns segmentation offload off; what it sends is lost unless the other end has "
+    "an XDP program in its driver"
+    " too, and connections from there hang unless the other end's checksum offload is off "
+    "(ethtool -K PEER tx off)"
 )
 
 
@@ -62,7 +66,11 @@ def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
         warning = f"; {_VETH}" if wanted == "xdp" and driver.name == "veth" else ""
         return Choice(wanted, f"gateway.attach asks for it{warning}")
     if interface.vlan:
-        return Choice("tc", "it is a VLAN of another interface; where XDP is attached there, it takes this one's frames too")
+        return Choice(
+            "tc",
+            "it is a VLAN of another interface; where XDP is attached there, it takes this one's "
+            "frames too",
+        )
     if not driver.bus:
         return Choice("tc", f"it is no network card but made by software ({what})")
     if driver.name in _COSTLY:
@@ -71,20 +79,27 @@ def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
 
 
 def tags_of(interfaces: Iterable[Interface], fast: Collection[int]) -> dict[tuple[int, int], bytes]:
-    """Which frames XDP is to take: (interface, VLAN or 0 for no tag) -> the hardware address that they must be for. They are
-    those of the configured interfaces that have XDP, and of those that are VLANs of one of them."""
+    """Which frames XDP is to take: (interface, VLAN or 0 for no tag) -> the hardware address that
+    they must be for. They are those of the configured interfaces that have XDP, and of those that
+    are VLANs of one of them."""
     wanted = {(each.number, 0): each.mac for each in interfaces if each.number in fast}
-    return wanted | {(each.parent, each.vlan): each.mac for each in interfaces if each.vlan and each.parent in fast}
+    return wanted | {
+        (each.parent, each.vlan): each.mac
+        for each in interfaces
+        if each.vlan and each.parent in fast
+    }
 
 
 class Attachments:
     """The programs at the interfaces of one driver.
 
-    selectors: which interfaces these are (see `net.selection`); read again at each call, as interfaces come and go.
-    pin_path: the links of XDP are pinned there. priority: of the filter among an interface's tc filters.
-    """
+    selectors: which interfaces these are (see `net.selection`); read again at each call, as
+    interfaces come and go. pin_path: the links of XDP are pinned there. priority: of the filter
+    among an interface's tc filters."""
 
-    def __init__(self, selectors: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int) -> None:
+    def __init__(
+        self, selectors: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int
+    ) -> None:
         self._selectors = selectors
         self._selection = Selection({}, ())
         self._wanted = wanted
@@ -97,7 +112,8 @@ class Attachments:
 
     @property
     def names(self) -> frozenset[str]:
-        """The interfaces that are selected by name, present or not, and the interfaces that the last selection chose."""
+        """The interfaces that are selected by name, present or not, and the interfaces that the
+        last selection chose."""
         return frozenset(filter(is_name, self._selectors)).union(self._selection.names)
 
     @property
@@ -111,28 +127,36 @@ class Attachments:
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
 
     def check(self, present: Mapping[str, Interface]) -> None:
-        """Raises Unavailable if interfaces that are selected by name are missing, or no interface is chosen."""
+        """Raises Unavailable if interfaces that are selected by name are missing, or no interface
+        is chosen."""
         self._select(present)
         if problem := self._selection.problem:
-            raise Unavailable(problem, fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`")
+            raise Unavailable(
+                problem,
+                fix="check gateway.interfaces and gateway.interfacesByNode against `ip address`",
+            )
 
     async def attach(self, programs: Programs, tags: Map, present: Mapping[str, Interface]) -> None:
-        """Have the programs on every interface that there is, in place of predecessors, and on no other; and in the map `tags`
-        which frames are theirs.
+        """Have the programs on every interface that there is, in place of predecessors, and on no
+        other; and in the map `tags` which frames are theirs.
 
-        Raises Unavailable for an interface that there is not, after all others have theirs; Refused where what was asked for
-        by name cannot be had. What `auto` chose and cannot be had is done without, with the reason shown.
-        """
+        Raises Unavailable for an interface that there is not, after all others have theirs; Refused
+        where what was asked for by name cannot be had. What `auto` chose and cannot be had is done
+        without, with the reason shown."""
         there = self._select(present)
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
         name = _filter_name(self._pin_path)
         # In a thread: the kernel takes a good part of a second to see that the program is safe.
         with await asyncio.to_thread(programs.tc) as program:
             for interface, _ in chosen:
-                await tc.attach(interface.number, program.descriptor, name=name, priority=self._priority)
+                await tc.attach(
+                    interface.number, program.descriptor, name=name, priority=self._priority
+                )
         shown = []
         for interface, choice in chosen:
-            shown.append(Attachment(interface.name, *await self._front(interface, choice, programs)))
+            shown.append(
+                Attachment(interface.name, *await self._front(interface, choice, programs))
+            )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)
         self._tags = tags_of(there, self.fast)
@@ -152,7 +176,9 @@ class Attachments:
             return choice
         try:
             with await asyncio.to_thread(programs.xdp) as program:
-                await xdp.attach(interface.number, program, self._pin(interface.number), mode=_MODES[choice.mode])
+                await xdp.attach(
+                    interface.number, program, self._pin(interface.number), mode=_MODES[choice.mode]
+                )
         except Refused as error:
             if self._wanted != "auto":
                 raise
@@ -170,9 +196,12 @@ class Attachments:
                 xdp.detach(pin)
 
     async def whole(self, present: Mapping[str, Interface]) -> bool:
-        """Whether every interface that there is has what it should, and is what it was: a hardware address may have changed."""
+        """Whether every interface that there is has what it should, and is what it was: a hardware
+        address may have changed."""
         there = self._select(present)
-        if {each.name: each.number for each in there} != self._indexes or tags_of(there, self.fast) != self._tags:
+        if {each.name: each.number for each in there} != self._indexes or tags_of(
+            there, self.fast
+        ) != self._tags:
             return False
         found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())
         links = (xdp.read_link(self._pin(index)) for index in self.fast)
@@ -221,7 +250,8 @@ def works_on(before: Attached, worked_on: Map) -> bool:
 
 
 async def detach(pin_path: Path, *, but: Attached = NOTHING) -> list[str]:
-    """Detach every program that was attached with this pin path, except `but`. Returns what was detached, in words."""
+    """Detach every program that was attached with this pin path, except `but`. Returns what was
+    detached, in words."""
     found, removed = await attached(pin_path), []
     for pin in found.links:
         if pin not in but.links:

@@ -1,13 +1,15 @@
-"""A blackhole route for each load-balancer address: what arrives for one and is for none of its listeners ends here.
+"""A blackhole route for each load-balancer address: what arrives for one and is for none of its
+listeners ends here.
 
-Without it such a packet is routed, back to the router that sent it here because the address is routed here, and to and fro
-until its hop limit is used up. In: the addresses that have listeners. Out: the kernel's routes, as `net/blackhole` makes them:
-for what arrives on the gateway's interfaces alone, so that on a node, where the service proxy answers for these addresses,
-processes of the node itself can still call them.
-Invariant: an address has its route when the change that makes its first listener is done, and none after its last. Where
-somebody else has a route to exactly such an address, or the address is this host's own, that stays as it is and ours is left
-out. Nothing of this keeps a Service from being served: what goes wrong is logged, and tried again with the next whole read.
-"""
+Without it such a packet is routed, back to the router that sent it here because the address is
+routed here, and to and fro until its hop limit is used up. In: the addresses that have listeners.
+Out: the kernel's routes, as `net/blackhole` makes them: for what arrives on the gateway's
+interfaces alone, so that on a node, where the service proxy answers for these addresses, processes
+of the node itself can still call them. Invariant: an address has its route when the change that
+makes its first listener is done, and none after its last. Where somebody else has a route to
+exactly such an address, or the address is this host's own, that stays as it is and ours is left
+out. Nothing of this keeps a Service from being served: what goes wrong is logged, and tried again
+with the next whole read."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -23,7 +25,8 @@ log = structlog.get_logger()
 PROTOCOL = 171
 """Ours among routing protocols (`ip route show proto 171`)."""
 FIRST_TABLE = 7471000
-"""A gateway's table is this and the priority of its filter, which differs between instances on one host."""
+"""A gateway's table is this and the priority of its filter, which differs between instances on one
+host."""
 
 
 class BlackholeRoutes:
@@ -65,7 +68,8 @@ class BlackholeRoutes:
             await self._try(lambda: self._remove(gone))
 
     async def renew(self, addresses: Collection[str]) -> None:
-        """Have exactly these, and those that are about to have listeners, whatever was done to the routes meanwhile."""
+        """Have exactly these, and those that are about to have listeners, whatever was done to the
+        routes meanwhile."""
         await self._try(lambda: self._renew(self._held.union(addresses)))
 
     def _add(self, new: set[str]) -> None:
@@ -83,18 +87,26 @@ class BlackholeRoutes:
         self._kernel.delete_routes(there - self._held)
         self._put(wanted - self._held, elsewhere)
         self._seen = frozenset(self._interfaces())
-        self._kernel.add_rules({Rule(":" in address, name) for address in self._held for name in self._seen})
+        self._kernel.add_rules(
+            {Rule(":" in address, name) for address in self._held for name in self._seen}
+        )
         # Those of our interfaces stay without routes too, as they do when the last address goes.
-        self._kernel.delete_rules({rule for rule in self._kernel.rules() if rule.interface not in self._seen})
+        self._kernel.delete_rules(
+            {rule for rule in self._kernel.rules() if rule.interface not in self._seen}
+        )
 
     def _put(self, new: set[str], elsewhere: set[str]) -> None:
         usable = new - elsewhere
-        self._kernel.add_rules({Rule(":" in address, name) for address in usable for name in self._interfaces()})
+        self._kernel.add_rules(
+            {Rule(":" in address, name) for address in usable for name in self._interfaces()}
+        )
         self._kernel.add_routes(usable)
         self._held |= usable
         if told := sorted((new & elsewhere).difference(self.elsewhere)):
             self.elsewhere = tuple(sorted({*self.elsewhere, *told}))
-            log.warning("no blackhole route: another route leads there", addresses=told[:5], count=len(told))
+            log.warning(
+                "no blackhole route: another route leads there", addresses=told[:5], count=len(told)
+            )
 
     async def _try(self, step: Callable[[], None]) -> None:
         async with self._one_at_a_time:
@@ -105,7 +117,8 @@ class BlackholeRoutes:
 
 
 def remove(priority: int) -> list[str]:
-    """Take away all that a gateway with this priority left here; says what there was. Raises Refused or Unavailable."""
+    """Take away all that a gateway with this priority left here; says what there was. Raises
+    Refused or Unavailable."""
     with closing(Blackholes(FIRST_TABLE + priority, PROTOCOL)) as kernel:
         rules, routes = kernel.rules(), kernel.routes()
         kernel.delete_rules(rules)

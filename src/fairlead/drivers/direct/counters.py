@@ -1,8 +1,8 @@
 """What the data plane has counted: for each Service, for each node, and in all.
 
-In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and so survive this process; those of a listener
-begin when it is made and end with it, those of a node end when nothing stands for it any more.
-"""
+In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and so survive this
+process; those of a listener begin when it is made and end with it, those of a node end when nothing
+stands for it any more."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,20 @@ from fairlead.drivers.direct.ways import WAY_NAMES
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 
-TABLES_OF_FLOWS = ("connections", "datagrams", "new_connections", "new_datagrams", "closing_connections")
+TABLES_OF_FLOWS = (
+    "connections",
+    "datagrams",
+    "new_connections",
+    "new_datagrams",
+    "closing_connections",
+)
 MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
 """Packets that the data plane sends of its own, and the event that counts them."""
 
 
 class Traffic(NamedTuple):
-    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were new."""
+    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were
+    new."""
 
     packets: int = 0
     bytes: int = 0
@@ -30,7 +37,8 @@ class Traffic(NamedTuple):
 
 
 class ServiceTraffic(NamedTuple):
-    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those that there were."""
+    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those
+    that there were."""
 
     packets: int
     bytes: int
@@ -39,8 +47,9 @@ class ServiceTraffic(NamedTuple):
 
 
 class NodeTraffic(NamedTuple):
-    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each of its families. `returned`:
-    packets that came back to this gateway after they had been sent to this node."""
+    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each
+    of its families. `returned`: packets that came back to this gateway after they had been sent to
+    this node."""
 
     ways: tuple[str, ...]
     next_hops: tuple[str, ...]
@@ -51,7 +60,8 @@ class NodeTraffic(NamedTuple):
 
 
 class Counters:
-    """What there is to count for is noted when this is made; all else may be asked for in a thread, beside changes.
+    """What there is to count for is noted when this is made; all else may be asked for in a thread,
+    beside changes.
 
     `events`: the numbers of what is counted for all, by name."""
 
@@ -67,7 +77,9 @@ class Counters:
         totals: dict[ServiceKey, list[int]] = {}
         for service, index in self._listeners:
             before, row = totals.get(service), counted[index]
-            totals[service] = [one + other for one, other in zip(before, row, strict=True)] if before else row
+            totals[service] = (
+                [one + other for one, other in zip(before, row, strict=True)] if before else row
+            )
         return {
             service: ServiceTraffic(packets, octets, flows, _reasons(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
@@ -82,7 +94,8 @@ class Counters:
         }
 
     def drops(self) -> dict[str, int]:
-        """Packets for listeners that were dropped since the maps were made, by reason: those of `enum event`."""
+        """Packets for listeners that were dropped since the maps were made, by reason: those of
+        `enum event`."""
         return {reason: self._event(reason.upper()) for reason in DROPS}
 
     def messages(self) -> dict[str, int]:
@@ -90,17 +103,23 @@ class Counters:
         return {kind: self._event(event) for kind, event in MESSAGES.items()}
 
     def untracked(self) -> int:
-        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs, the flood."""
+        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs,
+        the flood."""
         return self._event("TRACK_REFUSED")
 
     def untold(self) -> int:
-        """New entries that other gateways were not told of, because they came faster than they were read."""
+        """New entries that other gateways were not told of, because they came faster than they were
+        read."""
         return self._event("NEWS_LOST")
 
     def entries(self) -> dict[str, Filled]:
-        """How full the tables of flows are. In a full table each new entry evicts one that was not used for long; if the
-        connection of the evicted entry is still open, and its slot has changed since, the connection breaks."""
-        return {name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries) for name in TABLES_OF_FLOWS}
+        """How full the tables of flows are. In a full table each new entry evicts one that was not
+        used for long; if the connection of the evicted entry is still open, and its slot has
+        changed since, the connection breaks."""
+        return {
+            name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries)
+            for name in TABLES_OF_FLOWS
+        }
 
     def resources(self) -> dict[str, Filled]:
         """How much is used of each resource whose size is fixed: see `quota`."""
@@ -111,7 +130,8 @@ class Counters:
         return self._sums("events", [number])[number][0]
 
     def _sums(self, name: str, indices: Iterable[int]) -> dict[int, list[int]]:
-        """What is counted at these indices of a map, each a row of 64-bit numbers, over all CPUs."""
+        """What is counted at these indices of a map, each a row of 64-bit numbers, over all
+        CPUs."""
         columns = self._maps[name].spec.value_size // COUNTER.size
         found: dict[int, list[int]] = {}
         for index, values in self._maps[name].rows(indices):
@@ -126,4 +146,6 @@ def _reasons(row: list[int]) -> dict[str, int]:
 
 def _how(ways: tuple[Way, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     there = [way for way in ways if way.kind != NOWHERE]
-    return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(way.next_hop for way in there)
+    return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(
+        way.next_hop for way in there
+    )

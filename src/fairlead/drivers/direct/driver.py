@@ -1,15 +1,25 @@
-"""The driver of class fairlead.io/direct: pinned maps, and a program at the ingress of the gateway's interfaces.
+"""The driver of class fairlead.io/direct: pinned maps, and a program at the ingress of the
+gateway's interfaces.
 
-In: LoadBalancers. Out: packets for their listeners are handed to nodes. Forwarding does not depend on this process: when it
-dies the maps and the program stay, and its successor adopts them as they are, with no packet lost and no connection moved.
-Invariant: what is in the maps says itself whose it is; the only state here is a mirror of them, which is whole at every moment.
-Follows tc-bpf(8), and what kube-proxy does on a node with packets for a VIP (ipMode VIP, KEP-1860) that reach it unmodified.
-"""
+In: LoadBalancers. Out: packets for their listeners are handed to nodes. Forwarding does not depend
+on this process: when it dies the maps and the program stay, and its successor adopts them as they
+are, with no packet lost and no connection moved. Invariant: what is in the maps says itself whose
+it is; the only state here is a mirror of them, which is whole at every moment. Follows tc-bpf(8),
+and what kube-proxy does on a node with packets for a VIP (ipMode VIP, KEP-1860) that reach it
+unmodified."""
 
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,25 +60,29 @@ log = structlog.get_logger()
 
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
 FOLLOW_PAUSE_S = 0.05
-"""After a change of the networks the next ones are waited for so long, and then looked at together."""
+"""After a change of the networks the next ones are waited for so long, and then looked at
+together."""
 AT_ONCE = 50
-"""Services that are read, and changes that are carried out, in one go: some milliseconds, which others of the process wait.
-Fewer would be no gain: where events come fast, those that are nearly done would wait for those that have just come."""
+"""Services that are read, and changes that are carried out, in one go: some milliseconds, which
+others of the process wait. Fewer would be no gain: where events come fast, those that are nearly
+done would wait for those that have just come."""
 ROOM_AGAIN_S = GRACE_S + 0.05
 """Services that wait for room are retried this time after some was released."""
 ASKED_AGAIN_S = 150.0
-"""A listener that could not be made is asked for again about once a minute; after this time without a request it is no longer
-wanted."""
+"""A listener that could not be made is asked for again about once a minute; after this time without
+a request it is no longer wanted."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind of flows that are open or end."""
 NOTES_PER_S = 65_536
-"""Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as there is room for, so that
-each is there for a second at least, when the second packet should have come."""
+"""Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as
+there is room for, so that each is there for a second at least, when the second packet should have
+come."""
 NOTES_PER_CPU_S = 16_384
-"""So many each may make, however many CPUs there are: one alone may get all packets. If a flood reaches more than four, notes
-are there for less than a second."""
+"""So many each may make, however many CPUs there are: one alone may get all packets. If a flood
+reaches more than four, notes are there for less than a second."""
 MESSAGES_PER_S = 1000
-"""Messages that the data plane itself sends for each second and CPU, of each kind: echo replies, "too big", refusals."""
+"""Messages that the data plane itself sends for each second and CPU, of each kind: echo replies,
+"too big", refusals."""
 
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
@@ -78,20 +92,19 @@ Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
 class DirectDriver:
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
-    interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners arrive.
-    wanted: where to take packets, as `gateway.attach` says. rules: how to send them to nodes.
-    pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a bpffs is mounted there if need be.
-    priority: of the filter among an interface's tc filters, the lowest is asked first. Instances that share an interface
-    need different ones.
-    sizes: of maps that are made.
-    share: the fraction of table memory, listeners, retained nodes and source ranges that one namespace may have; see `quota`.
-    drain_s: so long any node may keep connections of a Service after it has ceased to get new ones, unless the Service says
-    otherwise; 0: for as long as it has pods of it. A start begins the time anew.
-    touched: called with the Services to retry because nodes became reachable or unreachable, or because a resource for which
-    they wait was released.
-    inherit: called once the maps are there, before anything is forwarded by them. With it the program tells of new entries.
-    objects: the folder of the programs. clock: seconds that never go back, for graces and drains.
-    """
+    interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners
+    arrive. wanted: where to take packets, as `gateway.attach` says. rules: how to send them to
+    nodes. pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a
+    bpffs is mounted there if need be. priority: of the filter among an interface's tc filters, the
+    lowest is asked first. Instances that share an interface need different ones. sizes: of maps
+    that are made. share: the fraction of table memory, listeners, retained nodes and source ranges
+    that one namespace may have; see `quota`. drain_s: so long any node may keep connections of a
+    Service after it has ceased to get new ones, unless the Service says otherwise; 0: for as long
+    as it has pods of it. A start begins the time anew. touched: called with the Services to retry
+    because nodes became reachable or unreachable, or because a resource for which they wait was
+    released. inherit: called once the maps are there, before anything is forwarded by them. With it
+    the program tells of new entries. objects: the folder of the programs. clock: seconds that never
+    go back, for graces and drains."""
 
     name = "direct"
 
@@ -120,7 +133,10 @@ class DirectDriver:
         self._objects, self._clock = objects, clock
         self._sizes = sizes or pins.Sizes()
         self._limits = Limits(
-            INSERTS_PER_S, max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S), MESSAGES_PER_S, tell=inherit is not None
+            INSERTS_PER_S,
+            max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S),
+            MESSAGES_PER_S,
+            tell=inherit is not None,
         )
         self._drain_s, self._share = drain_s, share
         self._lock = -1
@@ -130,30 +146,43 @@ class DirectDriver:
         self._blackholes: BlackholeRoutes | None = None
         self._troubled: set[ServiceKey] = set()
         self._unserved: dict[ServiceKey, tuple[frozenset[str], float]] = {}
-        """The addresses of listeners that could not be made, and when these were asked for last. They have blackhole routes as
-        well, because the router sends packets for them here."""
+        """The addresses of listeners that could not be made, and when these were asked for last.
+        They have blackhole routes as well, because the router sends packets for them here."""
         self._look_for_room: asyncio.TimerHandle | None = None
-        """Set while Services that wait for room are not to be retried, because the last retry was a moment ago."""
+        """Set while Services that wait for room are not to be retried, because the last retry was a
+        moment ago."""
         self._attached = False
         self._audited = False
         self._auditing = asyncio.Lock()
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Make the maps or adopt them, and attach the program. Raises Refused where the host does not permit it, and
-        Unavailable if an interface does not exist. Either way nothing is attached then that was not attached before.
+        """Make the maps or adopt them, and attach the program. Raises Refused where the host does
+        not permit it, and Unavailable if an interface does not exist. Either way nothing is
+        attached then that was not attached before.
 
-        A program that forwards is not replaced by one whose maps are empty. This concerns maps of another version that
-        could not be carried over, and a program of ours whose pins are gone. The program that is there goes on until the first
-        `apply` has filled our maps, or a second whole `read` shows that there is nothing to fill them with.
-        """
+        A program that forwards is not replaced by one whose maps are empty. This concerns maps of
+        another version that could not be carried over, and a program of ours whose pins are gone.
+        The program that is there goes on until the first `apply` has filled our maps, or a second
+        whole `read` shows that there is nothing to fill them with."""
         self._lock = pins.lock(self._pin_path)
         before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
-            self._pins = await asyncio.to_thread(pins.open_pins, self._pin_path, self._sizes, self._objects)
-            self._tables = Tables(self._pins.maps, peers=self._inherit is not None, share=self._share, clock=self._clock)
-            self._tables.adopt(await asyncio.to_thread(self._tables.survey, self._tables.known(), with_entries=True))
+            self._pins = await asyncio.to_thread(
+                pins.open_pins, self._pin_path, self._sizes, self._objects
+            )
+            self._tables = Tables(
+                self._pins.maps,
+                peers=self._inherit is not None,
+                share=self._share,
+                clock=self._clock,
+            )
+            self._tables.adopt(
+                await asyncio.to_thread(
+                    self._tables.survey, self._tables.known(), with_entries=True
+                )
+            )
             if self._inherit is not None:
                 await self._inherit(self._tables, self._pins.maps)
             self._networks = Networks(
@@ -165,7 +194,9 @@ class DirectDriver:
                 Programs(self._tc, self._pins.xdp),
             )
             self._networks.check()
-            forwards_otherwise = before.filters and not attach.works_on(before, self._pins.maps["listeners"])
+            forwards_otherwise = before.filters and not attach.works_on(
+                before, self._pins.maps["listeners"]
+            )
             if self._pins.whole and (self._pins.older or not forwards_otherwise):
                 await self._attach()
         except BaseException:
@@ -176,7 +207,8 @@ class DirectDriver:
             raise
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go. `remove=False`: forwarding goes on by itself. `remove=True`: no trace is left of it."""
+        """Let go. `remove=False`: forwarding goes on by itself. `remove=True`: no trace is left of
+        it."""
         try:
             if remove:
                 await attach.detach(self._pin_path)
@@ -204,14 +236,16 @@ class DirectDriver:
         return self._tables, self._pins, self._networks
 
     def _tc(self) -> Program:
-        """The complete program, about to be attached. To load it takes most of a second, in which an older one works on."""
+        """The complete program, about to be attached. To load it takes most of a second, in which
+        an older one works on."""
         _, opened, _ = self._opened()
         program = opened.tc()
         opened.follow_older(forwarding=False)
         return program
 
     async def _attach(self) -> None:
-        """Have our programs on every interface; what an older layout left is taken away once ours forwards."""
+        """Have our programs on every interface; what an older layout left is taken away once ours
+        forwards."""
         _, opened, networks = self._opened()
         await networks.attach()
         self._pins = await asyncio.to_thread(opened.leave_older)
@@ -229,13 +263,15 @@ class DirectDriver:
         return needs_of(networks.next_hops)
 
     async def among(self, cluster: Collection[Node]) -> None:
-        """Tell the names and addresses of the cluster's nodes: this host may be one, and others may hand packets to it."""
+        """Tell the names and addresses of the cluster's nodes: this host may be one, and others may
+        hand packets to it."""
         _, _, networks = self._opened()
         async with self._changing:
             await networks.among(cluster)
 
     async def follow(self) -> None:
-        """Keep attachments and ways as the host's networks are, by the kernel's events, until cancelled. Audits do so too."""
+        """Keep attachments and ways as the host's networks are, by the kernel's events, until
+        cancelled. Audits do so too."""
         tables, _, networks = self._opened()
         while True:
             news = await networks.news()
@@ -247,12 +283,16 @@ class DirectDriver:
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.renew(tables.addresses)
                 except FairleadError as error:
-                    log.warning("the host's networks changed, but are not followed until the next audit", error=str(error))
+                    log.warning(
+                        "the host's networks changed, but are not followed until the next audit",
+                        error=str(error),
+                    )
             # Where thousands of routes change, most of the time is left for other work.
             await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _look_again_at(self, lost: Collection[str]) -> None:
-        """The Services of nodes that have lost their way are to be looked at again, and those that wait for a way."""
+        """The Services of nodes that have lost their way are to be looked at again, and those that
+        wait for a way."""
         tables, _, _ = self._opened()
         if lost:
             self._troubled |= tables.services_of(lost)
@@ -264,7 +304,8 @@ class DirectDriver:
         return spec.render(intents, self._drain_s)
 
     def foresee(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
-        """Have the tables ready that these would need. Changes nothing; may be called in a thread."""
+        """Have the tables ready that these would need. Changes nothing; may be called in a
+        thread."""
         spec.foresee(intents)
 
     def diff(
@@ -274,14 +315,15 @@ class DirectDriver:
         return spec.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, DirectActual]:
-        """With keys: from the mirror, at once. None: from the maps; this renews the mirror that reading with keys answers from.
-        The first time it is as `open` has read it, a moment ago: nobody else writes to the maps.
+        """With keys: from the mirror, at once. None: from the maps; this renews the mirror that
+        reading with keys answers from. The first time it is as `open` has read it, a moment ago:
+        nobody else writes to the maps.
 
-        A whole read also finds the ways to the nodes anew, and puts back what an interface has lost (it was made anew, say).
-        Maps of an older layout beside ours: the first whole read leaves their program in charge, as ours has nothing to
-        forward by yet; the `apply` that fills our maps puts ours in its place. If nothing was applied by the second whole
-        read, there was nothing to apply, and ours takes over then.
-        """
+        A whole read also finds the ways to the nodes anew, and puts back what an interface has lost
+        (it was made anew, say). Maps of an older layout beside ours: the first whole read leaves
+        their program in charge, as ours has nothing to forward by yet; the `apply` that fills our
+        maps puts ours in its place. If nothing was applied by the second whole read, there was
+        nothing to apply, and ours takes over then."""
         tables, _, networks = self._opened()
         if keys is not None:
             return await _actual(tables, keys, in_turns)
@@ -289,19 +331,23 @@ class DirectDriver:
             if self._attached or self._audited:
                 async with self._changing:
                     await (networks.reattach() if self._attached else self._attach())
-            turns: Turns = gently if self._audited else in_turns  # a start is waited for, an audit is not
+            turns: Turns = (
+                gently if self._audited else in_turns
+            )  # a start is waited for, an audit is not
             if self._audited:
                 await self._renew()
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
                 async with self._changing:
-                    await self._blackholes.give_up(self._without_listeners(tables, self._forget_unserved()))
+                    await self._blackholes.give_up(
+                        self._without_listeners(tables, self._forget_unserved())
+                    )
             return await _actual(tables, tables.services, turns)
 
     async def _renew(self) -> None:
-        """Have the mirror be what is in the maps, and find the ways to the nodes there. Changes go on meanwhile: of what they
-        touch the mirror says more than what was read."""
+        """Have the mirror be what is in the maps, and find the ways to the nodes there. Changes go
+        on meanwhile: of what they touch the mirror says more than what was read."""
         tables, _, networks = self._opened()
         async with self._changing:
             known = tables.known()
@@ -316,19 +362,26 @@ class DirectDriver:
         tables.grow_up()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
-        """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached (the others serve it then), if
-        one of its listeners is held by another Service, or if there is no room for it. Raises Unavailable or Refused where the
-        program cannot be attached."""
+        """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached
+        (the others serve it then), if one of its listeners is held by another Service, or if there
+        is no room for it. Raises Unavailable or Refused where the program cannot be attached."""
         tables, _, networks = self._opened()
         async with self._changing:
-            # A node that others use has its way, which is kept as it should be: to ask for it again would take a thread.
+            # A node that others use has its way, which is kept as it should be: to ask for it again
+            # would take a thread.
             needed = [
-                each for each in changes if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
+                each
+                for each in changes
+                if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
             ]
             setting = [change for change in needed if isinstance(change, SetNode)]
             async with self._blackholed(changes):
                 ways = await networks.ways({(change.node, change.address) for change in setting})
-                work = Work(tables, {change: ways[change.node, change.address] for change in setting}, needed)
+                work = Work(
+                    tables,
+                    {change: ways[change.node, change.address] for change in setting},
+                    needed,
+                )
                 async for some in in_turns(parts(needed, AT_ONCE)):
                     work.do(some)
                 outcomes = work.end()
@@ -341,11 +394,14 @@ class DirectDriver:
         return outcomes
 
     def _use_what_is_free(self, tables: Tables) -> None:
-        """Retry the Services that wait for room if some was released: at once, but not more often than once in the time after
-        which released memory can be used, and once more at the end of that time."""
+        """Retry the Services that wait for room if some was released: at once, but not more often
+        than once in the time after which released memory can be used, and once more at the end of
+        that time."""
         if self._look_for_room is None and (relieved := tables.quotas.relieved()):
             self._touched(relieved)
-            self._look_for_room = asyncio.get_running_loop().call_later(ROOM_AGAIN_S, self._look_again_for_room, tables)
+            self._look_for_room = asyncio.get_running_loop().call_later(
+                ROOM_AGAIN_S, self._look_again_for_room, tables
+            )
 
     def _look_again_for_room(self, tables: Tables) -> None:
         self._look_for_room = None
@@ -354,21 +410,28 @@ class DirectDriver:
 
     @asynccontextmanager
     async def _blackholed(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
-        """After the changes, which are made inside, their addresses have blackhole routes or are done without. The kernel takes
-        new ones in meanwhile: at a start, when there are thousands, it has work for as long."""
+        """After the changes, which are made inside, their addresses have blackhole routes or are
+        done without. The kernel takes new ones in meanwhile: at a start, when there are thousands,
+        it has work for as long."""
         tables, _, _ = self._opened()
         if self._blackholes is None:
             yield
             return
         listening = {each.listener.key.address for each in changes if isinstance(each, SetListener)}
-        touched = listening | {each.key.address for each in changes if isinstance(each, RemoveListener)}
+        touched = listening | {
+            each.key.address for each in changes if isinstance(each, RemoveListener)
+        }
         async with asyncio.TaskGroup() as group:
             if new := self._blackholes.lacking(listening):
                 group.create_task(self._blackholes.have(new))
             yield
         await self._blackholes.give_up(self._without_listeners(tables, touched))
 
-    def _note_unserved(self, services: Collection[ServiceKey], missing: Mapping[ServiceKey, Collection[ListenerKey]]) -> None:
+    def _note_unserved(
+        self,
+        services: Collection[ServiceKey],
+        missing: Mapping[ServiceKey, Collection[ListenerKey]],
+    ) -> None:
         """Of these Services, exactly these listeners could not be made."""
         for service in services:
             self._unserved.pop(service, None)
@@ -377,7 +440,8 @@ class DirectDriver:
             self._unserved[service] = frozenset(key.address for key in keys), now_s
 
     def _forget_unserved(self) -> set[str]:
-        """Forget listeners that were not asked for again, because the Service is gone or changed; return their addresses."""
+        """Forget listeners that were not asked for again, because the Service is gone or changed;
+        return their addresses."""
         since_s = self._clock() - ASKED_AGAIN_S
         over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
         return set().union(*(self._unserved.pop(service)[0] for service in over))
@@ -399,7 +463,9 @@ class DirectDriver:
         return tables.draining()
 
 
-async def _actual(tables: Tables, keys: Collection[ServiceKey], turns: Turns) -> dict[ServiceKey, DirectActual]:
+async def _actual(
+    tables: Tables, keys: Collection[ServiceKey], turns: Turns
+) -> dict[ServiceKey, DirectActual]:
     """What these Services have, from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
     async for some in turns(parts(tuple(keys), AT_ONCE)):
@@ -408,16 +474,21 @@ async def _actual(tables: Tables, keys: Collection[ServiceKey], turns: Turns) ->
 
 
 async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
-    """Take away what a process that ended left behind: its filters and routes in this network namespace, and its pins; says
-    what there was. Raises Refused while a process works with the pins.
+    """Take away what a process that ended left behind: its filters and routes in this network
+    namespace, and its pins; says what there was. Raises Refused while a process works with the
+    pins.
 
-    Pins may be gone while the rest is there: the bpffs was mounted anew, or they were deleted by hand.
-    """
+    Pins may be gone while the rest is there: the bpffs was mounted anew, or they were deleted by
+    hand."""
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
         detached = await attach.detach(pin_path)
         detached += await probe_ways.detach(probe_ways.filter_name(pin_path))
-        return [*detached, *await asyncio.to_thread(pins.remove, pin_path), *blackhole.remove(priority)]
+        return [
+            *detached,
+            *await asyncio.to_thread(pins.remove, pin_path),
+            *blackhole.remove(priority),
+        ]
     finally:
         if lock >= 0:
             os.close(lock)

@@ -1,9 +1,9 @@
 """Where other gateways connect to this one, and which connections are accepted.
 
-In: where to listen, the addresses of the other gateways, optional certificates. Out: a Follower for each accepted connection.
-Invariants: a connection from an address that is not a peer's is closed before anything is read, sent or stored; each address
-has at most MOST_FROM_ONE connections, including those in a TLS handshake; refusals write a bounded number of lines to the log.
-"""
+In: where to listen, the addresses of the other gateways, optional certificates. Out: a Follower for
+each accepted connection. Invariants: a connection from an address that is not a peer's is closed
+before anything is read, sent or stored; each address has at most MOST_FROM_ONE connections,
+including those in a TLS handshake; refusals write a bounded number of lines to the log."""
 
 import asyncio
 import socket
@@ -26,7 +26,8 @@ log = structlog.get_logger()
 Address = IPv4Address | IPv6Address
 
 MOST_FROM_ONE = 4
-"""Connections from one address: a gateway may restart while the connection of its predecessor still seems to be open."""
+"""Connections from one address: a gateway may restart while the connection of its predecessor still
+seems to be open."""
 HANDSHAKE_S = 2.0
 ACCEPTS = 16
 """Connections that are accepted in one step of the event loop."""
@@ -67,7 +68,9 @@ class Entry:
                 self._refusals.add("", text, "its address is not in gateway.peers")
             elif self._count[address] >= MOST_FROM_ONE:
                 made.close()
-                self._refusals.add(f"{address} full", text, f"it has {MOST_FROM_ONE} connections already")
+                self._refusals.add(
+                    f"{address} full", text, f"it has {MOST_FROM_ONE} connections already"
+                )
             else:
                 self._count[address] += 1
                 task = asyncio.create_task(self._serve(made, address))
@@ -96,8 +99,11 @@ class Entry:
             self._count[address] -= 1
 
     @asynccontextmanager
-    async def _begun(self, made: socket.socket) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """The connection, after the handshake where there is TLS. Raises OSError, of which ssl.SSLError is one."""
+    async def _begun(
+        self, made: socket.socket
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """The connection, after the handshake where there is TLS. Raises OSError, of which
+        ssl.SSLError is one."""
         made.setblocking(False)
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1)
@@ -111,7 +117,9 @@ class Entry:
             )
         except ConnectionAbortedError as error:  # asyncio raises it when the time is over
             made.close()
-            raise OSError(f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}") from error
+            raise OSError(
+                f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}"
+            ) from error
         except OSError:
             made.close()
             raise
@@ -120,12 +128,16 @@ class Entry:
         finally:
             transport.abort()
 
-    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address) -> None:
+    async def _tell(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address
+    ) -> None:
         follower = self._make_follower()
         self._followers.add(follower)
         log.info("a gateway follows", address=str(address))
         listening = asyncio.create_task(_said(reader))
-        listening.add_done_callback(lambda task: follower.end(task.result()) if not task.cancelled() else None)
+        listening.add_done_callback(
+            lambda task: follower.end(task.result()) if not task.cancelled() else None
+        )
         try:
             why = await follower.serve(self._hello(), writer)
             log.info("a gateway no longer follows", address=str(address), why=why)
@@ -135,7 +147,8 @@ class Entry:
 
 
 async def _said(reader: asyncio.StreamReader) -> str:
-    """Wait until the follower closes the connection or sends data, which no gateway does. Returns what happened, in words."""
+    """Wait until the follower closes the connection or sends data, which no gateway does. Returns
+    what happened, in words."""
     try:
         first = await reader.read(1)
     except OSError as error:
@@ -155,17 +168,20 @@ def _address(text: str) -> Address:
 
 @asynccontextmanager
 async def entered(entry: Entry, where: str) -> AsyncIterator[None]:
-    """Accept connections at `where` while inside: `address:port`, `*:port` for all addresses, empty for nowhere. Raises Refused
-    if listening fails."""
+    """Accept connections at `where` while inside: `address:port`, `*:port` for all addresses, empty
+    for nowhere. Raises Refused if listening fails."""
     if not where:
         yield
         return
     host, _, port = where.rpartition(":")
     try:
-        listeners = listen(int(port), EVERYWHERE if host == "*" else (host.strip("[]"),), backlog=BACKLOG)
+        listeners = listen(
+            int(port), EVERYWHERE if host == "*" else (host.strip("[]"),), backlog=BACKLOG
+        )
     except OSError as error:
         raise Refused(
-            f"listening on {where} for other gateways failed: {error.strerror or error}", fix="set gateway.peerListen"
+            f"listening on {where} for other gateways failed: {error.strerror or error}",
+            fix="set gateway.peerListen",
         ) from error
     loop = asyncio.get_running_loop()
     try:

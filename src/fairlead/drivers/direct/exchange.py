@@ -1,15 +1,19 @@
-"""One gateway's side of what gateways tell each other: what to say of its maps, and what to do about what others say.
+"""One gateway's side of what gateways tell each other: what to say of its maps, and what to do
+about what others say.
 
-In: the tables, the maps, the news of the program in the kernel; messages of other gateways. Out: messages; changed maps.
-Where no slot is in transition there is nothing to say: every gateway has made the same tables from the same objects. For slots
-in transition these hold, whatever each gateway has gone through:
+In: the tables, the maps, the news of the program in the kernel; messages of other gateways. Out:
+messages; changed maps. Where no slot is in transition there is nothing to say: every gateway has
+made the same tables from the same objects. For slots in transition these hold, whatever each
+gateway has gone through:
   entries  each gateway has those of all, so a connection may pass from one to another. The newest counts: one that another
-           connection of the same ports has replaced is replaced, or taken out, everywhere; when gateways meet that could not
-           tell each other for a while, each says for how long what it has met meanwhile has been so
+           connection of the same ports has replaced is replaced, or taken out, everywhere; when
+           gateways meet that could not tell each other for a while, each says for how long what it
+           has met meanwhile has been so
   tracked  a slot that is tracked at one is tracked at all, or entries of it would not be asked for; no connection moves by that
   tables   a listener that this gateway has no tables of begins with those of a peer. One that has been away, because it was
-           not running or could reach nobody, takes what a peer says of connections without entries: they passed to others
-           meanwhile. Otherwise its own word counts, as only it knows what went through it.
+           not running or could reach nobody, takes what a peer says of connections without entries:
+           they passed to others meanwhile. Otherwise its own word counts, as only it knows what
+           went through it.
 Invariant: nothing here decides who gets new connections; that is the plan's alone, on each gateway.
 """
 
@@ -42,7 +46,8 @@ _TABLES = ("connections", "datagrams", _ENDING)
 
 
 class Exchange:
-    """To be made once the tables hold what is in the maps. Not to be used after the driver was closed."""
+    """To be made once the tables hold what is in the maps. Not to be used after the driver was
+    closed."""
 
     def __init__(self, tables: OwnTables, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
@@ -62,8 +67,8 @@ class Exchange:
             yield self.entries(records)
 
     def unread(self) -> Set[bytes]:
-        """The flows that there is news of, which counts as told then. If no process was there to tell it, others know only what
-        was before."""
+        """The flows that there is news of, which counts as told then. If no process was there to
+        tell it, others know only what was before."""
         flows = set[bytes]()
         while records := self._ring.read(MOST_ENTRIES):
             flows.update(record[: -INDEX.size] for record in records)
@@ -87,7 +92,9 @@ class Exchange:
     def tables(self, key: ListenerKey) -> Tables | None:
         """Those of a listener, if it is there."""
         found = self._tables.installed(key)
-        if found is None or not all(found.slots.nodes):  # a slot that names nobody is of no use to others
+        if found is None or not all(
+            found.slots.nodes
+        ):  # a slot that names nobody is of no use to others
             return None
         whose = (found.service.namespace, found.service.name), found.uid
         keeping = tuple(filter(None, found.keeping))
@@ -99,10 +106,11 @@ class Exchange:
         )
 
     def stored(self) -> Iterator[list[bytes]]:
-        """Every entry there is, as records. It reads the kernel's maps: to be gone through in a thread.
+        """Every entry there is, as records. It reads the kernel's maps: to be gone through in a
+        thread.
 
-        Those of which one packet was seen (new_connections) are left out: a flood of such would push out what matters.
-        """
+        Those of which one packet was seen (new_connections) are left out: a flood of such would
+        push out what matters."""
         for name in _TABLES:
             yield from _batched(key + _told(name, value) for key, value in self._maps[name].items())
 
@@ -117,10 +125,13 @@ class Exchange:
         """The records, with the names of their nodes."""
         names = self._tables.nodes.names()
         numbers = {_node(record[-INDEX.size :]) for record in records}
-        return Entries({number: names[number] for number in numbers & names.keys()}, b"".join(records))
+        return Entries(
+            {number: names[number] for number in numbers & names.keys()}, b"".join(records)
+        )
 
     def put(self, message: Entries, *, known: Sequence[Set[bytes]] = ()) -> None:
-        """Have these entries too, but for flows in one of the sets `known`. One whose node is not named says nothing."""
+        """Have these entries too, but for flows in one of the sets `known`. One whose node is not
+        named says nothing."""
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {name: {} for name in _TABLES}
         deletes: dict[str, list[bytes]] = {name: [] for name in _TABLES}
@@ -152,7 +163,8 @@ class Exchange:
             self.received += len(elements)
 
     def _numbers(self, names: Mapping[int, str]) -> dict[int, bytes]:
-        """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will, in a moment."""
+        """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will,
+        in a moment."""
         found = {}
         for number, name in names.items():
             try:
@@ -162,7 +174,8 @@ class Exchange:
         return found
 
     def known(self) -> Set[bytes]:
-        """The flows that have an entry here. It reads the kernel's maps: to be asked for in a thread."""
+        """The flows that have an entry here. It reads the kernel's maps: to be asked for in a
+        thread."""
         return {key for name in _TABLES for key, _ in self._maps[name].items()}
 
     def grow_up(self) -> None:
@@ -175,9 +188,9 @@ class Exchange:
         self._carry_over(message, tracked_as(message.slots, own.slots) if own else message.slots)
 
     def heed(self, message: Tables, *, behind: bool) -> None:
-        """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word counts for what has no entry; as
-        it does for a listener of which no packet has come here. Of one that is not here nothing is kept: the plan will tell of
-        it, or has taken it away."""
+        """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word
+        counts for what has no entry; as it does for a listener of which no packet has come here. Of
+        one that is not here nothing is kept: the plan will tell of it, or has taken it away."""
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
         if behind or not self._tables.is_used(own):
@@ -194,24 +207,38 @@ class Exchange:
                 young=message.young,
             )
         except FairleadError as error:
-            log.warning("tables of a peer not taken over", listener=str(message.key), problem=str(error))
+            log.warning(
+                "tables of a peer not taken over", listener=str(message.key), problem=str(error)
+            )
 
 
 def _caught_up(own: InstalledListener, message: Tables) -> Slots:
     """What the peer has, and from there to what serves new connections here."""
     keepers = frozenset((*own.keeping, *message.keeping, *message.nodes))
-    return by_rule(message.slots, Table(own.slots.nodes, own.slots.current), keepers, by_source=own.slots.by_source)
+    return by_rule(
+        message.slots,
+        Table(own.slots.nodes, own.slots.current),
+        keepers,
+        by_source=own.slots.by_source,
+    )
 
 
 def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Key and node of each."""
     size, key_size = ENTRY.size, ENTRY.size - INDEX.size
-    return ((records[at : at + key_size], records[at + key_size : at + size]) for at in range(0, len(records), size))
+    return (
+        (records[at : at + key_size], records[at + key_size : at + size])
+        for at in range(0, len(records), size)
+    )
 
 
 def _told(table: str, value: bytes) -> bytes:
     """The node of an entry of this table, as it is told."""
-    return INDEX.pack(_node(value[: INDEX.size]) | CLOSING) if table == _ENDING else value[: INDEX.size]
+    return (
+        INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
+        if table == _ENDING
+        else value[: INDEX.size]
+    )
 
 
 def _node(told: bytes) -> int:

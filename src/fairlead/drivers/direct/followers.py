@@ -1,9 +1,9 @@
 """What is still to be sent to one gateway that follows this one.
 
-In: listeners that changed, new entries. Out: the same on a connection, after the state at its start.
-Invariant: what waits for a follower is bounded. A listener is recorded as changed, not how often it changed. At a limit of
-waiting entries the follower is dropped, and begins again when it reconnects.
-"""
+In: listeners that changed, new entries. Out: the same on a connection, after the state at its
+start. Invariant: what waits for a follower is bounded. A listener is recorded as changed, not how
+often it changed. At a limit of waiting entries the follower is dropped, and begins again when it
+reconnects."""
 
 import asyncio
 from collections import deque
@@ -20,11 +20,15 @@ MOST_WAITING = 256
 
 
 class Follower:
-    """One connection, which is dropped when it takes nothing for `stalled_s` seconds. `again`: asked for what it is to be told
-    again, once it was told all that there is."""
+    """One connection, which is dropped when it takes nothing for `stalled_s` seconds. `again`:
+    asked for what it is to be told again, once it was told all that there is."""
 
     def __init__(
-        self, exchange: Exchange, again: Callable[[], Iterable[bytes]] = tuple, *, stalled_s: float = STALLED_S
+        self,
+        exchange: Exchange,
+        again: Callable[[], Iterable[bytes]] = tuple,
+        *,
+        stalled_s: float = STALLED_S,
     ) -> None:
         self._exchange = exchange
         self._again = again
@@ -52,14 +56,16 @@ class Follower:
         try:
             await self._send(writer, frame(hello))
             await self._send_touched(writer)
-            # What comes to be meanwhile waits its turn, so that of two words about one flow the newer comes last.
+            # What comes to be meanwhile waits its turn, so that of two words about one flow the
+            # newer comes last.
             stored = self._exchange.stored()
             while (batch := await asyncio.to_thread(next, stored, None)) is not None:
                 await self._send(writer, frame(self._exchange.entries(batch)))
             await self._send(writer, frame(Whole()))
             self._entries.extend(self._again())
             while not self._over:
-                self._wake.clear()  # before looking: what is told while something is being sent is news
+                # before looking: what is told while something is being sent is news
+                self._wake.clear()
                 await self._send_touched(writer)
                 while self._entries:
                     await self._send(writer, self._entries.popleft())

@@ -1,10 +1,10 @@
 """Which nodes keep the flows that they have, for each listener: the map `keepers`.
 
-In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as there is room. The program
-follows the entry of a flow as long as its node is one of these: so a node whose time to keep connections is over also loses
-connections that have entries.
-Invariant: what this mirrors is in the map. A node is added before slots name it, and taken out after they have ceased to.
-"""
+In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as
+there is room. The program follows the entry of a flow as long as its node is one of these: so a
+node whose time to keep connections is over also loses connections that have entries. Invariant:
+what this mirrors is in the map. A node is added before slots name it, and taken out after they have
+ceased to."""
 
 from collections.abc import Iterator, Mapping, Set
 
@@ -22,7 +22,8 @@ _NONE = frozenset[int]()
 
 
 class Keepers:
-    """The map, mirrored: the namespace of a listener and numbers of nodes, by the index that the listener counts at."""
+    """The map, mirrored: the namespace of a listener and numbers of nodes, by the index that the
+    listener counts at."""
 
     def __init__(self, keepers: Map, quota: Quota) -> None:
         self._map = keepers
@@ -36,8 +37,8 @@ class Keepers:
         return (KEEPER.unpack(key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[int]], namespaces: Mapping[int, str]) -> None:
-        """Set the mirror to what was found, except for what has changed since, and remove what belongs to no listener.
-        `namespaces`: of listeners, by index."""
+        """Set the mirror to what was found, except for what has changed since, and remove what
+        belongs to no listener. `namespaces`: of listeners, by index."""
         for index in (found.keys() | self._of.keys()) - self.touched:
             namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
             if self._of.get(index) != (namespace, nodes):
@@ -46,8 +47,9 @@ class Keepers:
             self.only(index, _NONE)
 
     def add(self, index: int, nodes: Set[int], namespace: str, *, changing: bool) -> Set[int]:
-        """Let these nodes keep their flows, in addition to the nodes that already do, as far as the quota of the namespace and
-        the kernel have room. Returns the nodes of `nodes` that keep their flows."""
+        """Let these nodes keep their flows, in addition to the nodes that already do, as far as the
+        quota of the namespace and the kernel have room. Returns the nodes of `nodes` that keep
+        their flows."""
         held = self._held(index)
         new = sorted(nodes - held)
         granted = new[: self._quota.room(namespace, changing=changing)] if new else new
@@ -55,7 +57,8 @@ class Keepers:
         try:
             self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in granted})
         except FairleadError as error:
-            # Some may have been added. The change must not fail because of this: a dead node could not be removed then.
+            # Some may have been added. The change must not fail because of this: a dead node could
+            # not be removed then.
             log.warning("the kernel has no room for more retained nodes", problem=str(error))
             self._map.delete_all([KEEPER.pack(index, node) for node in granted])
             granted = []
@@ -76,4 +79,6 @@ class Keepers:
         before = self._of.pop(index, None)
         if nodes:
             self._of[index] = namespace, nodes
-        self._quota.change((before[0], len(before[1])) if before else NO_USE, (namespace, len(nodes)))
+        self._quota.change(
+            (before[0], len(before[1])) if before else NO_USE, (namespace, len(nodes))
+        )

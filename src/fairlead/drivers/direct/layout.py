@@ -1,8 +1,7 @@
 """The records of bpf/structs.h as bytes, in the machine's byte order but for addresses and ports.
 
-In: addresses, names, numbers. Out: keys and values for the maps, and back. A test compares each with the object's own types.
-An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2).
-"""
+In: addresses, names, numbers. Out: keys and values for the maps, and back. A test compares each
+with the object's own types. An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2)."""
 
 import socket
 import struct
@@ -21,8 +20,19 @@ CLOSING = 0x10000
 """With the node of an entry that is told: its connection ends."""
 NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
 HOPS_LEFT = 16
-"""The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a gateway (bpf/hops.h)."""
-DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent", "returned", "no_endpoints")
+"""The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a
+gateway (bpf/hops.h)."""
+DROPS = (
+    "no_member",
+    "no_way",
+    "hop_limit",
+    "fragment",
+    "forbidden",
+    "too_big",
+    "not_sent",
+    "returned",
+    "no_endpoints",
+)
 """Why packets of a listener are dropped, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sB5x")
@@ -44,7 +54,11 @@ COUNTER = struct.Struct("=Q")
 
 _MAPPED = bytes(10) + b"\xff\xff"
 
-_PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
+_PROTOCOLS: dict[str, int] = {
+    "TCP": socket.IPPROTO_TCP,
+    "UDP": socket.IPPROTO_UDP,
+    "SCTP": socket.IPPROTO_SCTP,
+}
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
 
 
@@ -70,7 +84,8 @@ class ListenerRecord(NamedTuple):
         return self.ranges >> 1 if self.flags & RANGES else None
 
     def following(self, sets: int | None, *, ipv6: bool) -> "ListenerRecord":
-        """The record with these sets of source ranges, of which its family's is the one that counts."""
+        """The record with these sets of source ranges, of which its family's is the one that
+        counts."""
         if sets is None:
             if not self.flags & RANGES and not self.ranges:
                 return self  # as mostly
@@ -79,8 +94,9 @@ class ListenerRecord(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware addresses are 6 bytes, zeros where
-    they are not known. `lower`: the parent of a VLAN's interface, 0 for others. See `struct way`."""
+    """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware
+    addresses are 6 bytes, zeros where they are not known. `lower`: the parent of a VLAN's
+    interface, 0 for others. See `struct way`."""
 
     kind: int = NOWHERE
     interface: int = 0
@@ -103,17 +119,27 @@ class Way(NamedTuple):
 @lru_cache(maxsize=65536)
 def pack_address(text: str) -> bytes:
     """An address in 16 bytes."""
-    return IPv6Address(text).packed if ":" in text else _MAPPED + socket.inet_pton(socket.AF_INET, text)
+    return (
+        IPv6Address(text).packed
+        if ":" in text
+        else _MAPPED + socket.inet_pton(socket.AF_INET, text)
+    )
 
 
 def unpack_address(data: bytes) -> str:
     """The address as text."""
-    return socket.inet_ntop(socket.AF_INET, data[12:]) if data.startswith(_MAPPED) else str(IPv6Address(data))
+    return (
+        socket.inet_ntop(socket.AF_INET, data[12:])
+        if data.startswith(_MAPPED)
+        else str(IPv6Address(data))
+    )
 
 
 def pack_listener_key(key: ListenerKey) -> bytes:
     """The key of a listener."""
-    return LISTENER_KEY.pack(pack_address(key.address), key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol])
+    return LISTENER_KEY.pack(
+        pack_address(key.address), key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol]
+    )
 
 
 def unpack_listener_key(data: bytes) -> ListenerKey:
@@ -125,27 +151,53 @@ def unpack_listener_key(data: bytes) -> ListenerKey:
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
-    """Of a connection entry: the key of its listener as `pack_listener_key` makes it, and the number of its node."""
+    """Of a connection entry: the key of its listener as `pack_listener_key` makes it, and the
+    number of its node."""
     return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
 
 
 def pack_way(way: Way) -> bytes:
     """The record of a way."""
-    addresses = (pack_address(each) if each else bytes(16) for each in (way.next_hop, way.outer_source, way.outer_destination))
-    link = (way.interface, way.lower or way.interface, way.tag.to_bytes(2, "big"), way.mtu, way.mac, way.own_mac)
+    addresses = (
+        pack_address(each) if each else bytes(16)
+        for each in (way.next_hop, way.outer_source, way.outer_destination)
+    )
+    link = (
+        way.interface,
+        way.lower or way.interface,
+        way.tag.to_bytes(2, "big"),
+        way.mtu,
+        way.mac,
+        way.own_mac,
+    )
     return WAY.pack(way.kind, *link, way.vni, *addresses)
 
 
 def unpack_way(data: bytes) -> Way:
     """The way that a record stands for."""
     kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = WAY.unpack(data)
-    next_hop, source, destination = (unpack_address(each) if any(each) else "" for each in addresses)
+    next_hop, source, destination = (
+        unpack_address(each) if any(each) else "" for each in addresses
+    )
     below = 0 if lower == interface else lower
-    return Way(kind, interface, next_hop, source, destination, mac, own_mac, mtu, int.from_bytes(tag, "big"), vni, below)
+    return Way(
+        kind,
+        interface,
+        next_hop,
+        source,
+        destination,
+        mac,
+        own_mac,
+        mtu,
+        int.from_bytes(tag, "big"),
+        vni,
+        below,
+    )
 
 
 def pack_text(text: str, size: int) -> bytes:
-    """Text of at most `size` bytes, padded with zeros by whoever packs it. Raises Refused when it is longer."""
+    """Text of at most `size` bytes, padded with zeros by whoever packs it. Raises Refused when it
+    is longer."""
     data = text.encode()
     if len(data) > size:
         raise Refused(f"the name {text} is longer than {size} bytes", fix="choose a shorter one")
@@ -159,7 +211,9 @@ def unpack_text(data: bytes) -> str:
 
 def pack_owner(service: ServiceKey, uid: str) -> bytes:
     """The mark that says whose a listener is."""
-    return OWNER.pack(pack_text(service.namespace, 64), pack_text(service.name, 64), pack_text(uid, 40))
+    return OWNER.pack(
+        pack_text(service.namespace, 64), pack_text(service.name, 64), pack_text(uid, 40)
+    )
 
 
 def unpack_owner(data: bytes) -> tuple[ServiceKey, str]:

@@ -1,9 +1,9 @@
 """The map `listeners`, which the program reads through a cache on each CPU.
 
 In: records by key. Out: nothing; once a call has returned, packets find what it has written.
-Invariant: whatever changes a record changes `generation` after that, and no CPU takes for valid what it found before. A process
-that ended in between left the old tables whole, which nobody frees but the next one, and that begins with another generation.
-"""
+Invariant: whatever changes a record changes `generation` after that, and no CPU takes for valid
+what it found before. A process that ended in between left the old tables whole, which nobody frees
+but the next one, and that begins with another generation."""
 
 import ctypes
 import os
@@ -17,9 +17,8 @@ _UNCACHED = 0
 class Listeners:
     """maps: `listeners` and `generation`. One process writes.
 
-    kernel: what it says of itself. Where it is one for real time, programs of one CPU may interrupt each other, and nothing is
-    cached.
-    """
+    kernel: what it says of itself. Where it is one for real time, programs of one CPU may interrupt
+    each other, and nothing is cached."""
 
     def __init__(self, maps: Mapping[str, Map], *, kernel: str = os.uname().version) -> None:
         self._records = maps["listeners"]
@@ -32,7 +31,8 @@ class Listeners:
         self._memory.close()
 
     def set(self, records: Mapping[bytes, bytes]) -> None:
-        """Have these listeners have these records. Where that fails some may have theirs, and packets find them."""
+        """Have these listeners have these records. Where that fails some may have theirs, and
+        packets find them."""
         try:
             self._records.update_all(records)
         finally:

@@ -1,8 +1,8 @@
 """What the maps hold, as this process last read or wrote it, and what only a plan could say of it.
 
-In: listeners as they are read or set. Out: the answers to questions about them, at once and without a system call.
-Invariant: indexes and listeners agree. A new mirror takes the place of the old one whole, once it is filled.
-"""
+In: listeners as they are read or set. Out: the answers to questions about them, at once and without
+a system call. Invariant: indexes and listeners agree. A new mirror takes the place of the old one
+whole, once it is filled."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,7 +18,8 @@ from fairlead.net.transition import Slots
 
 
 class Draining(NamedTuple):
-    """A node that keeps connections of a listener, gets no new ones, and may keep them for `left_s` seconds more."""
+    """A node that keeps connections of a listener, gets no new ones, and may keep them for `left_s`
+    seconds more."""
 
     service: ServiceKey
     listener: ListenerKey
@@ -29,12 +30,11 @@ class Draining(NamedTuple):
 class InstalledListener(NamedTuple):
     """A listener as it is in the maps.
 
-    `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the nodes that get no new
-    connections, since when that is so, in monotonic seconds; without a spec, of all that may have any, since this
-    process began.
-    `digest`: of its tables in the arena, to see whether they are still what was read or written. `short`: what it lacks of its
-    spec, and why; empty if it lacks nothing, or if no plan has named it yet.
-    """
+    `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the
+    nodes that get no new connections, since when that is so, in monotonic seconds; without a spec,
+    of all that may have any, since this process began. `digest`: of its tables in the arena, to see
+    whether they are still what was read or written. `short`: what it lacks of its spec, and why;
+    empty if it lacks nothing, or if no plan has named it yet."""
 
     service: ServiceKey
     uid: str
@@ -53,7 +53,9 @@ class InstalledListener(NamedTuple):
     @property
     def keeping(self) -> tuple[str, ...]:
         """The nodes that may have connections."""
-        return tuple(sorted({*self.spec.keepers, *self.spec.left} if self.spec else self.idle_since))
+        return tuple(
+            sorted({*self.spec.keepers, *self.spec.left} if self.spec else self.idle_since)
+        )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
         """Of the nodes that get no new connections, for how long."""
@@ -64,13 +66,18 @@ class InstalledListener(NamedTuple):
         if self.spec is None or not self.spec.drain_s:
             return []
         limit_s, waning = self.spec.drain_s, {*self.spec.keepers, *self.spec.left}
-        since = sorted((node, since_s) for node, since_s in self.idle_since.items() if node in waning)
-        return [Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since]
+        since = sorted(
+            (node, since_s) for node, since_s in self.idle_since.items() if node in waning
+        )
+        return [
+            Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since
+        ]
 
 
 class Prepared(NamedTuple):
-    """A listener whose tables are written, and what is needed to put them into force. `packed`: its key as the maps have it.
-    `keepers`: numbers of the nodes whose entries count. `over`: the tables are to be written over the old ones."""
+    """A listener whose tables are written, and what is needed to put them into force. `packed`: its
+    key as the maps have it. `keepers`: numbers of the nodes whose entries count. `over`: the tables
+    are to be written over the old ones."""
 
     key: ListenerKey
     packed: bytes
@@ -86,7 +93,8 @@ class Prepared(NamedTuple):
 
 
 class Mirror:
-    """Listeners by key, and what follows from them. `quotas`: record the memory and the listeners of each namespace."""
+    """Listeners by key, and what follows from them. `quotas`: record the memory and the listeners
+    of each namespace."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -126,15 +134,20 @@ class Mirror:
         return old
 
     def count(self, old: InstalledListener | None, new: InstalledListener | None) -> None:
-        """Record in the quotas that `new` replaces `old`. Many listeners are prepared before they come into force."""
-        before, after = ((each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new))
+        """Record in the quotas that `new` replaces `old`. Many listeners are prepared before they
+        come into force."""
+        before, after = (
+            (each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new)
+        )
         self._quotas.memory.change(before, after)
         before, after = ((each.service.namespace, 1) if each else NO_USE for each in (old, new))
         self._quotas.listeners.change(before, after)
 
     def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:
         """All that these Services have."""
-        return [self.listeners[key] for service in services for key in self.of_service.get(service, ())]
+        return [
+            self.listeners[key] for service in services for key in self.of_service.get(service, ())
+        ]
 
     def actual(
         self,
@@ -144,8 +157,9 @@ class Mirror:
         is_used: Callable[[InstalledListener], bool],
         now_s: float,
     ) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them. `usable` says of a node its addresses that can be used, `ranges_of` of a
-        Service its source ranges, `is_used` whether packets have been sent on for a listener."""
+        """What these Services have, or all of them. `usable` says of a node its addresses that can
+        be used, `ranges_of` of a Service its source ranges, `is_used` whether packets have been
+        sent on for a listener."""
         wanted: Iterable[ServiceKey] = self.of_service if services is None else services
         found = {}
         for service in wanted:
@@ -153,7 +167,13 @@ class Mirror:
                 mine = [self.listeners[key] for key in keys]
                 listeners = tuple(
                     ActualListener(
-                        key, each.slots, each.spec, each.keeping, each.idle_s(now_s), is_used(each), bool(each.short)
+                        key,
+                        each.slots,
+                        each.spec,
+                        each.keeping,
+                        each.idle_s(now_s),
+                        is_used(each),
+                        bool(each.short),
                     )
                     for key, each in zip(keys, mine, strict=True)
                 )

@@ -1,12 +1,13 @@
 """The ways to nodes as this host's networks are now, kept so by the kernel's events.
 
-In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `Way` for each, or why there is none; and word
-of what changed. The kernel's neighbour table is not in use where XDP forwards, because the kernel does not see those packets:
-so a neighbour that XDP needs is looked for when it is not known and whenever the kernel grows unsure of it. One that does not
-answer is left alone for a while: what is sent to it meanwhile goes by the kernel, which asks for it itself.
-Invariant: a way has a hardware address only where XDP may send to it (the interface bears our program) and the neighbour is
-known; without one the XDP program leaves the packet to the tc program, which asks the kernel. Follows RFC 4861, 7.3 (states).
-"""
+In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `Way` for each, or
+why there is none; and word of what changed. The kernel's neighbour table is not in use where XDP
+forwards, because the kernel does not see those packets: so a neighbour that XDP needs is looked for
+when it is not known and whenever the kernel grows unsure of it. One that does not answer is left
+alone for a while: what is sent to it meanwhile goes by the kernel, which asks for it itself.
+Invariant: a way has a hardware address only where XDP may send to it (the interface bears our
+program) and the neighbour is known; without one the XDP program leaves the packet to the tc
+program, which asks the kernel. Follows RFC 4861, 7.3 (states)."""
 
 import math
 import time
@@ -29,7 +30,8 @@ RETRY_S = 10.0
 
 
 class News(NamedTuple):
-    """What to look at again. `networks`: everything. `neighbours`: ways whose next hop is one of these (interface, address)."""
+    """What to look at again. `networks`: everything. `neighbours`: ways whose next hop is one of
+    these (interface, address)."""
 
     networks: bool
     neighbours: frozenset[tuple[int, str]]
@@ -64,7 +66,8 @@ class Surroundings:
         return {each.name: each for each in self._interfaces.values()}
 
     def ways(self, nodes: Iterable[Node]) -> dict[Node, Way | FairleadError]:
-        """The way to each of these, or why there is none. Takes 50 us for each: of many, ask in a thread."""
+        """The way to each of these, or why there is none. Takes 50 us for each: of many, ask in a
+        thread."""
         return {node: self._way(node) for node in nodes}
 
     def _way(self, node: Node) -> Way | FairleadError:
@@ -85,7 +88,8 @@ class Surroundings:
         return way._replace(mac=self.mac_of(way) or UNKNOWN)
 
     def mac_of(self, way: Way) -> bytes:
-        """The hardware address of the next hop; empty while it is not known. It is looked for then, and kept an eye on."""
+        """The hardware address of the next hop; empty while it is not known. It is looked for then,
+        and kept an eye on."""
         place = (way.interface, way.next_hop)
         self._watched.setdefault(place, -math.inf)
         known = self._neighbours.get(place)
@@ -104,7 +108,9 @@ class Surroundings:
         if not (known and known.mac) and now_s - self._watched.get(place, -math.inf) < RETRY_S:
             return
         self._watched[place] = now_s
-        with suppress(Unavailable):  # the interface is down or gone: an event of its own says when that is over
+        with suppress(
+            Unavailable
+        ):  # the interface is down or gone: an event of its own says when that is over
             self._routing.look_for(*place)
 
     async def news(self) -> News:

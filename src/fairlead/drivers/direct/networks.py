@@ -1,9 +1,10 @@
-"""What of the data plane depends on this host's networks: programs at interfaces, ways to nodes, VLAN tags.
+"""What of the data plane depends on this host's networks: programs at interfaces, ways to nodes,
+VLAN tags.
 
-In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps `ways`, `tags` and
-`settings` as they should be, programs where they should be.
-Invariant: each method brings all that it is about to what holds now, whatever was missed before. Nothing here knows Services.
-"""
+In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps
+`ways`, `tags` and `settings` as they should be, programs where they should be. Invariant: each
+method brings all that it is about to what holds now, whatever was missed before. Nothing here knows
+Services."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,7 +26,8 @@ _ONLY = INDEX.pack(0)
 
 
 class Limits(NamedTuple):
-    """What goes into the map `settings` as it is configured. `tell`: new entries are wanted in user space."""
+    """What goes into the map `settings` as it is configured. `tell`: new entries are wanted in user
+    space."""
 
     inserts_per_s: int
     notes_per_s: int
@@ -42,7 +44,13 @@ class Networks:
     """Close it. Its methods are not to run beside each other."""
 
     def __init__(
-        self, attachments: Attachments, rules: Rules, limits: Limits, maps: Mapping[str, Map], nodes: Nodes, programs: Programs
+        self,
+        attachments: Attachments,
+        rules: Rules,
+        limits: Limits,
+        maps: Mapping[str, Map],
+        nodes: Nodes,
+        programs: Programs,
     ) -> None:
         self.attachments = attachments
         self._surroundings = Surroundings(rules)
@@ -53,8 +61,12 @@ class Networks:
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
         self._unmatched: tuple[str, ...] = ()
-        (_, _, _, flags, _) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
-        self._set(among=bool(flags & AMONG_NODES))  # as a predecessor knew it, until `find_ways` does
+        (_, _, _, flags, _) = SETTINGS.unpack(
+            maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
+        )
+        self._set(
+            among=bool(flags & AMONG_NODES)
+        )  # as a predecessor knew it, until `find_ways` does
 
     def close(self) -> None:
         """Hear of nothing more; what is attached stays."""
@@ -64,7 +76,9 @@ class Networks:
         flags = AMONG_NODES * among | TELL * self._limits.tell
         port = self._rules.vxlan_port.to_bytes(2, "big")
         limits = self._limits
-        record = SETTINGS.pack(limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port)
+        record = SETTINGS.pack(
+            limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port
+        )
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)
 
@@ -76,7 +90,9 @@ class Networks:
         """Have our programs on every interface. Raises as `Attachments.attach`."""
         before = self.attachments.shown
         try:
-            await self.attachments.attach(self._programs, self._maps["tags"], self._surroundings.interfaces())
+            await self.attachments.attach(
+                self._programs, self._maps["tags"], self._surroundings.interfaces()
+            )
         finally:
             self._surroundings.fast = self.attachments.fast
             for each in set(self.attachments.shown) - set(before):

@@ -1,16 +1,24 @@
 """The nodes in the maps: which number stands for which node, and where what it gets is sent.
 
-In: names and ways. Out: numbers for slots. Names are pinned beside the records, so that a successor knows them.
-Invariant: a number is taken from a node only after a grace period without any use (a slot, or a Service whose connection
-entries count), and numbers are reused as late as can be, because an entry that does not count may still hold one.
-"""
+In: names and ways. Out: numbers for slots. Names are pinned beside the records, so that a successor
+knows them. Invariant: a number is taken from a node only after a grace period without any use (a
+slot, or a Service whose connection entries count), and numbers are reused as late as can be,
+because an entry that does not count may still hold one."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import INDEX, NODE_NAME, Way, pack_text, pack_way, unpack_text, unpack_way
+from fairlead.drivers.direct.layout import (
+    INDEX,
+    NODE_NAME,
+    Way,
+    pack_text,
+    pack_way,
+    unpack_text,
+    unpack_way,
+)
 from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
@@ -36,7 +44,9 @@ class NodesFound(NamedTuple):
 
 
 def _addresses(by_name: Mapping[str, Ways]) -> list[tuple[str, str]]:
-    return sorted((name, way.address) for name, ways in by_name.items() for way in ways if way.address)
+    return sorted(
+        (name, way.address) for name, ways in by_name.items() for way in ways if way.address
+    )
 
 
 class Nodes:
@@ -53,7 +63,8 @@ class Nodes:
         self._within_reach: tuple[set[str], set[str]] = (set(), set())
         """Those that can get packets over IPv4, over IPv6."""
         self._usable: dict[str, tuple[tuple[str, str], ...]] = {}
-        """What `usable` has been asked for since it last changed: every change of a Service asks for each of its nodes."""
+        """What `usable` has been asked for since it last changed: every change of a Service asks
+        for each of its nodes."""
 
     def survey(self) -> Iterator[tuple[str, int, Ways]]:
         """Read the maps anew, a node at a time; changes nothing."""
@@ -69,7 +80,10 @@ class Nodes:
             self._drop(name)
         for name, number in found.numbers.items():
             ways = found.by_name[name]
-            if name in self.touched or (self.numbers.get(name), self.by_name.get(name)) == (number, ways):
+            if name in self.touched or (self.numbers.get(name), self.by_name.get(name)) == (
+                number,
+                ways,
+            ):
                 continue
             self.numbers[name], self.by_name[name] = number, ways
             for ipv6 in (False, True):
@@ -124,14 +138,21 @@ class Nodes:
         return array("H", [known[name] if name in known else self.number(name) for name in names])
 
     def number(self, name: str) -> int:
-        """The number that stands for the node, a new one if it has none. Raises Refused when there are no more."""
+        """The number that stands for the node, a new one if it has none. Raises Refused when there
+        are no more."""
         if name in self.numbers:
             return self.numbers[name]
         limit, taken = self._names.spec.max_entries, set(self.numbers.values())
-        free = (each % limit for each in range(self._next, self._next + limit) if each % limit not in taken)
+        free = (
+            each % limit
+            for each in range(self._next, self._next + limit)
+            if each % limit not in taken
+        )
         number = next(free, None)
         if number is None:
-            raise Refused(f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes")
+            raise Refused(
+                f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes"
+            )
         self.touched.add(name)
         self._write(number, NO_WAYS)
         self._statistics.clear_values(INDEX.pack(number))
@@ -150,8 +171,8 @@ class Nodes:
         self._reach(name, bool(way.address), ipv6=ipv6)
 
     def doubt(self, name: str, *, ipv6: bool) -> None:
-        """There is no way for that family any more: not usable until one is set anew. The kernel's record stays: open
-        connections lose nothing by going on as before."""
+        """There is no way for that family any more: not usable until one is set anew. The kernel's
+        record stays: open connections lose nothing by going on as before."""
         self.touched.add(name)
         self._reach(name, False, ipv6=ipv6)
 
@@ -163,7 +184,9 @@ class Nodes:
         """Take the numbers from nodes that have not been used for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
-        for name in [each for each, since in self._unused_since.items() if now_s - since >= GRACE_S]:
+        for name in [
+            each for each, since in self._unused_since.items() if now_s - since >= GRACE_S
+        ]:
             self.touched.add(name)
             number = self.numbers[name]
             self._write(number, NO_WAYS)

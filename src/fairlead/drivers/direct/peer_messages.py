@@ -1,11 +1,10 @@
 """What gateways say to each other, as values and as bytes.
 
-In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back. Whoever listens says nothing; whoever is
-listened to says Hello, then Tables and Entries of all there is, then Whole; from then on Tables and Entries as they come to be,
-and Alive when there is nothing else to say.
-Invariant: what `read_message` gives is well-formed, whatever was sent; numbers of nodes mean something with the names that come
-along, and nowhere else.
-"""
+In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back. Whoever
+listens says nothing; whoever is listened to says Hello, then Tables and Entries of all there is,
+then Whole; from then on Tables and Entries as they come to be, and Alive when there is nothing else
+to say. Invariant: what `read_message` gives is well-formed, whatever was sent; numbers of nodes
+mean something with the names that come along, and nowhere else."""
 
 import asyncio
 import struct
@@ -22,8 +21,8 @@ from fairlead.net.transition import NONE, TRACKED, Slots
 VERSION = 1
 LONGEST_BYTES = 1 << 22
 ENTRY = struct.Struct(f"={FLOW_KEY.size}sI")
-"""`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection ends; NONE: there is no such
-entry any more."""
+"""`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection
+ends; NONE: there is no such entry any more."""
 MOST_ENTRIES = 4096
 """So many at most in one message."""
 _LENGTH = struct.Struct("!I")
@@ -31,8 +30,8 @@ _SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """`instance`: which process this is. `age_s`: so long its tables have followed the cluster without a gap, its own or those
-    that it took over when it started."""
+    """`instance`: which process this is. `age_s`: so long its tables have followed the cluster
+    without a gap, its own or those that it took over when it started."""
 
     instance: str
     age_s: float
@@ -40,9 +39,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Tables(msgspec.Struct, frozen=True, tag="tables"):
-    """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it. `restricted`: not everybody
-    may connect. `used`: packets have been sent on by them. `young`: all its connections have entries, as it is not certain that
-    other gateways have the same tables."""
+    """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it.
+    `restricted`: not everybody may connect. `used`: packets have been sent on by them. `young`: all
+    its connections have entries, as it is not certain that other gateways have the same tables."""
 
     address: str
     port: int
@@ -65,12 +64,15 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
 
     @property
     def slots(self) -> Slots:
-        return Slots(self.nodes, self.current, self.previous, self.by_source, self.previous_by_source)
+        return Slots(
+            self.nodes, self.current, self.previous, self.by_source, self.previous_by_source
+        )
 
 
 class Entries(msgspec.Struct, frozen=True, tag="entries"):
-    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them. `ages_s`: for how
-    long each has been so; none at all for what has come to be just now, and for what is told of all that there is."""
+    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them.
+    `ages_s`: for how long each has been so; none at all for what has come to be just now, and for
+    what is told of all that there is."""
 
     names: dict[int, str]
     records: bytes
@@ -102,12 +104,15 @@ def frame(message: Message) -> bytes:
 
 
 async def read_message(reader: asyncio.StreamReader, *, within_s: float) -> Message:
-    """The next message. Raises Unavailable if none comes in time, the line ends, or what comes is none."""
+    """The next message. Raises Unavailable if none comes in time, the line ends, or what comes is
+    none."""
     try:
         async with asyncio.timeout(within_s):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
             if length > LONGEST_BYTES:
-                raise Unavailable(f"it sent {length} bytes in one message, more than {LONGEST_BYTES}")
+                raise Unavailable(
+                    f"it sent {length} bytes in one message, more than {LONGEST_BYTES}"
+                )
             return decode(await reader.readexactly(length))
     except TimeoutError:
         raise Unavailable(f"it said nothing for {within_s:g} s") from None
@@ -125,7 +130,10 @@ def decode(body: bytes) -> Message:
         raise Unavailable(f"it sent what is no message: {error}") from error
     match message:
         case Hello(version=version) if version != VERSION:
-            raise Unavailable(f"it speaks version {version}, not {VERSION}", fix="run the same version on all gateways")
+            raise Unavailable(
+                f"it speaks version {version}, not {VERSION}",
+                fix="run the same version on all gateways",
+            )
         case Tables() if not _sound(message):
             raise Unavailable(f"it sent tables of {message.key} that are none")
         case Entries() if not _whole(message):
@@ -136,19 +144,24 @@ def decode(body: bytes) -> Message:
 def _whole(message: Entries) -> bool:
     """Whether its records are, and its numbers such as nodes have."""
     records = len(message.records)
-    if records % ENTRY.size or records > MOST_ENTRIES * ENTRY.size or len(message.ages_s) not in (0, message.count):
+    if (
+        records % ENTRY.size
+        or records > MOST_ENTRIES * ENTRY.size
+        or len(message.ages_s) not in (0, message.count)
+    ):
         return False
     return all(0 <= each < NONE for each in message.names)
 
 
 def _sound(message: Tables) -> bool:
-    """Whether it is of a listener that can be, and every slot names a node that the message names."""
+    """Whether it is of a listener that can be, and every slot names a node that the message
+    names."""
     count = len(message.nodes)
     if read_address(message.address) != message.address or not 0 < message.port <= 0xFFFF:
         return False
     if not all(message.nodes) or not {len(message.current), len(message.previous)} <= _SIZES:
         return False
     said = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
-    return all(each < count or each == NONE for each in said - {TRACKED}) and TRACKED not in memoryview(message.current).cast(
-        "H"
-    )
+    return all(
+        each < count or each == NONE for each in said - {TRACKED}
+    ) and TRACKED not in memoryview(message.current).cast("H")

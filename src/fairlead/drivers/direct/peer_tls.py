@@ -1,12 +1,12 @@
 """Mutual TLS between gateways.
 
-In: three PEM files. Out: the TLS settings for a connection in either direction, and messages that explain failures.
-A peer is accepted if its certificate is issued by the CA, has not expired, has PEER_NAME among its DNS names (RFC 9525) and, if
-it has an extended key usage, is for clients where the peer connects and for servers where this gateway connects (RFC 5280,
-4.2.1.12). The name excludes other holders of a certificate of the same CA. TLS 1.3 only.
-Invariant: the files are checked for each new connection. If they cannot be used, for example because they are being replaced,
-the previous ones remain in use. Open connections stay open.
-"""
+In: three PEM files. Out: the TLS settings for a connection in either direction, and messages that
+explain failures. A peer is accepted if its certificate is issued by the CA, has not expired, has
+PEER_NAME among its DNS names (RFC 9525) and, if it has an extended key usage, is for clients where
+the peer connects and for servers where this gateway connects (RFC 5280, 4.2.1.12). The name
+excludes other holders of a certificate of the same CA. TLS 1.3 only. Invariant: the files are
+checked for each new connection. If they cannot be used, for example because they are being
+replaced, the previous ones remain in use. Open connections stay open."""
 
 import ssl
 from pathlib import Path
@@ -23,7 +23,15 @@ PEER_NAME = "fairlead-gateway"
 ALL_OR_NONE = "set gateway.peerTLS on all gateways, or on none"
 
 _ALERT = "alert"
-_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"})
+_NO_TLS = frozenset(
+    {
+        "WRONG_VERSION_NUMBER",
+        "RECORD_LAYER_FAILURE",
+        "HTTP_REQUEST",
+        "UNEXPECTED_MESSAGE",
+        "BAD_RECORD_TYPE",
+    }
+)
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -55,7 +63,9 @@ class PeerTLS:
             stamp = self._stamp()
             if self._made is None or stamp != self._made[0]:
                 self._take(stamp)
-                log.info("read the certificate for gateway.peers", certificate=self._files.certificate)
+                log.info(
+                    "read the certificate for gateway.peers", certificate=self._files.certificate
+                )
             self._problem = ""
         except Refused as problem:
             if self._made is None:
@@ -67,16 +77,23 @@ class PeerTLS:
         return self._made
 
     def _stamp(self) -> Stamp:
-        """A value that changes when a file changes. The files of a mounted Secret are symbolic links, which are followed."""
+        """A value that changes when a file changes. The files of a mounted Secret are symbolic
+        links, which are followed."""
         try:
-            found = [Path(each).stat() for each in (self._files.certificate, self._files.key, self._files.ca)]
+            found = [
+                Path(each).stat()
+                for each in (self._files.certificate, self._files.key, self._files.ca)
+            ]
         except OSError as error:
             raise self._refused(error) from error
         return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 
     def _take(self, stamp: Stamp) -> None:
         try:
-            server, client = self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT)
+            server, client = (
+                self._context(ssl.PROTOCOL_TLS_SERVER),
+                self._context(ssl.PROTOCOL_TLS_CLIENT),
+            )
         except (OSError, ValueError) as error:
             raise self._refused(error) from error
         self._made = stamp, server, client
@@ -92,8 +109,10 @@ class PeerTLS:
     def _refused(self, error: Exception) -> Refused:
         files = f"{self._files.certificate}, {self._files.key}, {self._files.ca}"
         return Refused(
-            f"reading the certificate, key and CA for gateway.peers ({files}) failed: {words(error)}",
-            fix="set gateway.peerTLS to a certificate, its key without a password, and the CA, each as a PEM file",
+            f"reading the certificate, key and CA for gateway.peers ({files}) failed: "
+            f"{words(error)}",
+            fix="set gateway.peerTLS to a certificate, its key without a password, and the CA, "
+            "each as a PEM file",
         )
 
 
@@ -107,7 +126,10 @@ def stranger(connection: ssl.SSLObject) -> str:
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
     if PEER_NAME in names:
         return ""
-    return f"its certificate is not that of a gateway: it names {', '.join(names) or 'no DNS name'} and not {PEER_NAME}"
+    return (
+        "its certificate is not that of a gateway: it names "
+        f"{', '.join(names) or 'no DNS name'} and not {PEER_NAME}"
+    )
 
 
 def words(error: Exception) -> str:
@@ -129,5 +151,8 @@ def _words_of_tls(reason: str) -> str:
     if code in _NO_TLS:
         return f"it does not speak TLS: {ALL_OR_NONE}"
     if _ALERT in plain:
-        return f"it does not accept the certificate of this gateway ({plain.partition(_ALERT)[2].strip()})"
+        return (
+            "it does not accept the certificate of this gateway "
+            f"({plain.partition(_ALERT)[2].strip()})"
+        )
     return plain

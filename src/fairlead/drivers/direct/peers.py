@@ -1,10 +1,11 @@
-"""Gateways tell each other about slots in transition, so that losing, adding or returning one moves no connection.
+"""Gateways tell each other about slots in transition, so that losing, adding or returning one moves
+no connection.
 
-In: where to listen, and the other gateways. Out: their tables before this one forwards, their entries from then on; ours for
-them. Each follows all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate is
-accepted (`peer_tls`). Without `tls`, a host that can take a peer's address can direct connections to a wrong node.
-A gateway that is alone starts and works as one without peers; no packet waits for anything here.
-"""
+In: where to listen, and the other gateways. Out: their tables before this one forwards, their
+entries from then on; ours for them. Each follows all others, over TCP. A gateway may follow if its
+address is known and, with `tls`, its certificate is accepted (`peer_tls`). Without `tls`, a host
+that can take a peer's address can direct connections to a wrong node. A gateway that is alone
+starts and works as one without peers; no packet waits for anything here."""
 
 import asyncio
 import contextlib
@@ -20,7 +21,15 @@ import structlog
 from fairlead.drivers.direct.entry import Entry, entered
 from fairlead.drivers.direct.exchange import Exchange, split
 from fairlead.drivers.direct.followers import STALLED_S, Follower
-from fairlead.drivers.direct.peer_messages import Entries, Hello, Message, Tables, Whole, frame, read_message
+from fairlead.drivers.direct.peer_messages import (
+    Entries,
+    Hello,
+    Message,
+    Tables,
+    Whole,
+    frame,
+    read_message,
+)
 from fairlead.drivers.direct.peer_tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.recent import Recent
 from fairlead.drivers.direct.refusals import PERIOD_S, Refusals
@@ -40,17 +49,19 @@ TELL_S = 0.002
 TABLES_S = 0.1
 """Tables that changed are told so often."""
 HEED_S = 0.5
-"""What peers say of tables is heeded so often: mostly all gateways make the same change in the same moment, and nothing is left
-to do by then."""
+"""What peers say of tables is heeded so often: mostly all gateways make the same change in the same
+moment, and nothing is left to do by then."""
 SILENCE_S = 3.5
 """A peer that says nothing for so long is lost; it says each second that it is alive."""
 AWAY_S = 5.0
 """A gateway that heard no peer for so long has been away."""
 UNNOTICED_S = 15.0
-"""Longer than it takes to notice that a peer hears nothing any more: what it was told within that time may not have arrived."""
+"""Longer than it takes to notice that a peer hears nothing any more: what it was told within that
+time may not have arrived."""
 SEASONED_S = 30.0
-"""The word of a peer that has followed the cluster for less than this never counts against our own tables. And for so long one
-that has begun tells each that comes what happened while no process was there."""
+"""The word of a peer that has followed the cluster for less than this never counts against our own
+tables. And for so long one that has begun tells each that comes what happened while no process was
+there."""
 
 
 class Peer(Value, frozen=True):
@@ -62,12 +73,13 @@ class Peer(Value, frozen=True):
 
 
 class Peers:
-    """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`: theirs; ours may be among them.
+    """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`:
+    theirs; ours may be among them.
 
-    tls: mutual TLS on all connections. stalled_s: a follower that receives nothing for this time is dropped, and begins again
-    when it reconnects. log_s: the period in which refused connections of one kind are logged once.
-    Call `inherit` before packets are forwarded, then have `run` running until the driver closes.
-    """
+    tls: mutual TLS on all connections. stalled_s: a follower that receives nothing for this time is
+    dropped, and begins again when it reconnects. log_s: the period in which refused connections of
+    one kind are logged once. Call `inherit` before packets are forwarded, then have `run` running
+    until the driver closes."""
 
     def __init__(
         self,
@@ -89,7 +101,8 @@ class Peers:
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, Tables] = {}
         self._recent = Recent()
-        """Flows whose entries changed here while no process was there to tell it, or some peer could not be told."""
+        """Flows whose entries changed here while no process was there to tell it, or some peer
+        could not be told."""
         self._began_s = self._alone_since_s = time.monotonic()
         self._fresh_until_s = 0.0
         self.sent = 0
@@ -113,9 +126,9 @@ class Peers:
     async def inherit(self, tables: OwnTables, maps: dict[str, Map]) -> None:
         """Begin with what the longest-serving peer has, if one answers. Never fails.
 
-        Tables that are here already are those of a predecessor that has ended, some time ago. Others know more by now, unless
-        they have begun just now themselves; but not of flows that the program has met since, which nobody told them of.
-        """
+        Tables that are here already are those of a predecessor that has ended, some time ago.
+        Others know more by now, unless they have begun just now themselves; but not of flows that
+        the program has met since, which nobody told them of."""
         self._exchange = exchange = Exchange(tables, maps)
         patience_s = SEASONED_S if exchange.listeners() else 0.0
         told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
@@ -133,7 +146,11 @@ class Peers:
                     self._recent.meet(exchange.unread(), time.monotonic())
                     exchange.put(message, known=(self._recent.flows,))
         exchange.touched()
-        log.info("began with what a peer has", listeners=len(exchange.listeners()), entries=exchange.received)
+        log.info(
+            "began with what a peer has",
+            listeners=len(exchange.listeners()),
+            entries=exchange.received,
+        )
 
     async def _ask_all(self) -> list[tuple[Hello, list[Message]]]:
         async with asyncio.TaskGroup() as group:
@@ -144,7 +161,9 @@ class Peers:
         messages: list[Message] = []
         try:
             async with self._following(peer) as (hello, reader):
-                while not isinstance(message := await read_message(reader, within_s=HELLO_S), Whole):
+                while not isinstance(
+                    message := await read_message(reader, within_s=HELLO_S), Whole
+                ):
                     messages.append(message)
         except Unavailable as problem:
             log.info("a peer did not tell what it has", peer=peer, problem=str(problem))
@@ -175,7 +194,12 @@ class Peers:
         if self._tls is None:
             return await asyncio.open_connection(host, port, local_addr=source)
         return await asyncio.open_connection(
-            host, port, local_addr=source, ssl=self._tls.client, server_hostname=PEER_NAME, ssl_handshake_timeout=HELLO_S
+            host,
+            port,
+            local_addr=source,
+            ssl=self._tls.client,
+            server_hostname=PEER_NAME,
+            ssl_handshake_timeout=HELLO_S,
         )
 
     async def _hello_of(self, host: str, reader: asyncio.StreamReader) -> Hello:
@@ -184,21 +208,34 @@ class Peers:
         except Unavailable as problem:
             if isinstance(problem.__cause__, ssl.SSLError):
                 raise Unavailable(words(problem.__cause__)) from problem
-            # In TLS 1.3 a server may still refuse the client's certificate after the client has finished the handshake.
-            hint = "it may not accept the certificate of this gateway" if self._tls else "it may want TLS, see gateway.peerTLS"
-            raise Unavailable(f"{problem.message}, without a hello: {hint}; its log says why") from problem
+            # In TLS 1.3 a server may still refuse the client's certificate after the client has
+            # finished the handshake.
+            hint = (
+                "it may not accept the certificate of this gateway"
+                if self._tls
+                else "it may want TLS, see gateway.peerTLS"
+            )
+            raise Unavailable(
+                f"{problem.message}, without a hello: {hint}; its log says why"
+            ) from problem
         if not isinstance(hello, Hello):
             raise Unavailable(f"{host} did not say hello")
         return hello
 
     async def run(self) -> None:
-        """Follow the others and be followed, until cancelled. Raises Refused if listening is not possible."""
+        """Follow the others and be followed, until cancelled. Raises Refused if listening is not
+        possible."""
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("there is nothing to tell yet")
         loop = asyncio.get_running_loop()
         entry = Entry(
-            self._allowed, partial(self._follower, exchange), self._hello, self._followers, Refusals(self._log_s), self._tls
+            self._allowed,
+            partial(self._follower, exchange),
+            self._hello,
+            self._followers,
+            Refusals(self._log_s),
+            self._tls,
         )
         self._fresh_until_s = time.monotonic() + SEASONED_S
         try:
@@ -215,11 +252,13 @@ class Peers:
 
     @property
     def _fresh(self) -> bool:
-        """Whether this process has begun just now. What is here of other flows may be older than what peers have."""
+        """Whether this process has begun just now. What is here of other flows may be older than
+        what peers have."""
         return time.monotonic() <= self._fresh_until_s
 
     def _follower(self, exchange: Exchange) -> Follower:
-        """One more. What it is told of all entries does not count against those that it has: what is newer it is told again."""
+        """One more. What it is told of all entries does not count against those that it has: what
+        is newer it is told again."""
         return Follower(exchange, lambda: self._again(exchange), stalled_s=self._stalled_s)
 
     def _again(self, exchange: Exchange) -> list[bytes]:
@@ -263,7 +302,9 @@ class Peers:
             told, self._told = self._told, {}
             for message in told.values():
                 exchange.heed(message, behind=False)
-                await asyncio.sleep(0)  # after a change of many listeners it would hold up everything else for seconds
+                await asyncio.sleep(
+                    0
+                )  # after a change of many listeners it would hold up everything else for seconds
 
     async def _follow(self, peer: str, exchange: Exchange) -> None:
         """Take over what it says, for ever; or until it turns out to be this gateway itself."""
@@ -280,7 +321,12 @@ class Peers:
             await asyncio.sleep(backoff.next_s())
 
     async def _listen_to(
-        self, peer: str, hello: Hello, reader: asyncio.StreamReader, exchange: Exchange, backoff: Backoff
+        self,
+        peer: str,
+        hello: Hello,
+        reader: asyncio.StreamReader,
+        exchange: Exchange,
+        backoff: Backoff,
     ) -> None:
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
@@ -296,10 +342,13 @@ class Peers:
                     self._told[message.key] = message
                 case Entries() as message:
                     if known or message.ages_s:
-                        # What the program has met by now is younger than what the peer has had for a while.
+                        # What the program has met by now is younger than what the peer has had for
+                        # a while.
                         for news in exchange.news():
                             self._tell(news)
-                    exchange.put(message, known=(self._younger(message),) if message.ages_s else known)
+                    exchange.put(
+                        message, known=(self._younger(message),) if message.ages_s else known
+                    )
                 case Whole():
                     behind, known = False, ()
                     self._heard[peer] = Peer(peer, True)

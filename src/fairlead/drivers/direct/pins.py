@@ -1,11 +1,12 @@
 """Make the maps, or adopt those that a predecessor left pinned.
 
-In: the directory for pins, the objects, sizes. Out: `Pins`: the maps, programs on them, and what older layouts lie beside.
-The maps of one layout lie in `<pin path>/layout-<digest>`, the digest taken over its description (see `upgrade`), so that a
-program never meets records of another shape. `settings` is pinned last: a directory without it was left half made, and is made
-anew. What another layout holds is carried over into ours before our program takes the other's place.
-Invariant: one process at a time works with a pin path; a lock on the directory, which ends with its process, sees to that.
-"""
+In: the directory for pins, the objects, sizes. Out: `Pins`: the maps, programs on them, and what
+older layouts lie beside. The maps of one layout lie in `<pin path>/layout-<digest>`, the digest
+taken over its description (see `upgrade`), so that a program never meets records of another shape.
+`settings` is pinned last: a directory without it was left half made, and is made anew. What another
+layout holds is carried over into ours before our program takes the other's place. Invariant: one
+process at a time works with a pin path; a lock on the directory, which ends with its process, sees
+to that."""
 
 import fcntl
 import hashlib
@@ -36,11 +37,12 @@ _IN_MIB = ("size_mib", "configured_mib", "used_mib")
 
 
 class Sizes(NamedTuple):
-    """Sizes of maps that are made, in locked memory. Those of flows stay as a predecessor has made them."""
+    """Sizes of maps that are made, in locked memory. Those of flows stay as a predecessor has made
+    them."""
 
     arena_bytes: int = 128 << 20
-    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place. The tables of a predecessor
-    are copied into memory of this size, if they fit."""
+    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place.
+    The tables of a predecessor are copied into memory of this size, if they fit."""
     connections: int = 131072
     """Entries for TCP connections in slots that changed; some 100 bytes each."""
     datagrams: int = 65536
@@ -48,7 +50,11 @@ class Sizes(NamedTuple):
 
     def entries(self) -> dict[str, int]:
         """How many each map has, by its name."""
-        return {"arena": self.arena_bytes // CHUNK_BYTES, "connections": self.connections, "datagrams": self.datagrams}
+        return {
+            "arena": self.arena_bytes // CHUNK_BYTES,
+            "connections": self.connections,
+            "datagrams": self.datagrams,
+        }
 
 
 class Pins(NamedTuple):
@@ -63,11 +69,13 @@ class Pins(NamedTuple):
     predecessor: upgrade.Description | None
     """Of the newest, if what it holds could be carried over, and so is in our maps."""
     copied: upgrade.Copied
-    """What its tables of flows held when they were last read. Empty where another process carried them over and ended."""
+    """What its tables of flows held when they were last read. Empty where another process carried
+    them over and ended."""
     directory: Path
     """Where the maps are pinned."""
     empty: bool
-    """Whether this start has made the maps with nothing in them, neither adopted nor carried over."""
+    """Whether this start has made the maps with nothing in them, neither adopted nor carried
+    over."""
 
     def tc(self) -> Program:
         """The complete program, for tc."""
@@ -79,11 +87,13 @@ class Pins(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether our maps hold all there is to forward by. If not, the program of an older layout is to go on."""
+        """Whether our maps hold all there is to forward by. If not, the program of an older layout
+        is to go on."""
         return not self.older or self.predecessor is not None
 
     def follow_older(self, *, forwarding: bool) -> None:
-        """Have in our tables of flows what an older program has changed in its own since. See `upgrade.follow_up`."""
+        """Have in our tables of flows what an older program has changed in its own since. See
+        `upgrade.follow_up`."""
         if self.older and self.predecessor:
             upgrade.follow_up(
                 *(self.older[-1], self.predecessor, self.description, self.maps, self.copied),
@@ -91,14 +101,16 @@ class Pins(NamedTuple):
             )
 
     def leave_older(self) -> Self:
-        """Take away what older layouts left, now that our program forwards: but for it, nothing works on their maps."""
+        """Take away what older layouts left, now that our program forwards: but for it, nothing
+        works on their maps."""
         self.follow_older(forwarding=True)
         for path in self.older:
             bpffs.remove(path)
         return self._replace(older=(), predecessor=None, copied={})
 
     def discard(self) -> None:
-        """Remove the pins of empty maps again, so that a start that failed leaves no memory in use. Other pins stay."""
+        """Remove the pins of empty maps again, so that a start that failed leaves no memory in use.
+        Other pins stay."""
         if self.empty:
             bpffs.remove(self.directory)
 
@@ -109,11 +121,17 @@ class Pins(NamedTuple):
 
 
 def _load(object_file: ObjectFile, maps: Mapping[str, Map], program_type: int) -> Program:
-    return Program.load(object_file.programs["direct"], maps, program_type=program_type, license_name=object_file.license)
+    return Program.load(
+        object_file.programs["direct"],
+        maps,
+        program_type=program_type,
+        license_name=object_file.license,
+    )
 
 
 def lock(pin_path: Path) -> int:
-    """Have the pin path to ourselves until the descriptor that is returned is closed. Makes the directory, mounts the bpffs."""
+    """Have the pin path to ourselves until the descriptor that is returned is closed. Makes the
+    directory, mounts the bpffs."""
     bpffs.prepare(pin_path)
     descriptor = os.open(pin_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -121,7 +139,8 @@ def lock(pin_path: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise Refused(
-            f"another process works with the pins in {pin_path}", fix="stop it first, or use another pin path"
+            f"another process works with the pins in {pin_path}",
+            fix="stop it first, or use another pin path",
         ) from error
     return descriptor
 
@@ -148,7 +167,8 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
         maps = {name: Map.open(directory / name) for name in object_file.maps}
     else:
         specs = {
-            name: spec._replace(max_entries=entries.get(name, spec.max_entries)) for name, spec in object_file.maps.items()
+            name: spec._replace(max_entries=entries.get(name, spec.max_entries))
+            for name, spec in object_file.maps.items()
         }
         if predecessor:
             maps, copied = upgrade.carry_over(older[-1], predecessor, description, specs)
@@ -156,12 +176,15 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
             maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
     empty = not adopted and predecessor is None
-    return Pins(maps, object_file, objects, tuple(older), description, predecessor, copied, directory, empty)
+    return Pins(
+        maps, object_file, objects, tuple(older), description, predecessor, copied, directory, empty
+    )
 
 
 def remove(pin_path: Path) -> list[str]:
-    """Remove the maps that are pinned here, of every layout. Returns what was removed, in words. Everything else below the
-    path, such as the pins of another gateway whose path is longer, belongs to another owner and stays."""
+    """Remove the maps that are pinned here, of every layout. Returns what was removed, in words.
+    Everything else below the path, such as the pins of another gateway whose path is longer,
+    belongs to another owner and stays."""
     layouts = list(pin_path.glob("layout-*"))
     for layout in layouts:
         bpffs.remove(layout)
@@ -172,8 +195,11 @@ def remove(pin_path: Path) -> list[str]:
 
 
 def _arena_entries(pin_path: Path, wanted: int) -> int:
-    """The number of chunks that the arena is to have: `wanted`, or the present number if its tables would not fit."""
-    complete = sorted(pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns)
+    """The number of chunks that the arena is to have: `wanted`, or the present number if its tables
+    would not fit."""
+    complete = sorted(
+        pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns
+    )
     if not complete:
         return wanted
     newest = complete[-1].parent
@@ -183,7 +209,10 @@ def _arena_entries(pin_path: Path, wanted: int) -> int:
         present = arena.spec.max_entries
     if present > wanted and (used := upgrade.chunks_in_use(newest)) > wanted:
         mib = (each * CHUNK_BYTES / (1 << 20) for each in (present, wanted, used))
-        log.warning("the table memory keeps its size: its tables need more", **dict(zip(_IN_MIB, mib, strict=True)))
+        log.warning(
+            "the table memory keeps its size: its tables need more",
+            **dict(zip(_IN_MIB, mib, strict=True)),
+        )
         return present
     return wanted
 
@@ -193,7 +222,9 @@ def _digest(description: upgrade.Description) -> str:
     return hashlib.blake2b(msgspec.json.encode(description), digest_size=6).hexdigest()
 
 
-def _describe_predecessor(older: Sequence[Path], ours: upgrade.Description) -> upgrade.Description | None:
+def _describe_predecessor(
+    older: Sequence[Path], ours: upgrade.Description
+) -> upgrade.Description | None:
     """What lies in the newest of the older layouts, if it can be carried over."""
     theirs = upgrade.read(older[-1]) if older else None
     if theirs:

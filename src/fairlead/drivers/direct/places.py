@@ -1,8 +1,8 @@
 """Places to count at: one element of the map `statistics` for each listener, on every CPU.
 
 In: indexes that listeners name. Out: idle ones, set to zero; and where packets have been counted.
-Invariant: what a listener counts begins at zero, and a place is no other listener's until it is given back.
-"""
+Invariant: what a listener counts begins at zero, and a place is no other listener's until it is
+given back."""
 
 from array import array
 from collections.abc import Collection, Iterable
@@ -34,7 +34,9 @@ class Places:
             self._statistics.clear_all([INDEX.pack(index) for index in self._cleared])
         if not self._cleared:
             limit = self._statistics.spec.max_entries
-            raise Refused(f"no listener is left of {limit}", fix="use more gateways with fewer Services each")
+            raise Refused(
+                f"no listener is left of {limit}", fix="use more gateways with fewer Services each"
+            )
         index = self._cleared.pop()
         self.used.discard(index)
         return index
@@ -45,12 +47,16 @@ class Places:
 
     def all_but(self, counting: Collection[int]) -> None:
         """Those that are idle are all but these."""
-        self._idle = [index for index in range(self._statistics.spec.max_entries) if index not in counting]
+        self._idle = [
+            index for index in range(self._statistics.spec.max_entries) if index not in counting
+        ]
         self._cleared = []
 
     def notice(self, indexes: Iterable[int]) -> None:
         """Find out of all of these where packets have been counted, many at a time."""
         unsure = [index for index in indexes if index not in self.used]
         for index, counts in self._statistics.rows(unsure):
-            if any(array("Q", counts)[:: TRAFFIC.size // COUNTER.size]):  # the first of a CPU's counters is that of packets
+            if any(
+                array("Q", counts)[:: TRAFFIC.size // COUNTER.size]
+            ):  # the first of a CPU's counters is that of packets
                 self.used.add(index)

@@ -1,12 +1,12 @@
-"""How much each namespace may use of the resources of a gateway whose size is fixed: table memory, listeners, retained nodes
-and source ranges.
+"""How much each namespace may use of the resources of a gateway whose size is fixed: table memory,
+listeners, retained nodes and source ranges.
 
-In: how much each namespace uses. Out: how much more it may use now, or the error that says why it may not; and the Services
-that wait for a resource of which some was released.
-Invariant: new use leaves the reserve free, an eighth of each resource, which is for changes of Services that are served. No
-namespace gets more than its share of what the other namespaces leave, so some is always free for another namespace (dynamic
-thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). What is in use already is never taken away.
-"""
+In: how much each namespace uses. Out: how much more it may use now, or the error that says why it
+may not; and the Services that wait for a resource of which some was released. Invariant: new use
+leaves the reserve free, an eighth of each resource, which is for changes of Services that are
+served. No namespace gets more than its share of what the other namespaces leave, so some is always
+free for another namespace (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on
+Networking 6(2), 1998). What is in use already is never taken away."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -37,11 +37,11 @@ class Filled(NamedTuple):
 
 
 class Quota:
-    """One resource. For messages: `what` names the resource, `users` names what uses it, and `remedy` says how to get more of
-    it.
+    """One resource. For messages: `what` names the resource, `users` names what uses it, and
+    `remedy` says how to get more of it.
 
-    share: the part of what other namespaces leave that one namespace may have; 1: there is no limit for a namespace.
-    """
+    share: the part of what other namespaces leave that one namespace may have; 1: there is no limit
+    for a namespace."""
 
     def __init__(self, what: str, users: str, capacity: int, share: float, remedy: str) -> None:
         self._what, self._users, self._remedy = what, users, remedy
@@ -64,14 +64,15 @@ class Quota:
                     del self._of[namespace]
 
     def room(self, namespace: str, *, changing: bool = False) -> int:
-        """How much more the namespace may take now. `changing`: for a Service that is served, which may use the reserve."""
+        """How much more the namespace may take now. `changing`: for a Service that is served, which
+        may use the reserve."""
         own = self._of[namespace]
         most = self.capacity if changing else self.capacity - self.capacity // RESERVE
         return max(0, int(self._share * (most - (self.used - own))) - own)
 
     def relieved(self) -> set[ServiceKey]:
-        """The Services that wait, if some of the resource was released since the last call. They are then no longer registered
-        as waiting, until they are refused again."""
+        """The Services that wait, if some of the resource was released since the last call. They
+        are then no longer registered as waiting, until they are refused again."""
         if not self._freed:
             return set()
         self._freed = False
@@ -79,15 +80,19 @@ class Quota:
         return waiting
 
     def refusal(self, service: ServiceKey) -> NoRoom:
-        """The error for a Service that may not have what it asks for. The Service is registered as waiting. The text does not
-        change while the cause lasts."""
+        """The error for a Service that may not have what it asks for. The Service is registered as
+        waiting. The text does not change while the cause lasts."""
         self.waiting.add(service)
         if self._of[service.namespace] and self._share < 1:
             return NoRoom(
-                f"namespace {service.namespace} has reached its share of this gateway's {self._what}",
-                fix=f"use fewer {self._users} in it, raise gateway.namespaceShare, or {self._remedy}",
+                f"namespace {service.namespace} has reached its share of this gateway's "
+                f"{self._what}",
+                fix=f"use fewer {self._users} in it, raise gateway.namespaceShare, or "
+                f"{self._remedy}",
             )
-        return NoRoom(f"this gateway's {self._what} is used up except for the reserve", fix=self._remedy)
+        return NoRoom(
+            f"this gateway's {self._what} is used up except for the reserve", fix=self._remedy
+        )
 
     @property
     def filled(self) -> Filled:
@@ -96,7 +101,8 @@ class Quota:
 
 
 class Quotas(NamedTuple):
-    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its tables, see `sizing.claim`."""
+    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its
+    tables, see `sizing.claim`."""
 
     memory: Quota
     listeners: Quota
@@ -108,18 +114,38 @@ class Quotas(NamedTuple):
         return set().union(*(each.relieved() for each in self))
 
     def filled(self) -> dict[str, Filled]:
-        """How full each resource is, by the name that metrics have for it. Table memory is in bytes."""
+        """How full each resource is, by the name that metrics have for it. Table memory is in
+        bytes."""
         memory = Filled(*(each * CHUNK_BYTES for each in self.memory.filled))
         rest = (self.listeners.filled, self.retained.filled, self.ranges.filled)
-        return dict(zip(("table_memory", "listeners", "retained_nodes", "source_ranges"), (memory, *rest), strict=True))
+        return dict(
+            zip(
+                ("table_memory", "listeners", "retained_nodes", "source_ranges"),
+                (memory, *rest),
+                strict=True,
+            )
+        )
 
     @classmethod
     def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":
-        """The quotas for maps of these capacities. `capacities`: number of entries by the name of the map."""
+        """The quotas for maps of these capacities. `capacities`: number of entries by the name of
+        the map."""
         gateways = "use more gateways with fewer Services each"
         return cls(
-            Quota("table memory", "ports and endpoints", capacities["arena"], share, "raise gateway.tableMemoryMiB"),
-            Quota("room for listeners", "ports and addresses", capacities["listeners"], share, gateways),
+            Quota(
+                "table memory",
+                "ports and endpoints",
+                capacities["arena"],
+                share,
+                "raise gateway.tableMemoryMiB",
+            ),
+            Quota(
+                "room for listeners",
+                "ports and addresses",
+                capacities["listeners"],
+                share,
+                gateways,
+            ),
             Quota("room for retained nodes", "ports", capacities["keepers"], share, gateways),
             Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
         )

@@ -1,11 +1,12 @@
-"""The source ranges of Services in the map `ranges`: for each Service two sets, one for each family.
+"""The source ranges of Services in the map `ranges`: for each Service two sets, one for each
+family.
 
-In: CIDRs as a plan writes them. Out: the same in a trie that the program asks for every packet of a listener with RANGES. The
-sets of a Service are 2 * n for IPv4 and 2 * n + 1 for IPv6 and `struct listener` names the one of its own family, so that ::/0
-lets no IPv4 client in. A set may be empty: then nobody is let in.
-Invariant: what this mirrors is in the map. A set is changed in place, what comes before what goes; of a change that fails only
-what is to go has gone, so that an error lets nobody in who should not be.
-"""
+In: CIDRs as a plan writes them. Out: the same in a trie that the program asks for every packet of a
+listener with RANGES. The sets of a Service are 2 * n for IPv4 and 2 * n + 1 for IPv6 and `struct
+listener` names the one of its own family, so that ::/0 lets no IPv4 client in. A set may be empty:
+then nobody is let in. Invariant: what this mirrors is in the map. A set is changed in place, what
+comes before what goes; of a change that fails only what is to go has gone, so that an error lets
+nobody in who should not be."""
 
 import socket
 import struct
@@ -24,7 +25,8 @@ _VALUE = struct.pack("=I", 1)
 
 
 class Sets(NamedTuple):
-    """The sets of one Service: their number n, what is in them, and what a plan said that made them so."""
+    """The sets of one Service: their number n, what is in them, and what a plan said that made them
+    so."""
 
     number: int
     members: frozenset[bytes]
@@ -48,8 +50,9 @@ class Ranges:
         return ((RANGE_KEY.unpack(key)[1] >> 1, key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[bytes]], named: Mapping[ServiceKey, int]) -> None:
-        """Have the mirror be what was found, but for what was changed since. `named`: the number that a Service's listeners
-        name. What none names is left of an interrupted change, and goes."""
+        """Have the mirror be what was found, but for what was changed since. `named`: the number
+        that a Service's listeners name. What none names is left of an interrupted change, and
+        goes."""
         for service, sets in tuple(self._of.items()):
             if sets.number not in self.touched and named.get(service) != sets.number:
                 self._note(service, None)
@@ -83,8 +86,8 @@ class Ranges:
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Set the range sets of the Service. Raises NoRoom if its namespace may not have as many, and the kernel's error if
-        the kernel has no room."""
+        """Set the range sets of the Service. Raises NoRoom if its namespace may not have as many,
+        and the kernel's error if the kernel has no room."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
         self.touched.add(number)
@@ -114,7 +117,9 @@ class Ranges:
         before = self._of.pop(service, None)
         if sets is not None:
             self._of[service] = sets
-        uses = ((service.namespace, len(each.members)) if each else NO_USE for each in (before, sets))
+        uses = (
+            (service.namespace, len(each.members)) if each else NO_USE for each in (before, sets)
+        )
         self._quota.change(*uses)
 
 
@@ -126,7 +131,9 @@ def packed(number: int, cidrs: Collection[str]) -> frozenset[bytes]:
 def _key(number: int, cidr: str) -> bytes:
     address, _, length = cidr.partition("/")
     if ":" in address:
-        return RANGE_KEY.pack(_SET_BITS + int(length), 2 * number + 1, socket.inet_pton(socket.AF_INET6, address))
+        return RANGE_KEY.pack(
+            _SET_BITS + int(length), 2 * number + 1, socket.inet_pton(socket.AF_INET6, address)
+        )
     octets = _MAPPED + socket.inet_aton(address)
     return RANGE_KEY.pack(_SET_BITS + _MAPPED_BITS + int(length), 2 * number, octets)
 

@@ -1,10 +1,10 @@
-"""Which flows a gateway has met lately, and when: what others who could not be told meanwhile are told when they are back.
+"""Which flows a gateway has met lately, and when: what others who could not be told meanwhile are
+told when they are back.
 
-In: flows as the program in the kernel tells of their entries, and the time. Out: since when the entry of each is as it is, as
-far as that is known. Of two gateways' entries for one flow the younger is right: connections of the same ports follow each
-other, and who met the last one knows where it is.
-Invariant: bounded. What is forgotten counts as met long ago.
-"""
+In: flows as the program in the kernel tells of their entries, and the time. Out: since when the
+entry of each is as it is, as far as that is known. Of two gateways' entries for one flow the
+younger is right: connections of the same ports follow each other, and who met the last one knows
+where it is. Invariant: bounded. What is forgotten counts as met long ago."""
 
 import math
 from collections import OrderedDict

@@ -1,8 +1,7 @@
 """Log refused connections so that strangers cannot fill the log.
 
-In: refusals. Out: a log line for the first refusal of a kind; for those that follow within a period one line at its end, with
-their number. The caller must use few kinds.
-"""
+In: refusals. Out: a log line for the first refusal of a kind; for those that follow within a period
+one line at its end, with their number. The caller must use few kinds."""
 
 import asyncio
 
@@ -19,7 +18,8 @@ class Refusals:
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
         self._untold: dict[str, tuple[int, str, str]] = {}
-        """For each kind in its period: the number of refusals that were not logged, and address and reason of the last one."""
+        """For each kind in its period: the number of refusals that were not logged, and address and
+        reason of the last one."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.count = 0
         """The number of all refusals."""
@@ -52,6 +52,10 @@ class Refusals:
         count, address, why = self._untold.pop(kind)
         if count:
             log.warning(
-                "refused more connections to gateway.peerListen", count=count, within_s=self._period_s, last=address, why=why
+                "refused more connections to gateway.peerListen",
+                count=count,
+                within_s=self._period_s,
+                last=address,
+                why=why,
             )
         return count

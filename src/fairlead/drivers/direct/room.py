@@ -1,9 +1,9 @@
-"""Where the tables of listeners are in the arena's memory, and at which places their packets are counted.
+"""Where the tables of listeners are in the arena's memory, and at which places their packets are
+counted.
 
-In: the slots of a listener, and the record that it has now. Out: a record with room of its own, and the tables in it.
-Invariant: memory that a record in force names is neither given to another record nor written, except by `rewrite`; memory that
-was in force is not reused for a while.
-"""
+In: the slots of a listener, and the record that it has now. Out: a record with room of its own, and
+the tables in it. Invariant: memory that a record in force names is neither given to another record
+nor written, except by `rewrite`; memory that was in force is not reused for a while."""
 
 import ctypes
 from array import array
@@ -11,7 +11,12 @@ from collections.abc import Callable, Collection
 from mmap import mmap
 
 from fairlead.drivers.direct.arena import Arena
-from fairlead.drivers.direct.layout import BY_SOURCE, CHUNK_BYTES, PREVIOUS_BY_SOURCE, ListenerRecord
+from fairlead.drivers.direct.layout import (
+    BY_SOURCE,
+    CHUNK_BYTES,
+    PREVIOUS_BY_SOURCE,
+    ListenerRecord,
+)
 from fairlead.drivers.direct.places import Places
 from fairlead.drivers.direct.sizing import chunks
 from fairlead.errors import FairleadError
@@ -41,12 +46,16 @@ class Room:
 
     def find(self, records: Collection[ListenerRecord]) -> None:
         """See anew what is free, where these records are in force."""
-        self._arena = Arena(self._size, (region for each in records for region in regions(each)), self._arena.resting)
+        self._arena = Arena(
+            self._size,
+            (region for each in records for region in regions(each)),
+            self._arena.resting,
+        )
         self._places.all_but({each.statistics for each in records})
 
     def reserve(self, slots: Slots, old: ListenerRecord | None) -> ListenerRecord:
-        """Allocate room for the tables, and a place for counters: the place of `old`, if the listener replaces that. Raises
-        NoRoom."""
+        """Allocate room for the tables, and a place for counters: the place of `old`, if the
+        listener replaces that. Raises NoRoom."""
         current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
         statistics = old.statistics if old else self._places.take()
@@ -69,7 +78,8 @@ class Room:
             self._places.give_back(reserved.statistics)
 
     def release(self, record: ListenerRecord, but: ListenerRecord | None = None) -> None:
-        """The tables of the record are no longer in force, except the tables that are in `but` as well."""
+        """The tables of the record are no longer in force, except the tables that are in `but` as
+        well."""
         kept = regions(but) if but else ()
         for region in regions(record):
             if region not in kept:
@@ -78,7 +88,8 @@ class Room:
     def encode(self, slots: Slots, numbers: "array[int]") -> Encoded:
         """The tables with the numbers of nodes."""
         current, previous = (
-            renumber(array("H", table), numbers).tobytes() if table else b"" for table in (slots.current, slots.previous)
+            renumber(array("H", table), numbers).tobytes() if table else b""
+            for table in (slots.current, slots.previous)
         )
         return current, previous
 
@@ -88,12 +99,14 @@ class Room:
             self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
 
     def rewrite(self, slots: Slots, record: ListenerRecord, numbers: "array[int]") -> None:
-        """Write the tables to memory in which packets are being looked up, each slot as one store: a packet finds the old node
-        or the new one. The previous table is written first: its nodes are right for a slot that still has the old current
-        node."""
+        """Write the tables to memory in which packets are being looked up, each slot as one store:
+        a packet finds the old node or the new one. The previous table is written first: its nodes
+        are right for a slot that still has the old current node."""
         (current_at, _), (previous_at, _) = regions(record)
         for table, offset in ((slots.previous, previous_at), (slots.current, current_at)):
             if table:
-                live = (ctypes.c_uint16 * (len(table) // 2)).from_buffer(self._memory, offset * CHUNK_BYTES)
+                live = (ctypes.c_uint16 * (len(table) // 2)).from_buffer(
+                    self._memory, offset * CHUNK_BYTES
+                )
                 renumber_at(array("H", table), numbers, ctypes.addressof(live))
                 del live  # the memory cannot be unmapped while a reference to it exists

@@ -1,10 +1,11 @@
-"""What the direct data plane should do and what it does, as values, and the steps between them. Pure.
+"""What the direct data plane should do and what it does, as values, and the steps between them.
+Pure.
 
-In: LoadBalancers of class fairlead.io/direct, and what was read from the maps. Out: specs and changes.
-Invariant: a change carries the slots that result from it, so that what `diff` says is what `apply` writes, unless a node turns
-out to be out of reach (`without`); the slots of a listener depend on its weights, on who may keep connections, and on the
-slots before (net/transition.py). A listener that was set for the same spec before has the slots that it should have.
-"""
+In: LoadBalancers of class fairlead.io/direct, and what was read from the maps. Out: specs and
+changes. Invariant: a change carries the slots that result from it, so that what `diff` says is what
+`apply` writes, unless a node turns out to be out of reach (`without`); the slots of a listener
+depend on its weights, on who may keep connections, and on the slots before (net/transition.py). A
+listener that was set for the same spec before has the slots that it should have."""
 
 import math
 import socket
@@ -24,14 +25,16 @@ from fairlead.plan.balancer import DIRECT
 _KEEPING: Mapping[str, frozenset[MemberState]] = {
     # One that is pending may have connections from before this process began, and none otherwise.
     "TCP": frozenset({"active", "draining", "pending", "down"}),
-    # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has nothing to retry by.
+    # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has
+    # nothing to retry by.
     "UDP": frozenset({"active", "draining", "pending"}),
     "SCTP": frozenset({"active", "draining", "pending", "down"}),
 }
 
 DEFAULT_KEEP_LEFT_S = 24 * 3600.0
-"""kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node has forgotten by then what
-was idle all the time. The list must end somewhere: entries and slots do not show whether a connection is still in use."""
+"""kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node
+has forgotten by then what was idle all the time. The list must end somewhere: entries and slots do
+not show whether a connection is still in use."""
 MOST_RANGES_SHOWN = 5
 
 ListenerProtocol = Literal["TCP", "UDP", "SCTP"]
@@ -50,13 +53,14 @@ class ListenerKey(Value, frozen=True):
 
 
 class ListenerSpec(Value, frozen=True):
-    """One listener: who gets its new connections in which shares, and who may keep the ones they have.
+    """One listener: who gets its new connections in which shares, and who may keep the ones they
+    have.
 
-    `keeps_left`: a node that is no member any more keeps its connections too. So it is with policy Cluster, where they go on
-    to pods elsewhere, whether the node has any or not. `left`: these nodes, and `expired`: members that have kept connections
-    without getting new ones for longer than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
-    `restricted`: only clients in the Service's source ranges are let in.
-    """
+    `keeps_left`: a node that is no member any more keeps its connections too. So it is with policy
+    Cluster, where they go on to pods elsewhere, whether the node has any or not. `left`: these
+    nodes, and `expired`: members that have kept connections without getting new ones for longer
+    than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
+    `restricted`: only clients in the Service's source ranges are let in."""
 
     key: ListenerKey
     by_source: bool
@@ -68,15 +72,20 @@ class ListenerSpec(Value, frozen=True):
     expired: tuple[str, ...] = ()
     restricted: bool = False
     refuses: bool = False
-    """The Service has no endpoints: a packet for which there is no node is answered with a refusal."""
+    """The Service has no endpoints: a packet for which there is no node is answered with a
+    refusal."""
     undecided: tuple[str, ...] = ()
-    """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves goes on as it does: another
-    health port is asked since an edit. Else those have `weights` who are about to go; where there are none, it goes on too."""
+    """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves
+    goes on as it does: another health port is asked since an edit. Else those have `weights` who
+    are about to go; where there are none, it goes on too."""
 
     @property
     def idle(self) -> set[str]:
-        """The nodes that get no new connections and may have some, or might if it had not been for too long."""
-        return {*self.keepers, *self.left, *self.expired}.difference([node for node, _ in self.weights])
+        """The nodes that get no new connections and may have some, or might if it had not been for
+        too long."""
+        return {*self.keepers, *self.left, *self.expired}.difference(
+            [node for node, _ in self.weights]
+        )
 
 
 class DirectSpec(Value, frozen=True):
@@ -89,12 +98,14 @@ class DirectSpec(Value, frozen=True):
 
 
 class ActualListener(Value, frozen=True):
-    """One listener as the maps hold it. What they do not say, because only a plan knows it: `spec`, what it was last set for,
-    and `keeping`, the nodes that may have connections of it; None and a guess until a plan has said it. `idle_s`: of nodes
-    that get no new connections of it, for how long that has been so. `used`: packets have been sent on for it; else there is
-    nothing to keep where it is, and its slots follow from its weights alone, whatever they were: so gateways that learned of a
-    new Service's nodes one by one, each in an order of its own, have the same. `short`: the listener has less than its spec
-    asks for, because there was no room: it is set again until it has everything."""
+    """One listener as the maps hold it. What they do not say, because only a plan knows it: `spec`,
+    what it was last set for, and `keeping`, the nodes that may have connections of it; None and a
+    guess until a plan has said it. `idle_s`: of nodes that get no new connections of it, for how
+    long that has been so. `used`: packets have been sent on for it; else there is nothing to keep
+    where it is, and its slots follow from its weights alone, whatever they were: so gateways that
+    learned of a new Service's nodes one by one, each in an order of its own, have the same.
+    `short`: the listener has less than its spec asks for, because there was no room: it is set
+    again until it has everything."""
 
     key: ListenerKey
     slots: Slots
@@ -106,7 +117,8 @@ class ActualListener(Value, frozen=True):
 
 
 class DirectActual(Value, frozen=True):
-    """What one Service has. `addresses` are the usable ones of the nodes that occur in its slots."""
+    """What one Service has. `addresses` are the usable ones of the nodes that occur in its
+    slots."""
 
     uid: str
     listeners: tuple[ActualListener, ...]
@@ -133,14 +145,17 @@ class SetRanges(Value, frozen=True):
 
     def __str__(self) -> str:
         others = len(self.cidrs) - MOST_RANGES_SHOWN
-        shown = ",".join(self.cidrs[:MOST_RANGES_SHOWN]) + (f" and {others} others" if others > 0 else "")
+        shown = ",".join(self.cidrs[:MOST_RANGES_SHOWN]) + (
+            f" and {others} others" if others > 0 else ""
+        )
         return f"set ranges {self.service} {shown}"
 
 
 class SetListener(Value, frozen=True):
-    """Put these slots in the place of what the listener has; make it first if it is new. Where it has them already, nothing
-    changes in the kernel; it is noted what they are for. `taken_from`: the Service that has it, but wants it no more. `afresh`:
-    the slots before did not count, because no packet had been sent on by them. `before`: those that it had."""
+    """Put these slots in the place of what the listener has; make it first if it is new. Where it
+    has them already, nothing changes in the kernel; it is noted what they are for. `taken_from`:
+    the Service that has it, but wants it no more. `afresh`: the slots before did not count, because
+    no packet had been sent on by them. `before`: those that it had."""
 
     service: ServiceKey
     uid: str
@@ -155,7 +170,10 @@ class SetListener(Value, frozen=True):
         weights = ",".join(f"{node}={weight}" for node, weight in listener.weights) or "none"
         active = {node for node, _ in listener.weights}
         keeping = ",".join(sorted({*listener.keepers, *listener.left} - active))
-        words = [f"set listener {listener.key} {self.service} weights {weights} slots {len(self.slots.current) // 2}"]
+        words = [
+            f"set listener {listener.key} {self.service} weights {weights} slots "
+            f"{len(self.slots.current) // 2}"
+        ]
         words += ["affinity ClientIP"] * listener.by_source
         words += [f"keeping {keeping}"] * bool(keeping)
         words += [f"ended {','.join(listener.expired)}"] * bool(listener.expired)
@@ -177,9 +195,16 @@ class RemoveListener(Value, frozen=True):
 DirectChange = SetNode | SetRanges | SetListener | RemoveListener
 
 
-def render(intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0) -> dict[ServiceKey, DirectSpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it themselves."""
-    return {key: _render(intent, drain_s) for key, intent in intents.items() if intent.class_name == DIRECT}
+def render(
+    intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
+) -> dict[ServiceKey, DirectSpec]:
+    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    themselves."""
+    return {
+        key: _render(intent, drain_s)
+        for key, intent in intents.items()
+        if intent.class_name == DIRECT
+    }
 
 
 def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
@@ -191,19 +216,24 @@ def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
             key = ListenerKey(canonical(address), listener.port, listener.protocol)
             listeners.append(_listener(key, listener, intent, limit_s))
         addresses.update([(member.node, canonical(member.address)) for member in listener.members])
-    return DirectSpec(intent.uid, tuple(sorted(listeners)), tuple(sorted(addresses)), intent.source_ranges)
+    return DirectSpec(
+        intent.uid, tuple(sorted(listeners)), tuple(sorted(addresses)), intent.source_ranges
+    )
 
 
 @lru_cache(maxsize=65536)
 def canonical(address: str) -> str:
-    """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and 2001:db8:0::1."""
+    """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and
+    2001:db8:0::1."""
     if ":" not in address:
         return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
     parsed = IPv6Address(address)
     return str(parsed.ipv4_mapped or parsed)
 
 
-def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float) -> ListenerSpec:
+def _listener(
+    key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float
+) -> ListenerSpec:
     weights = _weights(listener, "active")
     pending = [member.node for member in listener.members if member.state == "pending"]
     keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
@@ -222,7 +252,11 @@ def _listener(key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_
 
 def _weights(listener: Listener, state: MemberState) -> tuple[tuple[str, int], ...]:
     """Who of them gets new connections, in which shares."""
-    found = [(member.node, member.weight) for member in listener.members if member.state == state and member.weight > 0]
+    found = [
+        (member.node, member.weight)
+        for member in listener.members
+        if member.state == state and member.weight > 0
+    ]
     return tuple(sorted(found))
 
 
@@ -231,13 +265,18 @@ def diff(
     actual: Mapping[ServiceKey, DirectActual],
     keep_left_s: float = DEFAULT_KEEP_LEFT_S,
 ) -> tuple[DirectChange, ...]:
-    """The steps from `actual` to `desired`: nodes and source ranges first, then listeners, then what is to go.
+    """The steps from `actual` to `desired`: nodes and source ranges first, then listeners, then
+    what is to go.
 
-    `keep_left_s`: so long a node that is no member any more may keep connections, where the policy lets it. A listener that
-    passes from one Service to another keeps its slots, and so its connections. One that a node without a usable next hop is to
-    serve is set in any case: only `apply` finds out whether that node may have a share.
-    """
-    present = {each.key: (service, one.uid, each) for service, one in actual.items() for each in one.listeners}
+    `keep_left_s`: so long a node that is no member any more may keep connections, where the policy
+    lets it. A listener that passes from one Service to another keeps its slots, and so its
+    connections. One that a node without a usable next hop is to serve is set in any case: only
+    `apply` finds out whether that node may have a share."""
+    present = {
+        each.key: (service, one.uid, each)
+        for service, one in actual.items()
+        for each in one.listeners
+    }
     known = {pair for one in actual.values() for pair in one.addresses}
     wanted = {each.key for spec in desired.values() for each in spec.listeners}
     nodes: dict[tuple[str, str], SetNode] = {}
@@ -245,26 +284,49 @@ def diff(
     for service, spec in sorted(desired.items()):
         missing = [pair for pair in spec.addresses if pair not in known]
         needed: set[str] = set()
-        if spec.source_ranges and spec.source_ranges != (actual[service].source_ranges if service in actual else ()):
+        if spec.source_ranges and spec.source_ranges != (
+            actual[service].source_ranges if service in actual else ()
+        ):
             sets.append(SetRanges(service, spec.source_ranges))
         for each in spec.listeners:
-            owner, uid, found = present.get(each.key, (service, "", ActualListener(each.key, Slots())))
-            if each.undecided and found.slots.current and owner == service and _goes_on(each, found.slots):
+            owner, uid, found = present.get(
+                each.key, (service, "", ActualListener(each.key, Slots()))
+            )
+            if (
+                each.undecided
+                and found.slots.current
+                and owner == service
+                and _goes_on(each, found.slots)
+            ):
                 needed.update(found.slots.nodes)
                 continue
             listener = _as_of_now(each, found, keep_left_s)
             before = found.slots if found.used else Slots()
-            slots = found.slots if listener == found.spec and not found.short else _slots(listener, before)
+            slots = (
+                found.slots
+                if listener == found.spec and not found.short
+                else _slots(listener, before)
+            )
             needed.update(slots.nodes)
             same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.short
             if not same or _has_any(missing, listener, slots):
-                taken_from = owner if owner != service and not _wants(desired.get(owner), each.key) else None
+                taken_from = (
+                    owner if owner != service and not _wants(desired.get(owner), each.key) else None
+                )
                 afresh = not found.used and bool(found.slots.current)
-                sets.append(SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots))
+                sets.append(
+                    SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots)
+                )
         for pair in missing:
-            if pair[0] in needed and pair not in nodes:  # at a start nearly all are, a hundred thousand times
+            if (
+                pair[0] in needed and pair not in nodes
+            ):  # at a start nearly all are, a hundred thousand times
                 nodes[pair] = SetNode(service, *pair)
-    removals = [RemoveListener(owner, key) for key, (owner, _, _) in sorted(present.items()) if key not in wanted]
+    removals = [
+        RemoveListener(owner, key)
+        for key, (owner, _, _) in sorted(present.items())
+        if key not in wanted
+    ]
     return (*sorted(nodes.values()), *sets, *removals)
 
 
@@ -276,13 +338,16 @@ def _goes_on(listener: ListenerSpec, slots: Slots) -> bool:
 
 def foresee(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
-    maglev.prepare(_weights(listener, "active") for intent in intents.values() for listener in intent.listeners)
+    maglev.prepare(
+        _weights(listener, "active") for intent in intents.values() for listener in intent.listeners
+    )
 
 
 def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
-    """The change as it is when these nodes cannot be reached: the others have their shares, and they keep their connections.
-    Where nobody can be reached the slots stay as they were to be: nothing is won by giving up, and all is well again as soon
-    as the network is. Either way the spec shows what was left out, so that `diff` asks for it again."""
+    """The change as it is when these nodes cannot be reached: the others have their shares, and
+    they keep their connections. Where nobody can be reached the slots stay as they were to be:
+    nothing is won by giving up, and all is well again as soon as the network is. Either way the
+    spec shows what was left out, so that `diff` asks for it again."""
     weights = tuple((node, weight) for node, weight in change.listener.weights if node not in nodes)
     listener = msgspec.structs.replace(change.listener, weights=weights)
     slots = _slots(listener, before) if weights else change.slots
@@ -291,18 +356,24 @@ def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
 
 def from_these(change: SetListener, before: Slots) -> SetListener:
     """The change as it is when these are the slots before, and there are connections by them."""
-    return msgspec.structs.replace(change, slots=_slots(change.listener, before), afresh=False, before=before)
+    return msgspec.structs.replace(
+        change, slots=_slots(change.listener, before), afresh=False, before=before
+    )
 
 
 def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float) -> ListenerSpec:
-    """The listener with those who have left and may keep connections, and without those whose time to keep them is over.
+    """The listener with those who have left and may keep connections, and without those whose time
+    to keep them is over.
 
-    Who has left stays even if the policy is another one now; only with policy Cluster others join."""
+    Who has left stays even if the policy is another one now; only with policy Cluster others
+    join."""
     if not found.idle_s and not found.keeping:
         return listener
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
     limit_s = listener.drain_s or math.inf
-    expired = {node for node in listener.keepers if node not in active and idle_s.get(node, 0.0) >= limit_s}
+    expired = {
+        node for node in listener.keepers if node not in active and idle_s.get(node, 0.0) >= limit_s
+    }
     left = set(found.keeping).difference(listener.keepers)
     if not listener.keeps_left:
         left.intersection_update(found.spec.left if found.spec else ())
@@ -310,7 +381,9 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
     if not expired and not left:
         return listener
     keepers = tuple(node for node in listener.keepers if node not in expired)
-    return msgspec.structs.replace(listener, keepers=keepers, left=tuple(sorted(left)), expired=tuple(sorted(expired)))
+    return msgspec.structs.replace(
+        listener, keepers=keepers, left=tuple(sorted(left)), expired=tuple(sorted(expired))
+    )
 
 
 def _slots(listener: ListenerSpec, before: Slots) -> Slots:
@@ -319,12 +392,17 @@ def _slots(listener: ListenerSpec, before: Slots) -> Slots:
 
 def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
     """The next slots of a listener that has the slots `before`, with this table for its weights."""
-    return transition(before, table, frozenset((*listener.keepers, *listener.left)), by_source=listener.by_source)
+    return transition(
+        before, table, frozenset((*listener.keepers, *listener.left)), by_source=listener.by_source
+    )
 
 
 def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
     """Whether one of these (node, address) has a share of the listener."""
-    ipv6, nodes = ":" in listener.key.address, {node for node, _ in listener.weights}.intersection(slots.nodes)
+    ipv6, nodes = (
+        ":" in listener.key.address,
+        {node for node, _ in listener.weights}.intersection(slots.nodes),
+    )
     return any(node in nodes and (":" in address) == ipv6 for node, address in missing)
 
 

@@ -1,10 +1,10 @@
 """Carry changes out on the tables, one Service's failure apart from another's.
 
-In: changes, and for each node that is to be set the way to it, or why there is none. Out: the outcomes of the Services that did
-not get all they should have, and of those that are to be looked at again when a node's time to keep connections is over.
-Invariant: no node gets a share of a listener without a usable way of its family, unless no other has one either. So what
-one node cannot take goes to the others, and `diff` asks again for as long as that is so.
-"""
+In: changes, and for each node that is to be set the way to it, or why there is none. Out: the
+outcomes of the Services that did not get all they should have, and of those that are to be looked
+at again when a node's time to keep connections is over. Invariant: no node gets a share of a
+listener without a usable way of its family, unless no other has one either. So what one node cannot
+take goes to the others, and `diff` asks again for as long as that is so."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,10 +31,15 @@ _Failures = dict[tuple[str, bool], FairleadError]
 
 
 class Work:
-    """Changes that are carried out in order, in any number of parts. Nothing is raised: an error affects only one
-    Service. `changes`: all of them, to know what they will release."""
+    """Changes that are carried out in order, in any number of parts. Nothing is raised: an error
+    affects only one Service. `changes`: all of them, to know what they will release."""
 
-    def __init__(self, tables: Tables, ways: Mapping[SetNode, Way | FairleadError], changes: Iterable[DirectChange]) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        ways: Mapping[SetNode, Way | FairleadError],
+        changes: Iterable[DirectChange],
+    ) -> None:
         self._tables = tables
         self._ways = ways
         self._failures: _Failures = {}
@@ -94,12 +99,22 @@ class Work:
         gathered, self._together = self._together, {}
         before = {key: self._tables.installed(key) for key in gathered}
         left_out = {key: self._unreachable(change) for key, change in gathered.items()}
-        possible = {key: _as_possible(change, before[key], left_out[key]) for key, change in gathered.items()}
+        possible = {
+            key: _as_possible(change, before[key], left_out[key])
+            for key, change in gathered.items()
+        }
         failures = self._tables.set_listeners(possible.values(), self._leaving)
         for key, change in possible.items():
             old = before[key]
-            if key not in failures and old and change.afresh and change.slots != old.slots and self._tables.is_used(old):
-                # Its first packets have come since the plan was made, and may have gone by the slots before.
+            if (
+                key not in failures
+                and old
+                and change.afresh
+                and change.slots != old.slots
+                and self._tables.is_used(old)
+            ):
+                # Its first packets have come since the plan was made, and may have gone by the
+                # slots before.
                 failures |= self._tables.set_listeners((from_these(change, old.slots),))
             if change.taken_from:
                 self._givers.add(change.taken_from)
@@ -118,7 +133,10 @@ class Work:
         ipv6, nodes = ":" in change.listener.key.address, self._tables.nodes
         if nodes.within_reach(change.slots.nodes, ipv6=ipv6):
             return ()  # as mostly
-        return nodes.unreachable({node for node, _ in change.listener.weights}.intersection(change.slots.nodes), ipv6=ipv6)
+        return nodes.unreachable(
+            {node for node, _ in change.listener.weights}.intersection(change.slots.nodes),
+            ipv6=ipv6,
+        )
 
     def end(self) -> dict[ServiceKey, Outcome]:
         """Free what is not needed any more; what came of it all."""
@@ -126,25 +144,36 @@ class Work:
             self._tables.forget_ranges(service)
         self._tables.forget_unused_nodes()
         deadlines = ((service, self._tables.next_deadline_s(service)) for service in self._services)
-        again = {service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s}
-        short = {service: lacks for service in self._services if (lacks := self._tables.short(service))}
+        again = {
+            service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s
+        }
+        short = {
+            service: lacks for service in self._services if (lacks := self._tables.short(service))
+        }
         return again | {
-            service: self._outcome(service, short.get(service, ())) for service in self._reasons.keys() | short.keys()
+            service: self._outcome(service, short.get(service, ()))
+            for service in self._reasons.keys() | short.keys()
         }
 
     def _outcome(self, service: ServiceKey, lacks: Collection[str]) -> Outcome:
-        """The outcome is `unavailable`, so that it is retried, unless only the user can solve all of the errors."""
+        """The outcome is `unavailable`, so that it is retried, unless only the user can solve all
+        of the errors."""
         errors, missing = self._reasons.get(service, ()), sorted(self.missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
         words = list(dict.fromkeys(str(error) for error in errors))
         have = self._tables.count_of(service)
         if missing:
             words.insert(0, f"{len(missing)} of {have + len(missing)} listeners are not served")
-        words += [f"{count} of {have} listeners have {lack}" for lack, count in Counter(lacks).items()]
+        words += [
+            f"{count} of {have} listeners have {lack}" for lack, count in Counter(lacks).items()
+        ]
         return Outcome(
             "refused" if refused else "unavailable",
             "; ".join(words),
-            again_s=max((each.retry_after_s for each in errors if isinstance(each, Unavailable)), default=0.0),
+            again_s=max(
+                (each.retry_after_s for each in errors if isinstance(each, Unavailable)),
+                default=0.0,
+            ),
             in_part=not errors,
             missing=tuple(map(str, missing)),
             coarse=not errors,
@@ -160,11 +189,14 @@ def carry_out(
     return work.end()
 
 
-def _as_possible(change: SetListener, old: InstalledListener | None, unreachable: Collection[str]) -> SetListener:
+def _as_possible(
+    change: SetListener, old: InstalledListener | None, unreachable: Collection[str]
+) -> SetListener:
     """The change as it can be made where `old` is and these nodes are out of reach."""
     before = old.slots if old else Slots()
     if old and before != change.before and not change.afresh:
-        # Another gateway has told of connections here since the plan was made: what they need is not to be undone.
+        # Another gateway has told of connections here since the plan was made: what they need is
+        # not to be undone.
         change = from_these(change, before)
     if unreachable:
         change = without(change, frozenset(unreachable), Slots() if change.afresh else before)
@@ -172,4 +204,6 @@ def _as_possible(change: SetListener, old: InstalledListener | None, unreachable
 
 
 def _unknown(node: str) -> Unavailable:
-    return Unavailable(f"no way to node {node} is known", fix="it is asked for again; check the gateway's routes")
+    return Unavailable(
+        f"no way to node {node} is known", fix="it is asked for again; check the gateway's routes"
+    )

@@ -1,8 +1,8 @@
 """Read from the maps what listeners there are, whose they are, and what belongs to them.
 
-In: the maps, and what is known already: what has not changed since need not be read in full. Out: a `Survey`, in parts, so that
-others may have their turn between them. It changes nothing; what changes meanwhile `Tables.adopt` knows better.
-"""
+In: the maps, and what is known already: what has not changed since need not be read in full. Out: a
+`Survey`, in parts, so that others may have their turn between them. It changes nothing; what
+changes meanwhile `Tables.adopt` knows better."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -80,24 +80,31 @@ class Surveyor:
         keepers: Keepers,
         clock: Callable[[], float],
     ) -> None:
-        self._listeners, self._owners, self._addresses = maps["listeners"], maps["owners"], maps["addresses"]
+        self._listeners, self._owners, self._addresses = (
+            maps["listeners"],
+            maps["owners"],
+            maps["addresses"],
+        )
         self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
         self._memory, self._clock = memory, clock
         self._nodes, self._ranges, self._keepers = nodes, ranges, keepers
 
     def survey(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
-        """Read the maps anew. Gives None after each part, and the whole at last: for 10,000 listeners that takes a third of a
-        second. It changes nothing, so that it may be run in a thread.
+        """Read the maps anew. Gives None after each part, and the whole at last: for 10,000
+        listeners that takes a third of a second. It changes nothing, so that it may be run in a
+        thread.
 
-        with_entries: also which nodes the connection entries name. The first survey needs it, later the plan has said more.
-        """
+        with_entries: also which nodes the connection entries name. The first survey needs it, later
+        the plan has said more."""
         nodes = NodesFound({}, {})
         for count, (name, node, ways) in enumerate(self._nodes.survey(), 1):
             nodes.numbers[name], nodes.by_name[name] = node, ways
             if count % AT_ONCE == 0:
                 yield None
         names = nodes.names()
-        decode = cache(partial(_decode, names))  # most Services have several listeners with equal tables
+        decode = cache(
+            partial(_decode, names)
+        )  # most Services have several listeners with equal tables
         renamed = {name for _, name in names.items() ^ known.names.items()}
         entries = self._named_by_entries(names) if with_entries else {}
         keepers: dict[int, set[int]] = {}
@@ -115,20 +122,32 @@ class Surveyor:
             same = old and (old[:2], old.record, old.digest) == (owner, record, digest)
             if not (same and old and renamed.isdisjoint(old.slots.nodes)):
                 slots = decode(*tables, record.flags)
-                keeping = {names[number] for number in keepers.get(record.statistics, ()) if number in names}
-                idle_since = dict.fromkeys({*slots.nodes, *entries.get(packed, ()), *keeping}, self._clock())
+                keeping = {
+                    names[number]
+                    for number in keepers.get(record.statistics, ())
+                    if number in names
+                }
+                idle_since = dict.fromkeys(
+                    {*slots.nodes, *entries.get(packed, ()), *keeping}, self._clock()
+                )
                 changed[key] = InstalledListener(*owner, slots, record, digest, None, idle_since)
             if number % AT_ONCE == 0:
                 yield None
         ranges: dict[int, set[bytes]] = {}
         yield from _group(self._ranges.survey(), ranges)
         addresses: dict[str, bytes] = {}
-        yield from _gather(((unpack_address(key), value) for key, value in self._addresses.items()), addresses)
-        yield Survey(changed, frozenset(gone), nodes, tuple(owners), keepers, ranges, addresses.keys())
+        yield from _gather(
+            ((unpack_address(key), value) for key, value in self._addresses.items()), addresses
+        )
+        yield Survey(
+            changed, frozenset(gone), nodes, tuple(owners), keepers, ranges, addresses.keys()
+        )
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:
         found: dict[bytes, set[str]] = {}
-        for listener, number in {unpack_entry(key, value) for entries in self._entries for key, value in entries.items()}:
+        for listener, number in {
+            unpack_entry(key, value) for entries in self._entries for key, value in entries.items()
+        }:
             if number in names:
                 found.setdefault(listener, set()).add(names[number])
         return found
@@ -155,7 +174,8 @@ def _group(pairs: Iterable[tuple[int, T]], found: dict[int, set[T]]) -> Iterator
 
 
 def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:
-    """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty name, which no plan wants."""
+    """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty
+    name, which no plan wants."""
     tables = array("H", current), array("H", previous)
     numbers = nodes_in(*tables)
     nodes = tuple(sorted({names.get(number, "") for number in numbers}))

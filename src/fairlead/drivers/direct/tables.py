@@ -1,10 +1,10 @@
 """The listeners in the maps: whose they are, and the slots of each.
 
-In: slots by node name. Out: the same, read back. The mirror holds what was last read or written; one process writes.
-Invariant: at every moment a packet finds either the old tables of its listener or the new ones, whole: new tables are
-written where nobody reads, and one update of the listener's record makes both live (see `listeners`). A change that cannot be
-made changes nothing. Whoever asks the mirror sees all listeners at every moment, also while they are being read anew.
-"""
+In: slots by node name. Out: the same, read back. The mirror holds what was last read or written;
+one process writes. Invariant: at every moment a packet finds either the old tables of its listener
+or the new ones, whole: new tables are written where nobody reads, and one update of the listener's
+record makes both live (see `listeners`). A change that cannot be made changes nothing. Whoever asks
+the mirror sees all listeners at every moment, also while they are being read anew."""
 
 import math
 import time
@@ -47,12 +47,14 @@ log = structlog.get_logger()
 
 _PRESENT = INDEX.pack(1)
 _DEADLINE_MARGIN_S = 0.01
-"""A deadline is looked at so much later, not a moment too early, when there would be nothing to do yet."""
+"""A deadline is looked at so much later, not a moment too early, when there would be nothing to do
+yet."""
 
 
 def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
-    """The sets of source ranges that Services' listeners name. A change that was interrupted may have left a listener with
-    the sets of the Service that had it before: they stay that one's alone."""
+    """The sets of source ranges that Services' listeners name. A change that was interrupted may
+    have left a listener with the sets of the Service that had it before: they stay that one's
+    alone."""
     owners: dict[int, ServiceKey] = {}
     for each in mirror.listeners.values():
         if each.record.sets is not None:
@@ -61,12 +63,11 @@ def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
 
 
 class Tables:
-    """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored; and the nodes. To be filled by
-    a first survey.
+    """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored;
+    and the nodes. To be filled by a first survey.
 
-    peers: other gateways serve the same addresses; see `youth`. share: the fraction of each limited resource that one namespace
-    may have; see `quota`.
-    """
+    peers: other gateways serve the same addresses; see `youth`. share: the fraction of each limited
+    resource that one namespace may have; see `quota`."""
 
     def __init__(
         self,
@@ -91,7 +92,9 @@ class Tables:
         self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
         self._keepers = Keepers(maps["keepers"], self.quotas.retained)
         self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
-        self._surveyor = Surveyor(maps, self._memory, self.nodes, self._ranges, self._keepers, clock)
+        self._surveyor = Surveyor(
+            maps, self._memory, self.nodes, self._ranges, self._keepers, clock
+        )
         self.touched: set[ListenerKey] = set()
         """Listeners whose slots have changed; whoever wants to know empties it."""
 
@@ -101,9 +104,14 @@ class Tables:
         self._listeners.close()
 
     def known(self) -> Known:
-        """What a survey begins with. To be asked for where changes are made, so that none is half done; from here on it is
-        noted what is changed."""
-        for touched in (self._touched, self.nodes.touched, self._ranges.touched, self._keepers.touched):
+        """What a survey begins with. To be asked for where changes are made, so that none is half
+        done; from here on it is noted what is changed."""
+        for touched in (
+            self._touched,
+            self.nodes.touched,
+            self._ranges.touched,
+            self._keepers.touched,
+        ):
             touched.clear()
         return Known(self._mirror.listeners.copy(), self.nodes.names())
 
@@ -118,8 +126,8 @@ class Tables:
         return survey
 
     def adopt(self, survey: Survey) -> None:
-        """Have the mirror be what was found, but for what was changed since `known`: of that it says more. One survey at a
-        time."""
+        """Have the mirror be what was found, but for what was changed since `known`: of that it
+        says more. One survey at a time."""
         self._listeners.renew()  # somebody else may have changed them
         for mark in survey.stale_marks:
             if unpack_listener_key(mark) not in self._touched:
@@ -137,7 +145,10 @@ class Tables:
             self._room.find([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
         self._ranges.adopt(survey.ranges, _named_sets(self._mirror))
-        namespaces = {each.record.statistics: each.service.namespace for each in self._mirror.listeners.values()}
+        namespaces = {
+            each.record.statistics: each.service.namespace
+            for each in self._mirror.listeners.values()
+        }
         self._keepers.adopt(survey.keepers, namespaces)
         at, settled = self._mirror.addresses.keys(), {key.address for key in self._touched}
         for address in at - survey.addresses - settled:
@@ -152,8 +163,9 @@ class Tables:
         return old
 
     def grow_up(self) -> None:
-        """Listeners whose tables have been the same for a while are young no more. Those whose slots are in transition by then
-        stay tracked where they are. To be called often: each time some are seen to."""
+        """Listeners whose tables have been the same for a while are young no more. Those whose
+        slots are in transition by then stay tracked where they are. To be called often: each time
+        some are seen to."""
         prepared = []
         for key in self._youth.over():
             old = self.installed(key)
@@ -164,7 +176,11 @@ class Tables:
             keepers = self._keeping(key, new.slots, old.keeping, young=False)
             prepared.append(Prepared(key, pack_listener_key(key), new, old, keepers))
         for key, error in self._go_live(prepared).items():
-            log.warning("all connections of a listener go on having entries", listener=str(key), problem=str(error))
+            log.warning(
+                "all connections of a listener go on having entries",
+                listener=str(key),
+                problem=str(error),
+            )
 
     @property
     def addresses(self) -> Collection[str]:
@@ -177,16 +193,28 @@ class Tables:
         return self._mirror.of_service.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Whose listener counts at which index of the map `statistics`. May be asked for in a thread, as `draining`."""
-        return [(each.service, each.record.statistics) for each in self._mirror.listeners.copy().values()]
+        """Whose listener counts at which index of the map `statistics`. May be asked for in a
+        thread, as `draining`."""
+        return [
+            (each.service, each.record.statistics)
+            for each in self._mirror.listeners.copy().values()
+        ]
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
         """What these Services have, or all of them; from the mirror."""
-        listeners = self._mirror.listeners.values() if services is None else self._mirror.listeners_of(services)
+        listeners = (
+            self._mirror.listeners.values()
+            if services is None
+            else self._mirror.listeners_of(services)
+        )
         self._places.notice(each.record.statistics for each in listeners)
         used = self._places.used
         return self._mirror.actual(
-            services, self.nodes.usable, self._ranges.of, lambda each: each.record.statistics in used, self._clock()
+            services,
+            self.nodes.usable,
+            self._ranges.of,
+            lambda each: each.record.statistics in used,
+            self._clock(),
         )
 
     def is_used(self, installed: InstalledListener) -> bool:
@@ -195,17 +223,21 @@ class Tables:
         return installed.record.statistics in self._places.used
 
     def draining(self) -> list[Draining]:
-        """Which nodes keep connections of which listener without getting new ones, where that has a limit."""
+        """Which nodes keep connections of which listener without getting new ones, where that has a
+        limit."""
         listeners, keys = self._mirror.listeners, self._mirror.draining.copy()
         found = ((key, listeners.get(key)) for key in keys)
         return [drain for key, each in found if each for drain in each.drains(key, self._clock())]
 
     def next_deadline_s(self, service: ServiceKey) -> float:
-        """In how many seconds the time of a node to keep connections of the Service is over; 0 if none has such a limit."""
+        """In how many seconds the time of a node to keep connections of the Service is over; 0 if
+        none has such a limit."""
         if not self._mirror.draining:
             return 0.0
         keys = self._mirror.draining & self._mirror.of_service.get(service, set())
-        drains = [each for key in keys for each in self._mirror.listeners[key].drains(key, self._clock())]
+        drains = [
+            each for key in keys for each in self._mirror.listeners[key].drains(key, self._clock())
+        ]
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
@@ -225,7 +257,8 @@ class Tables:
         return set(self._mirror.listeners)
 
     def short(self, service: ServiceKey) -> list[str]:
-        """What the listeners of the Service lack because there was no room: one text for each listener that lacks something."""
+        """What the listeners of the Service lack because there was no room: one text for each
+        listener that lacks something."""
         return [each.short for each in self._mirror.listeners_of((service,)) if each.short]
 
     def count_of(self, service: ServiceKey) -> int:
@@ -234,7 +267,11 @@ class Tables:
 
     def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
         """The Services of which these nodes have or keep connections."""
-        return {each.service for each in self._mirror.listeners.values() if not each.uses.isdisjoint(nodes)}
+        return {
+            each.service
+            for each in self._mirror.listeners.values()
+            if not each.uses.isdisjoint(nodes)
+        }
 
     def installed(self, key: ListenerKey) -> InstalledListener | None:
         """A listener as it was last read or written."""
@@ -246,16 +283,18 @@ class Tables:
             raise error
 
     def set_listeners(
-        self, changes: Iterable[SetListener], leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({})
+        self,
+        changes: Iterable[SetListener],
+        leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({}),
     ) -> dict[ListenerKey, FairleadError]:
-        """Give listeners, no two of them the same, these slots and these owners, each from one packet to the next.
-        `leaving`: listeners of Services that are to be removed later; a new listener may use the room of one of them, which is
-        then removed from the list.
+        """Give listeners, no two of them the same, these slots and these owners, each from one
+        packet to the next. `leaving`: listeners of Services that are to be removed later; a new
+        listener may use the room of one of them, which is then removed from the list.
 
-        Returns the errors: Unavailable where another Service holds a listener, NoRoom where there is no room for a new one,
-        Refused where something is too long or too many. Such a listener is unchanged; the others have what they ask for, or as
-        much of it as there is room for (`InstalledListener.short`).
-        """
+        Returns the errors: Unavailable where another Service holds a listener, NoRoom where there
+        is no room for a new one, Refused where something is too long or too many. Such a listener
+        is unchanged; the others have what they ask for, or as much of it as there is room for
+        (`InstalledListener.short`)."""
         failures: dict[ListenerKey, FairleadError] = {}
         prepared = []
         for change in changes:
@@ -269,20 +308,28 @@ class Tables:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
-                f"listener {key} is held by Service {old.service}", fix="give one of the two another address or port"
+                f"listener {key} is held by Service {old.service}",
+                fix="give one of the two another address or port",
             )
         now_s, listener = self._clock(), change.listener
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
         young = self._is_young(old, slots)
         sets = self._ranges.number(change.service) if listener.restricted else None
-        granted, room = self._granted(change.service, old, leaving), self._may_claim(change.service, old)
+        granted, room = (
+            self._granted(change.service, old, leaving),
+            self._may_claim(change.service, old),
+        )
         owner, why = (change.service, change.uid), None
         for fitting in fittings(change, old and old.slots, room, granted):
-            keepers = self._keeping(key, fitting.slots, (*listener.keepers, *listener.left), young=young)
+            keepers = self._keeping(
+                key, fitting.slots, (*listener.keepers, *listener.left), young=young
+            )
             try:
                 made = self._written(
-                    *(key, owner, fitting.slots, listener, idle_since, sets, keepers), young=young, over=fitting.over
+                    *(key, owner, fitting.slots, listener, idle_since, sets, keepers),
+                    young=young,
+                    over=fitting.over,
                 )
             except NoRoom as error:
                 self.quotas.memory.waiting.add(change.service)
@@ -298,19 +345,30 @@ class Tables:
         """Chunks that the listener may use."""
         return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
 
-    def _granted(self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]) -> int:
-        """The size of table that a listener may have however much its namespace uses: its own, or that of the listener that it
-        replaces. Raises NoRoom for a new listener if its namespace may have no more listeners."""
+    def _granted(
+        self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]
+    ) -> int:
+        """The size of table that a listener may have however much its namespace uses: its own, or
+        that of the listener that it replaces. Raises NoRoom for a new listener if its namespace may
+        have no more listeners."""
         listeners = self.quotas.listeners
         if old is None:
-            old = self.installed(leaving.pop()) if leaving and listeners.used < listeners.capacity else None
-            if old is None and not listeners.room(service.namespace, changing=service in self._mirror.of_service):
+            old = (
+                self.installed(leaving.pop())
+                if leaving and listeners.used < listeners.capacity
+                else None
+            )
+            if old is None and not listeners.room(
+                service.namespace, changing=service in self._mirror.of_service
+            ):
                 raise listeners.refusal(service)
         return max(old.record.current_size, SMALLEST) if old else -1
 
-    def _keeping(self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool) -> frozenset[int]:
-        """Those of these nodes whose entries count. Connections of one that is not young, without a previous table, have none
-        to ask for."""
+    def _keeping(
+        self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool
+    ) -> frozenset[int]:
+        """Those of these nodes whose entries count. Connections of one that is not young, without a
+        previous table, have none to ask for."""
         asked = key.protocol == "UDP" or slots.previous or young
         return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
@@ -326,10 +384,11 @@ class Tables:
         used: bool,
         young: bool = False,
     ) -> None:
-        """Make the listener have slots that no plan has asked for, because another gateway's connections need them. `service`,
-        `uid`: whose it is if it is not there yet; `keeping`: the nodes that may have connections of it then; `restricted`:
-        whether only those in the Service's source ranges are let in, so that nobody is until these are set; `used`: whether the
-        other gateway has sent packets on for it; `young`: whether its listener is.
+        """Make the listener have slots that no plan has asked for, because another gateway's
+        connections need them. `service`, `uid`: whose it is if it is not there yet; `keeping`: the
+        nodes that may have connections of it then; `restricted`: whether only those in the
+        Service's source ranges are let in, so that nobody is until these are set; `used`: whether
+        the other gateway has sent packets on for it; `young`: whether its listener is.
 
         Raises what `set_listener` raises.
         """
@@ -340,10 +399,14 @@ class Tables:
         if old is None:
             since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
             sets = self._ranges.number(service) if restricted else None
-            prepared.append(self._written(key, (service, uid), slots, None, since_s, sets, keepers, young=young))
+            prepared.append(
+                self._written(key, (service, uid), slots, None, since_s, sets, keepers, young=young)
+            )
         elif old.slots != slots or old.record.young != young:
             owner = old.service, old.uid
-            made = self._written(key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young)
+            made = self._written(
+                key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young
+            )
             prepared.append(made._replace(new=made.new._replace(short=old.short)))
         for error in self._go_live(prepared).values():
             raise error
@@ -363,8 +426,9 @@ class Tables:
         young: bool,
         over: bool = False,
     ) -> Prepared:
-        """Write the tables to memory in which no packet is looked up, unless the listener has exactly these. `over`: they are
-        to be written over its present tables, once everything else is ready."""
+        """Write the tables to memory in which no packet is looked up, unless the listener has
+        exactly these. `over`: they are to be written over its present tables, once everything else
+        is ready."""
         old = self.installed(key)
         self._touched.add(key)
         if old and old.slots == slots:
@@ -390,9 +454,11 @@ class Tables:
         return Prepared(key, pack_listener_key(key), new, old, keepers, over)
 
     def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
-        """Have packets find these from now on; what went wrong. Each map is written once for all of them: marks and addresses
-        first, records last. Where that fails each is tried by itself."""
-        there = self._mirror.addresses  # a Counter, of which `difference` would look at every address that there is
+        """Have packets find these from now on; what went wrong. Each map is written once for all of
+        them: marks and addresses first, records last. Where that fails each is tried by itself."""
+        there = (
+            self._mirror.addresses
+        )  # a Counter, of which `difference` would look at every address that there is
         addresses = {each.key.address for each in prepared if each.key.address not in there}
         others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
         records = [each for each in prepared if not each.old or each.old.record != each.new.record]
@@ -402,11 +468,15 @@ class Tables:
             prepared = [self._with_keepers(each) for each in prepared]
             for each in prepared:
                 if each.over:
-                    self._room.rewrite(each.new.slots, each.new.record, self.nodes.numbers_of(each.new.slots.nodes))
+                    self._room.rewrite(
+                        each.new.slots, each.new.record, self.nodes.numbers_of(each.new.slots.nodes)
+                    )
             self._listeners.set({each.packed: LISTENER.pack(*each.new.record) for each in records})
         except FairleadError as error:
             if len(prepared) > 1:
-                return {key: found for each in prepared for key, found in self._go_live((each,)).items()}
+                return {
+                    key: found for each in prepared for key, found in self._go_live((each,)).items()
+                }
             for each in prepared:
                 self._mirror.count(each.new, each.old)
                 if each.moves:
@@ -429,10 +499,13 @@ class Tables:
             return each
         why = self.quotas.retained.refusal(each.new.service)
         lack = f"nodes whose connections may move, because not all are retained: {why}"
-        return each._replace(new=each.new._replace(short="; ".join(filter(None, (each.new.short, lack)))))
+        return each._replace(
+            new=each.new._replace(short="; ".join(filter(None, (each.new.short, lack))))
+        )
 
     def _is_young(self, old: InstalledListener | None, slots: Slots) -> bool:
-        """Whether a listener that gets these slots is: a new one, and one that gets other ones before its first packet."""
+        """Whether a listener that gets these slots is: a new one, and one that gets other ones
+        before its first packet."""
         if not self._youth.peers or old is None or old.record.young:
             return self._youth.peers
         return old.slots != slots and not self.is_used(old)
@@ -454,17 +527,22 @@ class Tables:
         self._places.give_back(old.record.statistics)
 
     def forget_unused_nodes(self) -> None:
-        """Free what stands for nodes that no listener names any more, and no connection entry that counts. Which those are
-        only the plan knows: after a start nothing is forgotten until it has spoken of every listener."""
+        """Free what stands for nodes that no listener names any more, and no connection entry that
+        counts. Which those are only the plan knows: after a start nothing is forgotten until it has
+        spoken of every listener."""
         now_s = self._clock()
-        # Not with every change: it goes through all nodes, and the grace that they have is no shorter.
+        # Not with every change: it goes through all nodes, and the grace that they have is no
+        # shorter.
         if not self._mirror.unplanned and now_s - self._looked_for_unused_s >= GRACE_S:
             self._looked_for_unused_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
 def _lack(fitting: Fitting, why: NoRoom) -> str:
-    """What a listener with these slots lacks of what it asks for. Listeners that lack the same have the same text."""
+    """What a listener with these slots lacks of what it asks for. Listeners that lack the same have
+    the same text."""
     if fitting.over:
-        return f"tables that were changed in place, so that shares may differ from the weights: {why}"
+        return (
+            f"tables that were changed in place, so that shares may differ from the weights: {why}"
+        )
     return f"tables with fewer slots, so that shares are less exact: {why}"

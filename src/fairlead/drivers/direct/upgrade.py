@@ -1,15 +1,16 @@
-"""Copy the contents of the maps to those of a program of another layout, or to other table memory, so that no connection moves.
+"""Copy the contents of the maps to those of a program of another layout, or to other table memory,
+so that no connection moves.
 
-In: a directory of pins of another layout, with the description that lies there, and our own description. Out: a map for each of
-ours: the same one where nothing of it has changed, else a new one, filled. A record is copied field by field, by name: fields
-that are new are zero, those that have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
-Invariant: the maps that are there are only read. Their program goes on changing its tables of flows until ours takes its place,
-some seconds later. What it has changed is done to ours as well (`follow_up`) right before and once more right after that,
-because entries are the one thing that only the kernel knows.
-A description is JSON in a map of one element: a bpffs holds no files.
-Table memory of another size is filled table by table without gaps, because it may be smaller; the listeners, which contain
-the offsets of their tables, are copied with it.
-"""
+In: a directory of pins of another layout, with the description that lies there, and our own
+description. Out: a map for each of ours: the same one where nothing of it has changed, else a new
+one, filled. A record is copied field by field, by name: fields that are new are zero, those that
+have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
+Invariant: the maps that are there are only read. Their program goes on changing its tables of flows
+until ours takes its place, some seconds later. What it has changed is done to ours as well
+(`follow_up`) right before and once more right after that, because entries are the one thing that
+only the kernel knows. A description is JSON in a map of one element: a bpffs holds no files. Table
+memory of another size is filled table by table without gaps, because it may be smaller; the
+listeners, which contain the offsets of their tables, are copied with it."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,15 +38,16 @@ _OWN = "listener_cache"
 """What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
 
 Copied = dict[str, dict[bytes, bytes]]
-"""Of each table of flows that had to be translated what was in it, as the older program wrote it."""
+"""Of each table of flows that had to be translated what was in it, as the older program wrote
+it."""
 
 FieldPlace = tuple[str, int, int]
 """Name, offset and size in bytes. A record that is no struct is one field without a name."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map without its number of entries, which can be configured. `least`: for an array, the number of entries that programs,
-    or process and program together, need."""
+    """A map without its number of entries, which can be configured. `least`: for an array, the
+    number of entries that programs, or process and program together, need."""
 
     type: int
     flags: int
@@ -57,19 +59,28 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """All that programs must agree on to work on the same maps. `events`: what is counted, with the numbers."""
+    """All that programs must agree on to work on the same maps. `events`: what is counted, with the
+    numbers."""
 
     maps: Mapping[str, Shape]
     events: Mapping[str, int]
 
 
-def describe(object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})) -> Description:
+def describe(
+    object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})
+) -> Description:
     """The description of an object's maps, with these numbers of entries."""
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
-        least = entries.get(name, spec.max_entries) if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY) else 0
-        shapes[name] = Shape(spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least)
+        least = (
+            entries.get(name, spec.max_entries)
+            if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY)
+            else 0
+        )
+        shapes[name] = Shape(
+            spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least
+        )
     return Description(shapes, object_file.types.enumerators("event"))
 
 
@@ -90,13 +101,16 @@ def read(directory: Path) -> Description | None:
 
 
 def check(before: Description, after: Description) -> None:
-    """Whether all that the maps of `before` hold can be carried over. Raises Refused that names what cannot."""
+    """Whether all that the maps of `before` hold can be carried over. Raises Refused that names
+    what cannot."""
     for name, new in after.maps.items():
         old = before.maps.get(name)
         if old is None or name in _PASSING:
             continue
         same_keys = (old.key_size, old.key) == (new.key_size, new.key)
-        if old.type != new.type or (not same_keys and new.type in (_LPM_TRIE, _ARRAY, MAP_TYPE_PERCPU_ARRAY)):
+        if old.type != new.type or (
+            not same_keys and new.type in (_LPM_TRIE, _ARRAY, MAP_TYPE_PERCPU_ARRAY)
+        ):
             raise _refusal(name, "it is of another kind")
         for fields, others in ((old.key, new.key), (old.value, new.value)):
             sizes = {field: size for field, _, size in others}
@@ -114,17 +128,25 @@ def chunks_in_use(directory: Path) -> int:
     with Map.open(directory / "listeners") as listeners:
         records = [value for _, value in listeners.items()]
     sizes = (places["current_size"], places["previous_size"])
-    return sum(chunks(int.from_bytes(each[at : at + size], sys.byteorder)) for each in records for at, size in sizes)
+    return sum(
+        chunks(int.from_bytes(each[at : at + size], sys.byteorder))
+        for each in records
+        for at, size in sizes
+    )
 
 
 def _refusal(name: str, why: str) -> Refused:
-    return Refused(f"map {name} cannot be carried over to this version: {why}", fix="open connections in transition may move")
+    return Refused(
+        f"map {name} cannot be carried over to this version: {why}",
+        fix="open connections in transition may move",
+    )
 
 
 def carry_over(
     old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]
 ) -> tuple[dict[str, Map], Copied]:
-    """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is not enough memory or room."""
+    """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is
+    not enough memory or room."""
     made: dict[str, Map] = {}
     copied: Copied = {}
     moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
@@ -153,7 +175,8 @@ def carry_over(
 
 
 def _move_tables(listeners: Map, source: Map, target: Map) -> None:
-    """Copy the tables of these listeners from one arena to another, and write the new offsets into the listeners."""
+    """Copy the tables of these listeners from one arena to another, and write the new offsets into
+    the listeners."""
     moved: dict[bytes, bytes] = {}
     end = 0
     with closing(source.memory()) as old, closing(target.memory()) as new:
@@ -165,30 +188,51 @@ def _move_tables(listeners: Map, source: Map, target: Map) -> None:
                 new[end * CHUNK_BYTES : (end + length) * CHUNK_BYTES] = table
                 offsets.append(end)
                 end += length
-            moved[key] = LISTENER.pack(*record._replace(current_offset=offsets[0], previous_offset=offsets[1]))
+            moved[key] = LISTENER.pack(
+                *record._replace(current_offset=offsets[0], previous_offset=offsets[1])
+            )
     listeners.update_all(moved)
 
 
 def follow_up(
-    old: Path, before: Description, after: Description, maps: Mapping[str, Map], copied: Copied, *, forwarding: bool
+    old: Path,
+    before: Description,
+    after: Description,
+    maps: Mapping[str, Map],
+    copied: Copied,
+    *,
+    forwarding: bool,
 ) -> None:
-    """Do to our tables of flows what was done to those in `old` since they were `copied`, which then says what these hold now.
+    """Do to our tables of flows what was done to those in `old` since they were `copied`, which
+    then says what these hold now.
 
-    forwarding: our program has taken the other's place. What ours have changed since is newer then, and stays.
-    """
+    forwarding: our program has taken the other's place. What ours have changed since is newer then,
+    and stays."""
     for name, shape in after.maps.items():
-        if shape.type == _LRU_HASH and name not in _PASSING and before.maps.get(name, shape) != shape:
+        if (
+            shape.type == _LRU_HASH
+            and name not in _PASSING
+            and before.maps.get(name, shape) != shape
+        ):
             with Map.open(old / name) as source:
                 there = dict(source.items())
             had, ours = copied.get(name, {}), maps[name]
             other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
             # Mostly few: a full table takes a second to translate.
             was, now = (
-                dict(_translated(name, ((key, each[key]) for key in other if key in each), before, after))
+                dict(
+                    _translated(
+                        name, ((key, each[key]) for key in other if key in each), before, after
+                    )
+                )
                 for each in (had, there)
             )
             if forwarding:
-                newer = {key for key in was.keys() | now.keys() if ours.lookup(key) not in (None, was.get(key))}
+                newer = {
+                    key
+                    for key in was.keys() | now.keys()
+                    if ours.lookup(key) not in (None, was.get(key))
+                }
                 was, now = ({key: each[key] for key in each.keys() - newer} for each in (was, now))
             ours.update_all(now)
             ours.delete_all([key for key in was if key not in now])
@@ -200,7 +244,11 @@ def _translated(
 ) -> Iterator[tuple[bytes, bytes]]:
     """The elements of the map of this name as our program reads them."""
     old, new = before.maps[name], after.maps[name]
-    reasons = {before.events[event]: number for event, number in after.events.items() if event in before.events}
+    reasons = {
+        before.events[event]: number
+        for event, number in after.events.items()
+        if event in before.events
+    }
     for key, value in elements:
         if name == "events":
             number = reasons.get(int.from_bytes(key, "little"))
@@ -210,7 +258,10 @@ def _translated(
         stride = -(-old.value_size // 8) * 8 if old.type == MAP_TYPE_PERCPU_ARRAY else len(value)
         values = (value[at : at + stride] for at in range(0, len(value), stride))
         room = -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
-        translated = (translate(each, old.value, new.value, new.value_size, reasons).ljust(room, b"\0") for each in values)
+        translated = (
+            translate(each, old.value, new.value, new.value_size, reasons).ljust(room, b"\0")
+            for each in values
+        )
         yield translate(key, old.key, new.key, new.key_size, {}), b"".join(translated)
 
 
@@ -221,7 +272,8 @@ def translate(
     size: int,
     reasons: Mapping[int, int],
 ) -> bytes:
-    """The record with its fields where they are now. `reasons`: the new number for each old one, for the field `drops`."""
+    """The record with its fields where they are now. `reasons`: the new number for each old one,
+    for the field `drops`."""
     made = bytearray(size)
     places = {name: (offset, length) for name, offset, length in before}
     for name, offset, length in after:

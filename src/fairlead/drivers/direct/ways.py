@@ -1,10 +1,10 @@
 """Which way packets get to a node. Pure.
 
-In: what the kernel says of the route to the node's address and of the interface there, and what is configured. Out: a `Way`.
-Invariant: a way to an address of this host is HERE, whatever is configured; LINK only where no router is between, because the
-frame is addressed to the node itself. A tunnel's outer source is the address that the kernel would send from, so that a node
-can tell its gateways by their addresses.
-"""
+In: what the kernel says of the route to the node's address and of the interface there, and what is
+configured. Out: a `Way`. Invariant: a way to an address of this host is HERE, whatever is
+configured; LINK only where no router is between, because the frame is addressed to the node itself.
+A tunnel's outer source is the address that the kernel would send from, so that a node can tell its
+gateways by their addresses."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
@@ -21,8 +21,8 @@ WAY_NAMES = {LINK: "l2", HERE: "here", IPIP: "ipip", VXLAN: "vxlan"}
 
 
 class Rules(NamedTuple):
-    """What is configured: `gateway.way`, and of `tunnel` what gateways need. `gateways`: from whose addresses nodes take
-    tunnelled packets; empty where it is not known here."""
+    """What is configured: `gateway.way`, and of `tunnel` what gateways need. `gateways`: from whose
+    addresses nodes take tunnelled packets; empty where it is not known here."""
 
     way: WayKind = "auto"
     tunnel: TunnelKind = "none"
@@ -31,11 +31,15 @@ class Rules(NamedTuple):
     gateways: Sequence[str] = ()
 
 
-def way_to(node: str, address: str, route: Route | None, interface: Interface | None, rules: Rules) -> Way:
-    """How packets get to the node at this address; `mac` is left open. Raises Unavailable where no route leads there, Refused
-    where what is configured cannot be done."""
+def way_to(
+    node: str, address: str, route: Route | None, interface: Interface | None, rules: Rules
+) -> Way:
+    """How packets get to the node at this address; `mac` is left open. Raises Unavailable where no
+    route leads there, Refused where what is configured cannot be done."""
     if route is None or interface is None:
-        raise Unavailable(f"there is no route to node {node} at {address}", fix="check the gateway's routes")
+        raise Unavailable(
+            f"there is no route to node {node} at {address}", fix="check the gateway's routes"
+        )
     if route.here:
         return Way(HERE, route.interface, address)
     kind = _kind(node, address, route, rules)
@@ -58,14 +62,18 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
             return LINK
         if rules.tunnel == "none":
             raise Refused(
-                f"node {node} at {address} is not on a link with this gateway: the route leads through {route.via}",
-                fix="put the gateway on the nodes' network, or set tunnel.kind for gateways and nodes",
+                f"node {node} at {address} is not on a link with this gateway: the route leads "
+                f"through {route.via}",
+                fix="put the gateway on the nodes' network, or set tunnel.kind for gateways and "
+                "nodes",
             )
         return KINDS[rules.tunnel]
     if wanted == "l2" and route.via:
         raise Refused(
-            f"node {node} at {address} is not on a link with this gateway: the route leads through {route.via}",
-            fix="set gateway.way to auto and tunnel.kind to ipip or vxlan, or put the gateway on the nodes' network",
+            f"node {node} at {address} is not on a link with this gateway: the route leads "
+            f"through {route.via}",
+            fix="set gateway.way to auto and tunnel.kind to ipip or vxlan, or put the gateway on "
+            "the nodes' network",
         )
     return KINDS[wanted]
 
@@ -73,12 +81,14 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
 def _check_source(node: str, address: str, route: Route, rules: Rules) -> None:
     if not route.source:
         raise Unavailable(
-            f"this gateway has no address to send tunnelled packets to node {node} at {address} from",
+            f"this gateway has no address to send tunnelled packets to node {node} at {address} "
+            "from",
             fix="give it an address of that family",
         )
     source = ip_address(route.source)
     if rules.gateways and not any(source in ip_network(each) for each in rules.gateways):
         raise Refused(
-            f"node {node} at {address} takes no tunnelled packets from {source}, which this gateway sends from",
+            f"node {node} at {address} takes no tunnelled packets from {source}, which this "
+            "gateway sends from",
             fix=f"add {source} to tunnel.gateways of gateways and nodes",
         )

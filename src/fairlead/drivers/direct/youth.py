@@ -1,11 +1,13 @@
-"""Listeners of which other gateways may not have the same tables yet: all their connections get entries.
+"""Listeners of which other gateways may not have the same tables yet: all their connections get
+entries.
 
-In: listeners as they are put into force, and whether there are other gateways. Out: which are young, and whose time is over.
-Gateways learn of nodes in moments of their own. What a listener goes through before its first packet leaves no past to tell
-apart, so a connection may be opened by tables that only one gateway ever had, and no slot of another would ask where it is. It
-has an entry instead, which the others are told of; by the time that they all have had the same tables for a while, slots that
-went through others in between are in transition, and tracked, and the rest need nothing.
-"""
+In: listeners as they are put into force, and whether there are other gateways. Out: which are
+young, and whose time is over. Gateways learn of nodes in moments of their own. What a listener goes
+through before its first packet leaves no past to tell apart, so a connection may be opened by
+tables that only one gateway ever had, and no slot of another would ask where it is. It has an entry
+instead, which the others are told of; by the time that they all have had the same tables for a
+while, slots that went through others in between are in transition, and tracked, and the rest need
+nothing."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +16,8 @@ from fairlead.drivers.direct.mirror import InstalledListener
 from fairlead.drivers.direct.spec import ListenerKey
 
 YOUNG_S = 10.0
-"""A listener's tables have been the same for so long before all gateways are taken to have the same."""
+"""A listener's tables have been the same for so long before all gateways are taken to have the
+same."""
 AT_ONCE = 256
 
 

@@ -1,9 +1,9 @@
 """Which of the maps of remembered clients each Service with session affinity uses.
 
-In: a Service; the elements in the kernel. Out: the number of its map. Invariants: a Service keeps its number while it has
-session affinity in force, also across restarts, because the elements in the kernel contain the number; two Services have the
-same number only if no number is free. Threads may ask for numbers: large Services are rendered beside the others.
-"""
+In: a Service; the elements in the kernel. Out: the number of its map. Invariants: a Service keeps
+its number while it has session affinity in force, also across restarts, because the elements in the
+kernel contain the number; two Services have the same number only if no number is free. Threads may
+ask for numbers: large Services are rendered beside the others."""
 
 from collections.abc import Iterable, Mapping
 from threading import Lock
@@ -36,7 +36,11 @@ class AffinityMaps:
         """Read the numbers from the elements in the kernel."""
         for service, spec in specs.items():
             number = affinity_map_of(spec)
-            if number is not None and number < AFFINITY_MAPS and self._numbers.get(service) != number:
+            if (
+                number is not None
+                and number < AFFINITY_MAPS
+                and self._numbers.get(service) != number
+            ):
                 self.release([service])
                 self._take(service, number)
 

@@ -1,14 +1,14 @@
 """What one Service puts into the maps of the table, and what the maps say about Services.
 
-In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, the set of map elements of one Service;
-the Changes between two Specs. Pure.
-Invariant: `parsed` gives back exactly what `rendered` made, so a successor adopts the kernel's state without a single change.
+In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, the set of map
+elements of one Service; the Changes between two Specs. Pure. Invariant: `parsed` gives back exactly
+what `rendered` made, so a successor adopts the kernel's state without a single change.
 
-Who owns an element follows from the frontend in its key; the frontend's element in `services4/6` and a ClusterIP's in
-`cluster_ips4/6` carry the Service's name as a comment. The rules are kube-proxy's (KEP-1669, KEP-2086, KEP-3866): the external
-policy decides only about packets from outside; pods and the node itself reach every endpoint, as if they had called the
-load balancer; source ranges concern load-balancer addresses only, whoever calls.
-"""
+Who owns an element follows from the frontend in its key; the frontend's element in `services4/6`
+and a ClusterIP's in `cluster_ips4/6` carry the Service's name as a comment. The rules are
+kube-proxy's (KEP-1669, KEP-2086, KEP-3866): the external policy decides only about packets from
+outside; pods and the node itself reach every endpoint, as if they had called the load balancer;
+source ranges concern load-balancer addresses only, whoever calls."""
 
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,8 @@ from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey, Va
 from fairlead.net.nftables import Record
 
 OWNERLESS = ServiceKey("", TABLE)
-"""Stands for elements in our table that belong to no Service: they are not planned, so a diff removes them."""
+"""Stands for elements in our table that belong to no Service: they are not planned, so a diff
+removes them."""
 
 
 class Element(NamedTuple):
@@ -64,8 +65,9 @@ def rendered(
     node_port_addresses: Sequence[str] | None = None,
     affinity_map: int = 0,
 ) -> Spec:
-    """The elements of one Service on a node with these addresses. NodePorts answer at `node_port_addresses`, None: at those of
-    the node, and nowhere else. `affinity_map`: the number of the maps of its clients, if it has session affinity."""
+    """The elements of one Service on a node with these addresses. NodePorts answer at
+    `node_port_addresses`, None: at those of the node, and nowhere else. `affinity_map`: the number
+    of the maps of its clients, if it has session affinity."""
     answering = node_addresses if node_port_addresses is None else node_port_addresses
     elements: set[Element] = set()
     seen: set[str] = set()
@@ -76,11 +78,15 @@ def rendered(
                 seen.add(frontend.key)
                 elements.update(_frontend_elements(intent, port, number, frontend, affinity_map))
                 if frontend.kind == "balancer":
-                    elements.update(_source_range_elements(intent, number, frontend, node_addresses))
+                    elements.update(
+                        _source_range_elements(intent, number, frontend, node_addresses)
+                    )
     return frozenset(elements)
 
 
-def difference(desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> tuple[Change, ...]:
+def difference(
+    desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
+) -> tuple[Change, ...]:
     """The Changes from `actual` to `desired`: for each Service what goes, then what comes."""
     nothing: Spec = frozenset()
     changes: list[Change] = []
@@ -93,13 +99,17 @@ def difference(desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, S
 
 
 def command(verb: str, name: str, elements: Iterable[Element]) -> str:
-    """The nft command that adds or deletes these elements of one map. To delete, the key is enough."""
-    words = ", ".join(map(str, elements) if verb == "add" else (element.key for element in elements))
+    """The nft command that adds or deletes these elements of one map. To delete, the key is
+    enough."""
+    words = ", ".join(
+        map(str, elements) if verb == "add" else (element.key for element in elements)
+    )
     return f"{verb} element {TABLE} {name} {{ {words} }}"
 
 
 def parsed(records: Iterable[Record]) -> dict[ServiceKey, Spec]:
-    """The Specs that a listing of the maps shows, by owner. Raises KeyError or TypeError on a listing that is not ours."""
+    """The Specs that a listing of the maps shows, by owner. Raises KeyError or TypeError on a
+    listing that is not ours."""
     return by_owner([element for record in records for element in _listed(record)])
 
 
@@ -114,13 +124,15 @@ def by_owner(elements: Sequence[Element]) -> dict[ServiceKey, Spec]:
 
 
 def frontend_of(key: str) -> str:
-    """The frontend (`address . protocol . port`) that an element's key begins with; of a ClusterIP's element, the address."""
+    """The frontend (`address . protocol . port`) that an element's key begins with; of a
+    ClusterIP's element, the address."""
     return " . ".join(key.split(" . ", 3)[:3])
 
 
 @lru_cache(8192)
 def canonical(address: str) -> str:
-    """An address as nft prints it. Leading zeros of old objects count as decimal, as in kube-proxy."""
+    """An address as nft prints it. Leading zeros of old objects count as decimal, as in
+    kube-proxy."""
     if ":" in address:
         return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
     return ".".join(str(int(part)) for part in address.split("."))
@@ -166,7 +178,11 @@ def _frontend_elements(
         return
     if intent.affinity_timeout_s:
         yield Element(f"recall{number}", key, f"jump recall{number}_{affinity_map}")
-        yield Element(f"remember{number}", key, f"goto remember{number}_{intent.affinity_timeout_s}_{affinity_map}")
+        yield Element(
+            f"remember{number}",
+            key,
+            f"goto remember{number}_{intent.affinity_timeout_s}_{affinity_map}",
+        )
     masquerade = "strangers" if inside else "own" if intent.external_policy == "Local" else "always"
     yield Element(f"masquerade{number}", key, f"goto masquerade_{masquerade}")
     if masquerade != "always":
@@ -175,18 +191,24 @@ def _frontend_elements(
 
 
 def affinity_map_of(spec: Spec) -> int | None:
-    """The number of the maps of this Service's clients; None: it has no session affinity in force."""
-    return next((int(each.value.rpartition("_")[2]) for each in spec if each.map.startswith("recall")), None)
+    """The number of the maps of this Service's clients; None: it has no session affinity in
+    force."""
+    return next(
+        (int(each.value.rpartition("_")[2]) for each in spec if each.map.startswith("recall")), None
+    )
 
 
 def _verdict(backends: Sequence[Backend], anywhere: Sequence[Backend], *, local: bool) -> str:
-    """Silence where another node could answer, so that the client tries again; refusal where nobody can."""
+    """Silence where another node could answer, so that the client tries again; refusal where nobody
+    can."""
     if backends:
         return f"goto pick{'_local' if local else ''}_{len(backends)}"
     return "drop" if anywhere else "goto refuse"
 
 
-def _endpoint_elements(number: str, key: str, verdict: str, backends: Sequence[Backend]) -> Iterator[Element]:
+def _endpoint_elements(
+    number: str, key: str, verdict: str, backends: Sequence[Backend]
+) -> Iterator[Element]:
     if backends:
         name = endpoint_map(verdict.removeprefix("goto "), number)
         for slot, backend in enumerate(backends):
@@ -194,8 +216,9 @@ def _endpoint_elements(number: str, key: str, verdict: str, backends: Sequence[B
 
 
 def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Element]:
-    """To whom flows may lead: all that serve, whatever policies and termination say about new ones, as in kube-proxy. And
-    those that get new ones: a pod that is published although it is not ready does not count as serving."""
+    """To whom flows may lead: all that serve, whatever policies and termination say about new ones,
+    as in kube-proxy. And those that get new ones: a pod that is published although it is not ready
+    does not count as serving."""
     for backend in {*port.serving_backends, *port.cluster_backends, *port.local_backends}:
         yield Element(f"flows{number}", f"{key} . {canonical(backend.address)} . {backend.port}")
 
@@ -203,13 +226,17 @@ def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Ele
 def _source_range_elements(
     intent: NodeService, number: str, frontend: _Frontend, node_addresses: Sequence[str]
 ) -> Iterator[Element]:
-    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may use any VIP of the Service
-    as source, for it may bear them."""
+    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may
+    use any VIP of the Service as source, for it may bear them."""
     ranges = of_family(number, intent.source_ranges)
     if not ranges or any(cidr.endswith("/0") for cidr in ranges):
         return
     networks = [ip_network(cidr) for cidr in ranges]
-    if any(ip_address(canonical(address)) in network for address in node_addresses for network in networks):
+    if any(
+        ip_address(canonical(address)) in network
+        for address in node_addresses
+        for network in networks
+    ):
         vips = {address for port in intent.ports for address in port.load_balancer_ips}
         ranges = of_family(number, (*ranges, *map(canonical, vips)))
     yield Element(f"restricted{number}", frontend.key)
@@ -217,13 +244,18 @@ def _source_range_elements(
         yield Element(f"allowed{number}", f"{frontend.key} . {cidr}")
 
 
-def _changes(key: ServiceKey, verb: Literal["delete", "add"], elements: Collection[Element]) -> Iterator[Change]:
+def _changes(
+    key: ServiceKey, verb: Literal["delete", "add"], elements: Collection[Element]
+) -> Iterator[Change]:
     by_map: dict[str, dict[str, list[Element]]] = {}
     for element in elements:
         by_map.setdefault(element.map, {}).setdefault(frontend_of(element.key), []).append(element)
     for name, by_frontend in sorted(by_map.items()):
-        # Sorted in parts, because sorting a million at once would block the interpreter for seconds.
-        members = [element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])]
+        # Sorted in parts, because sorting a million at once would block the interpreter for
+        # seconds.
+        members = [
+            element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])
+        ]
         yield Change(key, verb, name, tuple(members))
 
 

@@ -1,11 +1,11 @@
 """Which Changes go to the kernel, and which of them together. Pure.
 
-In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in batches of whole
-Services; who does not get a frontend that it wants, because another one has it.
-Invariants: of two Services that want one frontend always the same one has it, whatever happened before, and the other has
-everything else. A frontend passes from one Service to another within one batch. If a Service has too many Changes for one
-batch, they are in several, and after each of these every frontend is consistent: it has either its old or its new state.
-"""
+In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in
+batches of whole Services; who does not get a frontend that it wants, because another one has it.
+Invariants: of two Services that want one frontend always the same one has it, whatever happened
+before, and the other has everything else. A frontend passes from one Service to another within one
+batch. If a Service has too many Changes for one batch, they are in several, and after each of these
+every frontend is consistent: it has either its old or its new state."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -13,32 +13,46 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, Change, Element, Spec, difference, frontend_of
+from fairlead.drivers.nodeproxy.elements import (
+    OWNERLESS,
+    Change,
+    Element,
+    Spec,
+    difference,
+    frontend_of,
+)
 from fairlead.model import ServiceKey
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
 Claim = Callable[[ServiceKey, str], str | None]
-"""How good a Service's claim to an address is, as text: what sorts first is the best. None: there is no such Service."""
+"""How good a Service's claim to an address is, as text: what sorts first is the best. None: there
+is no such Service."""
 
 NOTHING: Spec = frozenset()
 _VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
 
 
 class Settled(NamedTuple):
-    """The Changes as they may go, and what is wrong, in words, with each Service that must do without a frontend."""
+    """The Changes as they may go, and what is wrong, in words, with each Service that must do
+    without a frontend."""
 
     changes: Sequence[Change]
     lacking: Mapping[ServiceKey, str]
 
 
 def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
-    """Without what is so already: the same Changes may come again after some of them were carried out."""
+    """Without what is so already: the same Changes may come again after some of them were carried
+    out."""
     left = []
     for change in changes:
         present = known.get(change.service, NOTHING)
-        elements = tuple(element for element in change.elements if (element in present) == (change.verb == "delete"))
+        elements = tuple(
+            element
+            for element in change.elements
+            if (element in present) == (change.verb == "delete")
+        )
         if len(elements) == len(change.elements):
             left.append(change)
         elif elements:
@@ -47,47 +61,72 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
 
 
 def settled(
-    known: Mapping[ServiceKey, Spec], owners: Mapping[str, ServiceKey], changes: Sequence[Change], claim: Claim
+    known: Mapping[ServiceKey, Spec],
+    owners: Mapping[str, ServiceKey],
+    changes: Sequence[Change],
+    claim: Claim,
 ) -> Settled:
     """Give each frontend that one Service wants and another wants or has to one of them.
 
-    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the better claim comes first, then the
-    first by name. Who has the frontend and comes later loses it, though nothing was to change for that Service.
-    """
+    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the better
+    claim comes first, then the first by name. Who has the frontend and comes later loses it, though
+    nothing was to change for that Service."""
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
         for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
-            rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(change.service)
+            rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(
+                change.service
+            )
     contested = {key: among for key, among in rivals.items() if len(among) > 1}
     if not contested:
         return Settled(changes, {})
-    before = {service: known.get(service, NOTHING) for among in contested.values() for service in among}
-    wanted = before | {
-        service: carried_out(before[service], of_it) for service, of_it in _by_service(changes) if service in before
+    before = {
+        service: known.get(service, NOTHING) for among in contested.values() for service in among
     }
-    claims = {service: {element.key for element in frontends(spec)} for service, spec in wanted.items()}
+    wanted = before | {
+        service: carried_out(before[service], of_it)
+        for service, of_it in _by_service(changes)
+        if service in before
+    }
+    claims = {
+        service: {element.key for element in frontends(spec)} for service, spec in wanted.items()
+    }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
         # Who has it may be giving it up.
-        ranks = [_rank(key, service, claims[service], claim) for service in among if key in claims[service]]
+        ranks = [
+            _rank(key, service, claims[service], claim)
+            for service in among
+            if key in claims[service]
+        ]
         (*_, first), *others = sorted(ranks)
         for *_, service in others:
             lost.setdefault(service, {})[key] = first
     after = wanted | {
-        service: frozenset(element for element in wanted[service] if frontend_of(element.key) not in given)
+        service: frozenset(
+            element for element in wanted[service] if frontend_of(element.key) not in given
+        )
         for service, given in lost.items()
     }
     elsewhere = [change for change in changes if change.service not in before]
-    lacking = {service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()}
+    lacking = {
+        service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()
+    }
     return Settled([*elsewhere, *difference(after, before)], lacking)
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Batches of as many Services as one transaction may carry, those that give something up first. Services that pass elements
-    to each other are in the same batch. Services that are too large for one transaction come last, in parts."""
+    """Batches of as many Services as one transaction may carry, those that give something up first.
+    Services that pass elements to each other are in the same batch. Services that are too large for
+    one transaction come last, in parts."""
     groups = _passing_together(dict(_by_service(changes)))
     weights = {id(group): sum(len(change.elements) for change in group) for group in groups}
-    groups.sort(key=lambda group: (weights[id(group)] > ELEMENTS_PER_TRANSACTION, all(c.verb == "add" for c in group)))
+    groups.sort(
+        key=lambda group: (
+            weights[id(group)] > ELEMENTS_PER_TRANSACTION,
+            all(c.verb == "add" for c in group),
+        )
+    )
     batch: list[Change] = []
     size = 0
     for group in groups:
@@ -128,7 +167,9 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
     return frozenset(now)
 
 
-def _rank(key: str, service: ServiceKey, claims: Collection[str], claim: Claim) -> tuple[bool, bool, str, ServiceKey]:
+def _rank(
+    key: str, service: ServiceKey, claims: Collection[str], claim: Claim
+) -> tuple[bool, bool, str, ServiceKey]:
     """The lowest gets it. What belongs to no Service any more comes last."""
     address = key.partition(" . ")[0]
     how = claim(service, address) if service != OWNERLESS else None
@@ -136,7 +177,8 @@ def _rank(key: str, service: ServiceKey, claims: Collection[str], claim: Claim) 
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:
-    """The Changes of each Service, joined with those of Services to which it gives elements, or from which it gets some."""
+    """The Changes of each Service, joined with those of Services to which it gives elements, or
+    from which it gets some."""
     if len(changes) == 1:
         return list(changes.values())
     givers = {
@@ -155,14 +197,23 @@ def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Chan
                     group_of[giver] += group_of[service]
                     group_of |= dict.fromkeys(group_of[service], group_of[giver])
     distinct = {id(group): group for group in group_of.values()}
-    return [[change for service in group for change in changes[service]] for group in distinct.values()]
+    return [
+        [change for service in group for change in changes[service]] for group in distinct.values()
+    ]
 
 
 def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """First the endpoints that no packet looks up yet, to which verdicts will lead. Then, frontend by frontend, what packets
-    meet, which includes endpoints that replace others. Last what packets no longer look up."""
+    """First the endpoints that no packet looks up yet, to which verdicts will lead. Then, frontend
+    by frontend, what packets meet, which includes endpoints that replace others. Last what packets
+    no longer look up."""
     keys = {
-        verb: {(each.map, each.key) for change in changes if change.verb == verb for each in change.elements if _is_aside(each)}
+        verb: {
+            (each.map, each.key)
+            for change in changes
+            if change.verb == verb
+            for each in change.elements
+            if _is_aside(each)
+        }
         for verb in ("add", "delete")
     }
     aside: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
@@ -174,7 +225,11 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
                 aside[change.verb].append((change, element))
             else:
                 met.setdefault(frontend_of(element.key), []).append((change, element))
-    for some in ([[each] for each in aside["add"]], list(met.values()), [[each] for each in aside["delete"]]):
+    for some in (
+        [[each] for each in aside["add"]],
+        list(met.values()),
+        [[each] for each in aside["delete"]],
+    ):
         part: list[tuple[Change, Element]] = []
         for together in some:
             if part and len(part) + len(together) > ELEMENTS_PER_TRANSACTION:
@@ -196,18 +251,27 @@ def _joined(part: Sequence[tuple[Change, Element]]) -> list[Change]:
     for change, element in part:
         found.setdefault((change.verb, change.service, change.map), []).append(element)
     deleted, added = (
-        [Change(service, verb, name, tuple(of)) for (each, service, name), of in found.items() if each == verb]
+        [
+            Change(service, verb, name, tuple(of))
+            for (each, service, name), of in found.items()
+            if each == verb
+        ]
         for verb in _VERBS
     )
     return [*deleted, *added]
 
 
 def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Change]]]:
-    for service, of_it in groupby(sorted(changes, key=lambda change: change.service), key=lambda change: change.service):
+    for service, of_it in groupby(
+        sorted(changes, key=lambda change: change.service), key=lambda change: change.service
+    ):
         yield service, list(of_it)
 
 
 def _in_words(service: ServiceKey, key: str, owner: ServiceKey) -> str:
     address, *rest = key.split(" . ")
     where = f"{address} port {rest[1]} (IP protocol {rest[0]})" if rest else address
-    return f"serving {service} on {where}: Service {owner} has it; give one of the two another address or port"
+    return (
+        f"serving {service} on {where}: Service {owner} has it; give one of the two another "
+        "address or port"
+    )

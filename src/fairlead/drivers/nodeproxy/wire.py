@@ -1,9 +1,8 @@
 """Elements of the table's maps, as nft writes them, and as the kernel has them.
 
-In: Elements; elements that were listed. Out: the other. Pure.
-Invariant: `read` gives back the Element that `written` was given. Fields of a key lie one after the other, each filled up to
-four bytes, numbers as they are on the wire; what `numgen` gives is a number of this machine.
-"""
+In: Elements; elements that were listed. Out: the other. Pure. Invariant: `read` gives back the
+Element that `written` was given. Fields of a key lie one after the other, each filled up to four
+bytes, numbers as they are on the wire; what `numgen` gives is a number of this machine."""
 
 import re
 import socket
@@ -29,29 +28,41 @@ class _Field(NamedTuple):
 
 
 def _number(layout: struct.Struct) -> _Field:
-    return _Field(4, lru_cache(70_000)(lambda text: layout.pack(int(text))), lambda data: str(layout.unpack(data)[0]))
+    return _Field(
+        4,
+        lru_cache(70_000)(lambda text: layout.pack(int(text))),
+        lambda data: str(layout.unpack(data)[0]),
+    )
 
 
 _ADDRESSES = {
     "4": _Field(4, socket.inet_aton, socket.inet_ntoa),
-    "6": _Field(16, lambda text: socket.inet_pton(socket.AF_INET6, text), lambda data: socket.inet_ntop(socket.AF_INET6, data)),
+    "6": _Field(
+        16,
+        lambda text: socket.inet_pton(socket.AF_INET6, text),
+        lambda data: socket.inet_ntop(socket.AF_INET6, data),
+    ),
 }
 _NAME = re.compile(r"(?:local_)?(\D+)([46])(?:_\d+)?")
-"""Kind, family, and a number: the number of endpoints, or that of the map among the maps of its kind."""
+"""Kind, family, and a number: the number of endpoints, or that of the map among the maps of its
+kind."""
 _CODES = {"drop": DROP, "goto": GOTO, "jump": JUMP}
 _VERBS = {code: verb for verb, code in _CODES.items()}
 _PORTS, _PROTOCOLS, _SLOTS = _number(_PORT), _number(_PROTOCOL), _number(_SLOT)
 
 
 class _Fields:
-    """Some of them, one after the other. What was written lately is known still: it mostly comes for many elements."""
+    """Some of them, one after the other. What was written lately is known still: it mostly comes
+    for many elements."""
 
     def __init__(self, *fields: _Field) -> None:
         self._fields = fields
         self.write = lru_cache(8192)(self._write)
 
     def _write(self, text: str) -> bytes:
-        return b"".join([field.write(part) for field, part in zip(self._fields, text.split(" . "), strict=True)])
+        return b"".join(
+            [field.write(part) for field, part in zip(self._fields, text.split(" . "), strict=True)]
+        )
 
     def read(self, data: bytes) -> list[str]:
         parts = []
@@ -121,7 +132,9 @@ def written(element: Element, *, key_only: bool = False) -> bytes:
         key = layout.first.write(first) + layout.rest[0].write(last)
     else:
         first, *rest = element.key.rsplit(" . ", len(layout.rest))
-        key = layout.first.write(first) + b"".join(field.write(part) for field, part in zip(layout.rest, rest, strict=True))
+        key = layout.first.write(first) + b"".join(
+            field.write(part) for field, part in zip(layout.rest, rest, strict=True)
+        )
     if key_only:
         return nfelements.element(key, end)
     value = b""
@@ -129,7 +142,9 @@ def written(element: Element, *, key_only: bool = False) -> bytes:
         value = nfelements.value(layout.value.write(element.value))
     elif element.value:
         value = _verdict(element.value)
-    return nfelements.element(key, end, value + nfelements.comment(element.comment) if element.comment else value)
+    return nfelements.element(
+        key, end, value + nfelements.comment(element.comment) if element.comment else value
+    )
 
 
 def read(name: str, listed: Listed) -> Element:
@@ -153,7 +168,8 @@ def _verdict(text: str) -> bytes:
 
 
 def _verdict_text(code: int, chain: str) -> str:
-    """One that nobody here writes is told by its number: it equals nothing that is planned, and its key is what deletes it."""
+    """One that nobody here writes is told by its number: it equals nothing that is planned, and its
+    key is what deletes it."""
     return f"{_VERBS.get(code, f'verdict {code}')} {chain}".rstrip()
 
 

@@ -1,8 +1,8 @@
 """What Octavia's API answers, as far as it is of use, and the calls that ask it, or Neutron's.
 
-In: a Cloud, a path. Out: one thing, or all pages of a list: both APIs list a thousand at most. A field that the API
-may leave out, or have as null, has a default. Fields: Octavia API reference, version 2.30.
-"""
+In: a Cloud, a path. Out: one thing, or all pages of a list: both APIs list a thousand at most. A
+field that the API may leave out, or have as null, has a default. Fields: Octavia API reference,
+version 2.30."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -39,7 +39,14 @@ class Versions(msgspec.Struct):
     def newest(self) -> tuple[int, ...]:
         """As (2, 30)."""
         texts = [each.id.removeprefix("v") for each in self.versions]
-        return max((tuple(map(int, text.split("."))) for text in texts if text.replace(".", "").isdecimal()), default=())
+        return max(
+            (
+                tuple(map(int, text.split(".")))
+                for text in texts
+                if text.replace(".", "").isdecimal()
+            ),
+            default=(),
+        )
 
 
 class Balancer(msgspec.Struct):
@@ -137,7 +144,9 @@ async def get_versions(cloud: Cloud) -> Versions:
     return _decoded(VERSIONS, await cloud.get(VERSIONS) or b"{}", Versions)
 
 
-async def get_list(cloud: Cloud, path: str, type_: type[ItemT], of: Params = NOTHING) -> list[ItemT]:
+async def get_list(
+    cloud: Cloud, path: str, type_: type[ItemT], of: Params = NOTHING
+) -> list[ItemT]:
     """All pages."""
     name = path.rpartition("/")[2].replace("-", "_")
     found: list[ItemT] = []
@@ -158,11 +167,15 @@ def _decoded(path: str, body: bytes, type_: type[AnyT]) -> AnyT:
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Unavailable(f"GET {url_of(path)}: what was answered cannot be read: {error}") from error
+        raise Unavailable(
+            f"GET {url_of(path)}: what was answered cannot be read: {error}"
+        ) from error
 
 
 def _converted(path: str, found: object, type_: type[AnyT]) -> AnyT:
     try:
         return msgspec.convert(found, type_)
     except msgspec.ValidationError as error:
-        raise Unavailable(f"GET {url_of(path)}: what was answered cannot be read: {error}") from error
+        raise Unavailable(
+            f"GET {url_of(path)}: what was answered cannot be read: {error}"
+        ) from error

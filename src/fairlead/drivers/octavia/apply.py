@@ -1,10 +1,10 @@
 """Carries out the steps of one Service, one after the other.
 
-In: Calls in order. Out: they are done, and nothing of the load balancer is being worked on any more; or an error that says
-which step was the last. Octavia locks a load balancer while it works on any part of it, for seconds or minutes, so each step is
-waited for: by its status, asked first when it may be done, and rarely where it takes long, as each look is work for Octavia.
-Invariant: after an error nothing more is done; whoever goes on looks first at what is there.
-"""
+In: Calls in order. Out: they are done, and nothing of the load balancer is being worked on any
+more; or an error that says which step was the last. Octavia locks a load balancer while it works on
+any part of it, for seconds or minutes, so each step is waited for: by its status, asked first when
+it may be done, and rarely where it takes long, as each look is work for Octavia. Invariant: after
+an error nothing more is done; whoever goes on looks first at what is there."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,14 @@ from fairlead.errors import Unavailable
 SEEN = 8
 """So many waits of a kind tell what the next one may take."""
 EARLY = 0.8
-"""The first look comes a little before the shortest of them would have ended: so it is seen that things go faster now."""
+"""The first look comes a little before the shortest of them would have ended: so it is seen that
+things go faster now."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How often Octavia is asked whether it is done: after `first_s`, then whenever it has taken `growth` times as long, at
-    least every `last_s`; for `patience_s`, then others have their turn."""
+    """How often Octavia is asked whether it is done: after `first_s`, then whenever it has taken
+    `growth` times as long, at least every `last_s`; for `patience_s`, then others have their
+    turn."""
 
     first_s: float = 0.3
     last_s: float = 5.0
@@ -40,17 +42,22 @@ PATIENT = Pace()
 
 
 class Looks:
-    """When to ask, by a pace and by what Octavia took before for writes of the same kind: a change of a load balancer takes one
-    cloud half a second, and another one a minute."""
+    """When to ask, by a pace and by what Octavia took before for writes of the same kind: a change
+    of a load balancer takes one cloud half a second, and another one a minute."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
         self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SEEN))
 
     def first_s(self, kind: str) -> float:
-        """The shortest of late: where there are two providers, one takes seconds and the other a minute."""
+        """The shortest of late: where there are two providers, one takes seconds and the other a
+        minute."""
         took_s = self._took_s.get(kind)
-        return min(max(EARLY * min(took_s), self.pace.first_s), self.pace.last_s) if took_s else self.pace.first_s
+        return (
+            min(max(EARLY * min(took_s), self.pace.first_s), self.pace.last_s)
+            if took_s
+            else self.pace.first_s
+        )
 
     def next_s(self, elapsed_s: float) -> float:
         return min(max(elapsed_s * (self.pace.growth - 1), self.pace.first_s), self.pace.last_s)
@@ -63,8 +70,11 @@ class StillWorking(Exception):
     """Octavia takes its time."""
 
 
-async def carry_out(cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Callable[[], None]) -> None:
-    """`fence` is called before each write, and raises if it must not be made. Raises StillWorking, or as `Cloud.write`."""
+async def carry_out(
+    cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Callable[[], None]
+) -> None:
+    """`fence` is called before each write, and raises if it must not be made. Raises StillWorking,
+    or as `Cloud.write`."""
     names: dict[str, str] = {}
     for step in steps:
         path, body = _named(step.path, names), _filled(step.body, names)
@@ -87,8 +97,8 @@ async def carry_out(cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Ca
 
 
 async def wait_settled(cloud: Cloud, balancer: str, looks: Looks, kind: str = "") -> str:
-    """Wait until nothing of the load balancer is being worked on; its status. `kind`: of the write that was just made. Raises
-    StillWorking."""
+    """Wait until nothing of the load balancer is being worked on; its status. `kind`: of the write
+    that was just made. Raises StillWorking."""
     clock = asyncio.get_running_loop().time
     begun_s, pause_s = clock(), looks.first_s(kind)
     while True:
@@ -109,12 +119,17 @@ def _named(text: str, names: Mapping[str, str]) -> str:
     return "/".join(names.get(part, part) for part in text.split("/"))
 
 
-def _filled(body: Mapping[str, object] | None, names: Mapping[str, str]) -> Mapping[str, object] | None:
+def _filled(
+    body: Mapping[str, object] | None, names: Mapping[str, str]
+) -> Mapping[str, object] | None:
     """The one object of a body, with those ids."""
     if body is None:
         return None
     return {
-        word: {name: names.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+        word: {
+            name: names.get(value, value) if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
         if isinstance(fields, dict)
         else fields
         for word, fields in body.items()

@@ -1,9 +1,10 @@
-"""How often it was tried in vain to have each Service's load balancer, so that a broken cloud is left alone at last.
+"""How often it was tried in vain to have each Service's load balancer, so that a broken cloud is
+left alone at last.
 
-In: what was tried, and what came of it. Out: how often, as `Found` tells it; or the refusal that a creation has met before.
-A load balancer that Octavia could not make or heal may leave things behind which count against a project's quota.
-Invariant: in memory only; after a restart it is tried as if for the first time.
-"""
+In: what was tried, and what came of it. Out: how often, as `Found` tells it; or the refusal that a
+creation has met before. A load balancer that Octavia could not make or heal may leave things behind
+which count against a project's quota. Invariant: in memory only; after a restart it is tried as if
+for the first time."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -53,7 +54,9 @@ class Attempts:
         if made is None:
             return found
         rested = self._clock() - made.last_s >= RARELY_S
-        return msgspec.structs.replace(found, attempts=min(made.times, MOST_ATTEMPTS - 1) if rested else made.times)
+        return msgspec.structs.replace(
+            found, attempts=min(made.times, MOST_ATTEMPTS - 1) if rested else made.times
+        )
 
     def count(self, key: ServiceKey) -> None:
         so_far = self._made.get(key, _Made(0, 0.0)).times
@@ -67,7 +70,8 @@ class Attempts:
         self._no[creation.service] = _No(creation.body, said, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
-        """The same is not asked for again and again: each time provider ovn leaves a port behind. Raises Refused."""
+        """The same is not asked for again and again: each time provider ovn leaves a port behind.
+        Raises Refused."""
         no = self._no.pop(creation.service, None)
         if no is not None and no.body == creation.body and self._clock() - no.at_s < RARELY_S:
             self._no[creation.service] = no

@@ -1,14 +1,21 @@
 """What is sent to Octavia's API, as its JSON.
 
-In: values of `tree`. Out: bodies of requests, without the word around them. Pure.
-Fields: Octavia API reference, version 2.30. What an update leaves out stays as it is, except in a set of members, where it goes
-back to its default; null means the default.
-"""
+In: values of `tree`. Out: bodies of requests, without the word around them. Pure. Fields: Octavia
+API reference, version 2.30. What an update leaves out stays as it is, except in a set of members,
+where it goes back to its default; null means the default."""
 
 from collections.abc import Iterable, Mapping
 
 from fairlead.drivers.octavia.marks import explicit_tags
-from fairlead.drivers.octavia.tree import Listener, Member, Monitor, Pool, Tree, family_of, pool_name
+from fairlead.drivers.octavia.tree import (
+    Listener,
+    Member,
+    Monitor,
+    Pool,
+    Tree,
+    family_of,
+    pool_name,
+)
 from fairlead.model import OctaviaPlace
 
 Body = dict[str, object]
@@ -64,7 +71,12 @@ def pool_settings(one: Pool) -> Body:
 
 def pool(listener: Listener, tags: Iterable[str]) -> Body:
     one = listener.pool
-    body = {"name": pool_name(listener), "protocol": one.protocol, **pool_settings(one), "tags": list(tags)}
+    body = {
+        "name": pool_name(listener),
+        "protocol": one.protocol,
+        **pool_settings(one),
+        "tags": list(tags),
+    }
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -82,16 +94,23 @@ def listener_settings(one: Listener, tags: Iterable[str], stale: Iterable[str] =
 
 def listener(one: Listener, tags: Iterable[str]) -> Body:
     """Of a new one."""
-    name: Body = {"name": f"{one.protocol}-{one.port}", "protocol": one.protocol, "protocol_port": one.port}
+    name: Body = {
+        "name": f"{one.protocol}-{one.port}",
+        "protocol": one.protocol,
+        "protocol_port": one.port,
+    }
     return said(listener_settings(one, tags) | name)
 
 
 def said(body: Body) -> Body:
-    return {name: value for name, value in body.items() if name not in _UNSAID or value != _UNSAID[name]}
+    return {
+        name: value for name, value in body.items() if name not in _UNSAID or value != _UNSAID[name]
+    }
 
 
 def load_balancer(tree: Tree) -> Body:
-    """With everything on it, in one call: an answer that is lost leaves nothing half made, and the tags find it again."""
+    """With everything on it, in one call: an answer that is lost leaves nothing half made, and the
+    tags find it again."""
     place = tree.place
     # What is shown is the load balancer's own address only where it has no floating IP.
     before = {family_of(each): each for each in reversed(tree.addresses)}
@@ -106,7 +125,9 @@ def load_balancer(tree: Tree) -> Body:
     }
     listeners = []
     for one in tree.listeners:
-        nested = pool(one, tree.child_tags) | {"members": [member(each) for each in one.pool.members]}
+        nested = pool(one, tree.child_tags) | {
+            "members": [member(each) for each in one.pool.members]
+        }
         if one.pool.monitor is not None:
             nested["healthmonitor"] = monitor(one.pool.monitor, tree.monitor_tags)
         listeners.append(listener(one, tree.child_tags) | {"default_pool": nested})
@@ -116,7 +137,11 @@ def load_balancer(tree: Tree) -> Body:
         "provider": tree.provider,
         "tags": list(tree.tags),
         **{name: value for name, value in where.items() if value},
-        **({"additional_vips": [_second(place, before.get("IPv6", ""))]} if place.subnet_id_v6 else {}),
+        **(
+            {"additional_vips": [_second(place, before.get("IPv6", ""))]}
+            if place.subnet_id_v6
+            else {}
+        ),
         "listeners": listeners,
     }
 

@@ -1,4 +1,5 @@
-"""What the driver of class octavia does, step by step; each prints as the request that it stands for. Pure."""
+"""What the driver of class octavia does, step by step; each prints as the request that it stands
+for. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,12 +13,12 @@ MONITORS = "healthmonitors"
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `tree`: the load balancer that it locks;
-    empty: one is made.
+    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `tree`: the load
+    balancer that it locks; empty: one is made.
 
-    saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer is gone after it.
-    leaves: others stay there, and the Service does not.
-    repairs: it is tried because one has failed. revision: the state over which alone it is written (Neutron's alone).
+    saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer
+    is gone after it. leaves: others stay there, and the Service does not. repairs: it is tried
+    because one has failed. revision: the state over which alone it is written (Neutron's alone).
     """
 
     service: ServiceKey
@@ -46,9 +47,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Expose(msgspec.Struct, frozen=True):
-    """Have a floating IP lead to the load balancer `tree` by its port. `loose`: those of the Service that lead nowhere;
-    `instead`: the one that leads there now, and is to go. `shown`: what the Service shows and is not the load
-    balancer's own: a floating IP of that address is had again if it is free."""
+    """Have a floating IP lead to the load balancer `tree` by its port. `loose`: those of the
+    Service that lead nowhere; `instead`: the one that leads there now, and is to go. `shown`: what
+    the Service shows and is not the load balancer's own: a floating IP of that address is had again
+    if it is free."""
 
     service: ServiceKey
     tree: str
@@ -60,11 +62,15 @@ class Expose(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         which = self.wish.address or f"of network {self.wish.network_id}"
-        return f"POST or PUT /floatingips (floating IP {which} for load balancer {self.tree}) for Service {self.service}"
+        return (
+            f"POST or PUT /floatingips (floating IP {which} for load balancer {self.tree}) "
+            f"for Service {self.service}"
+        )
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Let in who is to reach these nodes. `mark`: the description of the rules. `narrow`: nobody else is to reach them."""
+    """Let in who is to reach these nodes. `mark`: the description of the rules. `narrow`: nobody
+    else is to reach them."""
 
     service: ServiceKey
     uid: str
@@ -87,7 +93,9 @@ class Close(msgspec.Struct, frozen=True):
     tree: str = ""
 
     def __str__(self) -> str:
-        return f"DELETE /security-group-rules ({len(self.rules)} of them) for Service {self.service}"
+        return (
+            f"DELETE /security-group-rules ({len(self.rules)} of them) for Service {self.service}"
+        )
 
 
 class Loosen(msgspec.Struct, frozen=True):
@@ -98,7 +106,10 @@ class Loosen(msgspec.Struct, frozen=True):
     tree: str = ""
 
     def __str__(self) -> str:
-        return f"PUT /ports (no group any more for nodes at {', '.join(self.nodes)}), seen to for Service {self.service}"
+        return (
+            f"PUT /ports (no group any more for nodes at {', '.join(self.nodes)}), seen to "
+            f"for Service {self.service}"
+        )
 
 
 class Await(msgspec.Struct, frozen=True):
@@ -109,11 +120,15 @@ class Await(msgspec.Struct, frozen=True):
     status: str
 
     def __str__(self) -> str:
-        return f"wait for load balancer {self.tree}, which is in {self.status}, for Service {self.service}"
+        return (
+            f"wait for load balancer {self.tree}, which is in {self.status}, for Service "
+            f"{self.service}"
+        )
 
 
 class Replan(msgspec.Struct, frozen=True):
-    """It was planned for another provider than it has, or for addresses of more families: when that was not known."""
+    """It was planned for another provider than it has, or for addresses of more families: when that
+    was not known."""
 
     service: ServiceKey
     tree: str
@@ -135,7 +150,10 @@ class GiveUp(msgspec.Struct, frozen=True):
     @property
     def problem(self) -> str:
         if self.tree:
-            return f"load balancer {self.tree} is in ERROR, {self.attempts} attempts to repair it failed"
+            return (
+                f"load balancer {self.tree} is in ERROR, {self.attempts} attempts to repair "
+                "it failed"
+            )
         return f"Octavia has failed {self.attempts} times to make a load balancer"
 
     def __str__(self) -> str:
@@ -152,8 +170,8 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 class Verify(msgspec.Struct, frozen=True):
-    """Look whether it is as wanted after other steps. Octavia may call a load balancer ACTIVE with a part of it in ERROR, and
-    provider ovn may forget a wish that came while it was at another."""
+    """Look whether it is as wanted after other steps. Octavia may call a load balancer ACTIVE with
+    a part of it in ERROR, and provider ovn may forget a wish that came while it was at another."""
 
     service: ServiceKey
     wanted: Tree
@@ -170,12 +188,15 @@ class Seek(msgspec.Struct, frozen=True):
     wish: OctaviaElsewhere | None
 
     def __str__(self) -> str:
-        what = "none any more" if self.wish is None else self.wish.id or " or ".join(self.wish.names)
+        what = (
+            "none any more" if self.wish is None else self.wish.id or " or ".join(self.wish.names)
+        )
         return f"look for the load balancer that Service {self.service} is to be on: {what}"
 
 
 class Obstacle(msgspec.Struct, frozen=True):
-    """On a load balancer of others it cannot be had now; most likely somebody must change something."""
+    """On a load balancer of others it cannot be had now; most likely somebody must change
+    something."""
 
     service: ServiceKey
     message: str

@@ -1,12 +1,11 @@
 """Calls to Octavia's API, and to Neutron's; the only module that knows openstacksdk.
 
-In: a path below /lbaas, or one of Neutron's after `network/`, what to send. Out: JSON as bytes, or an error of ours that says
-what was tried, on what, and what was answered. openstacksdk finds the cloud (clouds.yaml, the environment), gets tokens and
-renews them; it blocks, and so runs in threads of its own. It takes most of a second to import, and is, when the first call is
-made.
-Invariant: no call is ever repeated here. An answer that is lost may have been a yes: whoever called looks first. A cloud gets
-no more calls in a second than its configuration allows.
-"""
+In: a path below /lbaas, or one of Neutron's after `network/`, what to send. Out: JSON as bytes, or
+an error of ours that says what was tried, on what, and what was answered. openstacksdk finds the
+cloud (clouds.yaml, the environment), gets tokens and renews them; it blocks, and so runs in threads
+of its own. It takes most of a second to import, and is, when the first call is made. Invariant: no
+call is ever repeated here. An answer that is lost may have been a yes: whoever called looks first.
+A cloud gets no more calls in a second than its configuration allows."""
 
 import asyncio
 import re
@@ -30,18 +29,23 @@ Params = Mapping[str, str | Sequence[str]]
 VERSIONS = "versions"
 """The path of what Octavia's API says of itself."""
 BUSY = ("is immutable and cannot be updated", "Invalid state")
-"""In the text of a 409: the load balancer is being worked on, or is in ERROR. There are 409s for other things."""
+"""In the text of a 409: the load balancer is being worked on, or is in ERROR. There are 409s for
+other things."""
 QUOTA = "Quota has been met"
 POLICY = "Policy does not allow"
 
 
 WRONG_CREDENTIALS = "see that the credentials in clouds.yaml are valid"
-NO_OCTAVIA = "see that the region in clouds.yaml is right, and that the cloud's catalogue names a load-balancer service"
+NO_OCTAVIA = (
+    "see that the region in clouds.yaml is right, and that the cloud's catalogue names "
+    "a load-balancer service"
+)
 NO_RIGHT = "give the credentials a role that may have load balancers, as load-balancer_member"
 
 
 class NotLetIn(Unavailable):
-    """The cloud is not known by what clouds.yaml says, or does not know our credentials, or no longer."""
+    """The cloud is not known by what clouds.yaml says, or does not know our credentials, or no
+    longer."""
 
 
 class Busy(Conflict):
@@ -49,7 +53,8 @@ class Busy(Conflict):
 
 
 class Failed(Unavailable):
-    """Octavia took the request up, and could not carry it out. What it leaves behind may count against a quota."""
+    """Octavia took the request up, and could not carry it out. What it leaves behind may count
+    against a quota."""
 
 
 class Cloud:
@@ -61,8 +66,9 @@ class Cloud:
         self._connection: Any = None
         self._connecting = asyncio.Lock()
         self.making = asyncio.Lock()
-        """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked until it has taken one in with
-        all that is on it; of several at once all but one are in each other's way, and turned away after a minute."""
+        """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked
+        until it has taken one in with all that is on it; of several at once all but one are in each
+        other's way, and turned away after a minute."""
         most = max(int(config.calls_per_s), 1)
         self._window_s = most / config.calls_per_s
         self._turns_s: deque[float] = deque(maxlen=most)
@@ -76,7 +82,8 @@ class Cloud:
 
     @property
     def region(self) -> str:
-        """Where it is, for people; empty: clouds.yaml does not say it, or nothing was called yet."""
+        """Where it is, for people; empty: clouds.yaml does not say it, or nothing was called
+        yet."""
         return _region(self._connection) if self._connection is not None else ""
 
     async def get(self, path: str, params: Params | None = None) -> bytes | None:
@@ -88,9 +95,12 @@ class Cloud:
             raise _error("GET", path, answer)
         return answer.body
 
-    async def write(self, method: str, path: str, body: Mapping[str, object] | None, revision: int | None = None) -> bytes:
-        """Change something. Raises Busy, Conflict, Refused or Unavailable; after the last one it may have been done or not.
-        `revision`: do it only if that is the state of it still; else Conflict (Neutron's alone)."""
+    async def write(
+        self, method: str, path: str, body: Mapping[str, object] | None, revision: int | None = None
+    ) -> bytes:
+        """Change something. Raises Busy, Conflict, Refused or Unavailable; after the last one it
+        may have been done or not. `revision`: do it only if that is the state of it still; else
+        Conflict (Neutron's alone)."""
         answer = await self._ask(method, path, body=body, revision=revision)
         if answer.status == 404 and method == "DELETE":
             return b""
@@ -114,15 +124,21 @@ class Cloud:
                 self._connection = await loop.run_in_executor(self._threads, _connect, self._config)
         connection = self._connection
         try:
-            return await loop.run_in_executor(self._threads, _call, connection, method, path, params, body, revision)
+            return await loop.run_in_executor(
+                self._threads, _call, connection, method, path, params, body, revision
+            )
         except NotLetIn:
             if self._connection is connection:
-                self._connection = None  # the next call reads clouds.yaml, which may say something else by then
-                connection.close()  # lines that are at rest: calls of other threads end as they would
+                self._connection = (
+                    None  # the next call reads clouds.yaml, which may say something else by then
+                )
+                # lines that are at rest: calls of other threads end as they would
+                connection.close()
             raise
 
     async def _turn(self) -> None:
-        """Wait until the cloud may be called again. After quiet a second's worth of calls may come at once."""
+        """Wait until the cloud may be called again. After quiet a second's worth of calls may come
+        at once."""
         now_s = mine_s = asyncio.get_running_loop().time()
         if len(self._turns_s) == self._turns_s.maxlen:
             mine_s = max(now_s, self._turns_s[0] + self._window_s)
@@ -142,7 +158,8 @@ def _error(method: str, path: str, answer: Answer) -> FairleadError:
 
 
 def error_of(method: str, path: str, answer: Answer) -> FairleadError:
-    """What an answer that is no success means. 400 and 501 are the wish's fault, and so may 500 be; of others the cloud's."""
+    """What an answer that is no success means. 400 and 501 are the wish's fault, and so may 500 be;
+    of others the cloud's."""
     said = _text(answer.body)
     message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {said}"
     match answer.status:
@@ -151,7 +168,9 @@ def error_of(method: str, path: str, answer: Answer) -> FairleadError:
         case 404:
             return Conflict(message)
         case 403 if QUOTA in said:
-            return Unavailable(message, fix="raise the project's quota, or delete what nobody needs")
+            return Unavailable(
+                message, fix="raise the project's quota, or delete what nobody needs"
+            )
         case 403 if POLICY in said:
             return Refused(message, fix=NO_RIGHT)
         case 400 | 403 | 501:
@@ -179,15 +198,23 @@ def _connect(config: OctaviaConfig) -> Any:
         import openstack.config
         import openstack.connection
     except ImportError as error:
-        raise Unavailable(f"openstacksdk is not installed: {error}", fix="install fairlead[octavia]") from None
+        raise Unavailable(
+            f"openstacksdk is not installed: {error}", fix="install fairlead[octavia]"
+        ) from None
     from keystoneauth1.exceptions import ClientException
     from openstack.exceptions import SDKException
 
     files = [config.clouds_file] if config.clouds_file else None
     try:
-        found = openstack.config.OpenStackConfig(config_files=files, load_envvars=not files, app_name="fairlead")
-        connection = openstack.connection.Connection(config=found.get_one(cloud=config.cloud or None))
-        _ = connection.session  # it closes the lines of that one alone, and of none before it was asked for
+        found = openstack.config.OpenStackConfig(
+            config_files=files, load_envvars=not files, app_name="fairlead"
+        )
+        connection = openstack.connection.Connection(
+            config=found.get_one(cloud=config.cloud or None)
+        )
+        _ = (
+            connection.session
+        )  # it closes the lines of that one alone, and of none before it was asked for
         return connection
     except (ClientException, SDKException) as error:
         fix = "see octavia.cloud in the configuration, and clouds.yaml"
@@ -206,8 +233,9 @@ def _call(
     body: Mapping[str, object] | None,
     revision: int | None,
 ) -> Answer:
-    """Made once: keystoneauth would repeat a call whose connection broke, even one that makes something. What it does repeat is
-    a call that was turned away because its token had run out, with a new one."""
+    """Made once: keystoneauth would repeat a call whose connection broke, even one that makes
+    something. What it does repeat is a call that was turned away because its token had run out,
+    with a new one."""
     from keystoneauth1.exceptions import ClientException, Unauthorized
     from openstack.exceptions import SDKException
 
@@ -216,9 +244,12 @@ def _call(
     what = f"{method} {url}{of_region(region)}"
     try:
         if path == VERSIONS:
-            # One level above all else; an API that has its own host and port is found there as well as one below a path.
+            # One level above all else; an API that has its own host and port is found there as well
+            # as one below a path.
             url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
-        response = (connection.network if path.startswith(NETWORK) else connection.load_balancer).request(
+        response = (
+            connection.network if path.startswith(NETWORK) else connection.load_balancer
+        ).request(
             url,
             method,
             headers={} if revision is None else {"If-Match": f"revision_number={revision}"},
@@ -237,4 +268,6 @@ def _call(
         raise NotLetIn(f"{what}: {error}", fix=NO_OCTAVIA) from error
     if response.status_code == 401:
         raise NotLetIn(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
-    return Answer(response.status_code, response.content, response.headers.get("Retry-After", ""), region)
+    return Answer(
+        response.status_code, response.content, response.headers.get("Retry-After", ""), region
+    )

@@ -1,21 +1,33 @@
-"""The steps from what was found to what is wanted: as few writes as can be, and nothing goes before what replaces it is made.
+"""The steps from what was found to what is wanted: as few writes as can be, and nothing goes before
+what replaces it is made.
 
-In: Trees, and what was found of each Service. Out: Changes in order. Pure.
-Invariant: of one Service there is never a step that makes a load balancer while another one is there, be it broken: it goes
-first, or nothing happens. A load balancer that Octavia is working on is waited for. A listener's traffic goes to its new pool
-only when that has its members and its monitor. Nothing to do: no step.
-A load balancer with listeners of others on it is neither deleted nor made anew: the Service's own parts go, and its marks;
-whoever is the last on one that was made by us takes it away. One that is taken over is marked last, when all its parts are.
-What is broken below a load balancer that works is written again, which repairs it; the load balancer itself is failed over, if
-it has served somebody and can be, or else made anew with the same address.
-"""
+In: Trees, and what was found of each Service. Out: Changes in order. Pure. Invariant: of one
+Service there is never a step that makes a load balancer while another one is there, be it broken:
+it goes first, or nothing happens. A load balancer that Octavia is working on is waited for. A
+listener's traffic goes to its new pool only when that has its members and its monitor. Nothing to
+do: no step. A load balancer with listeners of others on it is neither deleted nor made anew: the
+Service's own parts go, and its marks; whoever is the last on one that was made by us takes it away.
+One that is taken over is marked last, when all its parts are. What is broken below a load balancer
+that works is written again, which repairs it; the load balancer itself is failed over, if it has
+served somebody and can be, or else made anew with the same address."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers.octavia import bodies, floating, security
-from fairlead.drivers.octavia.changes import Await, Call, Change, Forget, GiveUp, Obstacle, Replan, Seek, Step, Verify
+from fairlead.drivers.octavia.changes import (
+    Await,
+    Call,
+    Change,
+    Forget,
+    GiveUp,
+    Obstacle,
+    Replan,
+    Seek,
+    Step,
+    Verify,
+)
 from fairlead.drivers.octavia.marks import EXPLICIT, OCCM, ownerless, without_service
 from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.tree import (
@@ -39,7 +51,9 @@ MOST_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
 
 
-def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found], *, covers: bool = False) -> list[Change]:
+def diff(
+    wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found], *, covers: bool = False
+) -> list[Change]:
     """`covers`: monitors that provider ovn makes cover floating IPs that come later."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
@@ -50,19 +64,30 @@ def diff(wanted: Mapping[ServiceKey, Tree], found: Mapping[ServiceKey, Found], *
     return steps
 
 
-def chosen(trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = (), at: str = "") -> FoundTree | None:
-    """The one to keep, of several load balancers of one Service: the one that it is to be `at`; else of those that were made
-    for it one that works, then the one whose address is shown, then the oldest."""
+def chosen(
+    trees: Sequence[FoundTree], uid: str, addresses: Sequence[str] = (), at: str = ""
+) -> FoundTree | None:
+    """The one to keep, of several load balancers of one Service: the one that it is to be `at`;
+    else of those that were made for it one that works, then the one whose address is shown, then
+    the oldest."""
     shown = set(addresses)
     own = [tree for tree in trees if tree.uid == uid and (tree.id == at or tree.standing == "own")]
 
     def order(tree: FoundTree) -> tuple[bool, bool, bool, str, str]:
-        return tree.id != at, tree.status == ERROR, shown.isdisjoint(tree.shown), tree.created, tree.id
+        return (
+            tree.id != at,
+            tree.status == ERROR,
+            shown.isdisjoint(tree.shown),
+            tree.created,
+            tree.id,
+        )
 
     return min(own, key=order, default=None)
 
 
-def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: bool) -> list[Change]:
+def _service_steps(
+    key: ServiceKey, wanted: Tree | None, found: Found, covers: bool
+) -> list[Change]:
     if pending := [tree for tree in found.trees if tree.status not in (ACTIVE, ERROR)]:
         return [Await(key, tree.id, tree.status) for tree in pending]
     if wanted is None:
@@ -71,14 +96,22 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: b
         return gone or ([Forget(key)] if found.attempts else [])
     keep = chosen(found.trees, wanted.uid, wanted.addresses, found.at)
     vanished = keep is None and bool(found.at)
-    if vanished or (wanted.elsewhere != found.sought and not (keep is not None and _is_at(keep, wanted.elsewhere))):
+    if vanished or (
+        wanted.elsewhere != found.sought
+        and not (keep is not None and _is_at(keep, wanted.elsewhere))
+    ):
         return [Seek(key, wanted.uid, wanted.elsewhere)]
     if keep is not None and keep.standing == "guest":
         return _guest_steps(wanted, keep, found)
     wanted = floating.covering(wanted, keep, covers)
     # What was to be taken over, and is not any more, stays as it is.
     steps: list[Change] = []
-    steps += [step for tree in found.trees if tree is not keep and tree.standing != "foreign" for step in drop(tree)]
+    steps += [
+        step
+        for tree in found.trees
+        if tree is not keep and tree.standing != "foreign"
+        for step in drop(tree)
+    ]
     if keep is None:
         tired = found.attempts >= MOST_ATTEMPTS
         return [*steps, GiveUp(key, "", found.attempts) if tired else _create(wanted)]
@@ -91,7 +124,12 @@ def _service_steps(key: ServiceKey, wanted: Tree | None, found: Found, covers: b
     if steps:
         return [*opened, *steps]
     outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep)
-    return [*opened, *outside, *security.closed(wanted, keep, found), *security.loosened(wanted, found)]
+    return [
+        *opened,
+        *outside,
+        *security.closed(wanted, keep, found),
+        *security.loosened(wanted, found),
+    ]
 
 
 def _is_other(wanted: Tree, tree: FoundTree) -> bool:
@@ -108,31 +146,54 @@ def _is_at(tree: FoundTree, wish: OctaviaElsewhere | None) -> bool:
 
 
 def _guest_steps(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
-    # What the Service has elsewhere goes when this is there; what a Service of the same name had here is in the way.
-    before = [step for other in found.trees if other is not tree and other.id == tree.id for step in drop(other)]
+    # What the Service has elsewhere goes when this is there; what a Service of the same name had
+    # here is in the way.
+    before = [
+        step
+        for other in found.trees
+        if other is not tree and other.id == tree.id
+        for step in drop(other)
+    ]
     if (obstacle := _obstacle(wanted, tree)) is not None:
         return [*before, obstacle]
-    after = [step for other in found.trees if other.id != tree.id and other.standing != "foreign" for step in _leave(other)]
+    after = [
+        step
+        for other in found.trees
+        if other.id != tree.id and other.standing != "foreign"
+        for step in _leave(other)
+    ]
     steps = [*before, *_part_steps(wanted, tree), *after]
     opened = security.opened(wanted, tree, found)
     if steps:
         return [*opened, *steps]
     # It shows what the load balancer has, and needs no floating IP of its own.
     back = floating.given_back(wanted.service, found.loose)
-    return [*opened, *back, *security.closed(wanted, tree, found), *security.loosened(wanted, found)]
+    return [
+        *opened,
+        *back,
+        *security.closed(wanted, tree, found),
+        *security.loosened(wanted, found),
+    ]
 
 
 def _obstacle(wanted: Tree, tree: FoundTree) -> Change | None:
     """Why a guest cannot be there, or not as it was planned."""
     fix = "remove fairlead.io/load-balancer-id, or name another one"
     if tree.status == ERROR:
-        return Obstacle(wanted.service, f"load balancer {tree.id} is in ERROR, and it is not this Service's", fix)
+        return Obstacle(
+            wanted.service,
+            f"load balancer {tree.id} is in ERROR, and it is not this Service's",
+            fix,
+        )
     if _is_other(wanted, tree):
         return Replan(wanted.service, tree.id, tree.provider, tree.families)
     taken = {(transport(each.protocol), each.port): each.holder for each in tree.taken}
     for listener in wanted.listeners:
         if holder := taken.get((transport(listener.protocol), listener.port)):
-            message = f"port {listener.port}/{listener.protocol} of load balancer {tree.id} is taken by {holder}"
+            message = (
+                f"port {listener.port}/{listener.protocol} of load balancer {tree.id} is "
+                f"taken by {holder}"
+            )
             return Obstacle(wanted.service, message, f"give the Service another port; or {fix}")
     return None
 
@@ -140,11 +201,15 @@ def _obstacle(wanted: Tree, tree: FoundTree) -> Change | None:
 def _leave(tree: FoundTree) -> list[Change]:
     """For a Service that goes, or goes elsewhere."""
     steps = drop(tree)
-    return [*(floating.parted(tree.service, tree) if any(step.ends for step in steps) else []), *steps]
+    return [
+        *(floating.parted(tree.service, tree) if any(step.ends for step in steps) else []),
+        *steps,
+    ]
 
 
 def drop(tree: FoundTree) -> list[Call]:
-    """What of a load balancer was the Service's goes; all of it, if nobody else is on it and it was made by us."""
+    """What of a load balancer was the Service's goes; all of it, if nobody else is on it and it was
+    made by us."""
     key = tree.service
     if not tree.others and (tree.standing != "guest" or ownerless(tree.tags)):
         return [_delete(key, tree)]
@@ -154,13 +219,28 @@ def drop(tree: FoundTree) -> list[Call]:
     ]
     if tree.standing == "own":
         body = {"loadbalancer": {"tags": list(without_service(tree.tags))}}
-        steps.append(Call(key, "PUT", f"loadbalancers/{tree.id}", body, "its marks, as others are on it", tree.id))
+        steps.append(
+            Call(
+                key,
+                "PUT",
+                f"loadbalancers/{tree.id}",
+                body,
+                "its marks, as others are on it",
+                tree.id,
+            )
+        )
     return [msgspec.structs.replace(step, leaves=True) for step in steps]
 
 
 def _create(wanted: Tree) -> Call:
     words = f"load balancer {wanted.name} of provider {wanted.provider}"
-    return Call(wanted.service, "POST", "loadbalancers", {"loadbalancer": bodies.load_balancer(wanted)}, words)
+    return Call(
+        wanted.service,
+        "POST",
+        "loadbalancers",
+        {"loadbalancer": bodies.load_balancer(wanted)},
+        words,
+    )
 
 
 def _delete(key: ServiceKey, tree: FoundTree, state: str = "") -> Call:
@@ -172,11 +252,23 @@ def _delete(key: ServiceKey, tree: FoundTree, state: str = "") -> Call:
 def _repair(wanted: Tree, keep: FoundTree, attempts: int) -> list[Change]:
     if attempts >= MOST_ATTEMPTS:
         return [GiveUp(wanted.service, keep.id, attempts)]
-    shown = not set(keep.shown).isdisjoint(wanted.addresses) or keep.standing == "foreign" or keep.others
+    shown = (
+        not set(keep.shown).isdisjoint(wanted.addresses)
+        or keep.standing == "foreign"
+        or keep.others
+    )
     if (not attempts or keep.others) and shown and provider_of(keep.provider) == "amphora":
         path = f"loadbalancers/{keep.id}/failover"
         return [
-            Call(wanted.service, "PUT", path, None, f"load balancer {keep.address}, which is in ERROR", keep.id, repairs=True)
+            Call(
+                wanted.service,
+                "PUT",
+                path,
+                None,
+                f"load balancer {keep.address}, which is in ERROR",
+                keep.id,
+                repairs=True,
+            )
         ]
     if keep.others:
         return [GiveUp(wanted.service, keep.id, attempts)]
@@ -189,11 +281,23 @@ def _tree_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
     if not set(wanted.tags) <= set(tree.tags):
         body["tags"] = sorted({*tree.tags, *wanted.tags})
     # By its name cloud-provider-openstack would find again what was taken over from it.
-    if not tree.name.startswith(OCCM) and (tree.name, tree.description) != (wanted.name, wanted.description):
+    if not tree.name.startswith(OCCM) and (tree.name, tree.description) != (
+        wanted.name,
+        wanted.description,
+    ):
         body |= {"name": wanted.name, "description": wanted.description}
     if body:
         words = "its name and marks"
-        steps.append(Call(wanted.service, "PUT", f"loadbalancers/{tree.id}", {"loadbalancer": body}, words, tree.id))
+        steps.append(
+            Call(
+                wanted.service,
+                "PUT",
+                f"loadbalancers/{tree.id}",
+                {"loadbalancer": body},
+                words,
+                tree.id,
+            )
+        )
     return steps
 
 
@@ -209,22 +313,35 @@ def _part_steps(wanted: Tree, tree: FoundTree) -> list[Change]:
         if (found.protocol, found.port) not in ports and found.id not in gone:
             steps.append(_drop_listener(wanted.service, tree, found))
     dropped = [_drop_pool(wanted.service, tree, pool) for pool in tree.pools if pool.id not in used]
-    return [*steps, *dropped, *(_affinity_again(wanted, tree, steps) if dropped and wanted.provider == "ovn" else ())]
+    return [
+        *steps,
+        *dropped,
+        *(_affinity_again(wanted, tree, steps) if dropped and wanted.provider == "ovn" else ()),
+    ]
 
 
 def _affinity_again(wanted: Tree, tree: FoundTree, steps: Sequence[Change]) -> list[Change]:
-    """Provider ovn has one affinity for all pools of a protocol, and forgets it with any of them."""
+    """Provider ovn has one affinity for all pools of a protocol, and forgets it with any of
+    them."""
     made = {step.saves for step in steps if isinstance(step, Call) and step.saves}
     ids: dict[str, tuple[str, Listener]] = {}
     for listener in wanted.listeners:
         if listener.pool.affinity_s is None:
             continue
         there = next(
-            (each for each in tree.listeners if (each.protocol, each.port) == (listener.protocol, listener.port)), None
+            (
+                each
+                for each in tree.listeners
+                if (each.protocol, each.port) == (listener.protocol, listener.port)
+            ),
+            None,
         )
         new = pool_name(listener) in made
         if new or there is not None:
-            ids[listener.protocol] = (f"${pool_name(listener)}" if new or there is None else there.pool_id, listener)
+            ids[listener.protocol] = (
+                f"${pool_name(listener)}" if new or there is None else there.pool_id,
+                listener,
+            )
     return [
         Call(
             wanted.service,
@@ -239,22 +356,39 @@ def _affinity_again(wanted: Tree, tree: FoundTree, steps: Sequence[Change]) -> l
 
 
 def _enabled(wanted: Tree) -> dict[str, object]:
-    """Without admin_state_up in the update of a pool, provider ovn fails where a new affinity comes, and for ever leaves its
-    listener in PENDING_UPDATE where marks alone do (`helper.pool_update`)."""
+    """Without admin_state_up in the update of a pool, provider ovn fails where a new affinity
+    comes, and for ever leaves its listener in PENDING_UPDATE where marks alone do
+    (`helper.pool_update`)."""
     return {"admin_state_up": True} if wanted.provider == "ovn" else {}
 
 
 def _drop_listener(key: ServiceKey, tree: FoundTree, found: FoundListener) -> Call:
-    return Call(key, "DELETE", f"listeners/{found.id}", None, f"listener {found.protocol}/{found.port}", tree.id)
+    return Call(
+        key,
+        "DELETE",
+        f"listeners/{found.id}",
+        None,
+        f"listener {found.protocol}/{found.port}",
+        tree.id,
+    )
 
 
 def _drop_pool(key: ServiceKey, tree: FoundTree, found: FoundPool) -> Call:
     return Call(key, "DELETE", f"pools/{found.id}", None, f"pool {found.name}", tree.id)
 
 
-def _listener_steps(wanted: Tree, tree: FoundTree, listener: Listener, used: set[str], gone: set[str]) -> list[Change]:
+def _listener_steps(
+    wanted: Tree, tree: FoundTree, listener: Listener, used: set[str], gone: set[str]
+) -> list[Change]:
     """`used`: takes the pools that are to stay; `gone`: the listeners that go here."""
-    there = next((each for each in tree.listeners if (each.protocol, each.port) == (listener.protocol, listener.port)), None)
+    there = next(
+        (
+            each
+            for each in tree.listeners
+            if (each.protocol, each.port) == (listener.protocol, listener.port)
+        ),
+        None,
+    )
     pool = _pool_for(tree, listener, there, used)
     steps: list[Change] = []
     if pool is not None:
@@ -268,18 +402,29 @@ def _listener_steps(wanted: Tree, tree: FoundTree, listener: Listener, used: set
         return [*steps, *_listener_update(wanted, tree, listener, there, pool_id)]
     for other in tree.listeners:
         # Of one port there can be one listener for all that is carried over TCP.
-        if other.port == listener.port and transport(other.protocol) == transport(listener.protocol) and other.id not in gone:
+        if (
+            other.port == listener.port
+            and transport(other.protocol) == transport(listener.protocol)
+            and other.id not in gone
+        ):
             gone.add(other.id)
             steps.append(_drop_listener(wanted.service, tree, other))
-    body = bodies.listener(listener, wanted.child_tags) | {"loadbalancer_id": tree.id, "default_pool_id": pool_id}
+    body = bodies.listener(listener, wanted.child_tags) | {
+        "loadbalancer_id": tree.id,
+        "default_pool_id": pool_id,
+    }
     words = f"listener {listener.protocol}/{listener.port}"
     return [*steps, Call(wanted.service, "POST", "listeners", {"listener": body}, words, tree.id)]
 
 
-def _pool_for(tree: FoundTree, listener: Listener, there: FoundListener | None, used: Iterable[str]) -> FoundPool | None:
-    """The pool that the listener has, if it can become the one that is wanted; or one that was made for it and not yet put in
-    its place."""
-    current = next((pool for pool in tree.pools if there is not None and pool.id == there.pool_id), None)
+def _pool_for(
+    tree: FoundTree, listener: Listener, there: FoundListener | None, used: Iterable[str]
+) -> FoundPool | None:
+    """The pool that the listener has, if it can become the one that is wanted; or one that was made
+    for it and not yet put in its place."""
+    current = next(
+        (pool for pool in tree.pools if there is not None and pool.id == there.pool_id), None
+    )
     if current is not None and _can_become(tree, current, listener):
         return current
     others = {each.pool_id for each in tree.listeners} | set(used)
@@ -287,35 +432,53 @@ def _pool_for(tree: FoundTree, listener: Listener, there: FoundListener | None, 
         (
             pool
             for pool in tree.pools
-            if pool.name == pool_name(listener) and _can_become(tree, pool, listener) and pool.id not in others
+            if pool.name == pool_name(listener)
+            and _can_become(tree, pool, listener)
+            and pool.id not in others
         ),
         None,
     )
 
 
 def _can_become(tree: FoundTree, pool: FoundPool, listener: Listener) -> bool:
-    """Provider ovn takes another method, and the end of affinity, for a pool that is there, and does nothing about it."""
+    """Provider ovn takes another method, and the end of affinity, for a pool that is there, and
+    does nothing about it."""
     if pool.protocol != listener.pool.protocol or tree.provider != "ovn":
         return pool.protocol == listener.pool.protocol
-    return pool.method == listener.pool.method and (pool.affinity_s is None or listener.pool.affinity_s is not None)
+    return pool.method == listener.pool.method and (
+        pool.affinity_s is None or listener.pool.affinity_s is not None
+    )
 
 
 def _new_pool(wanted: Tree, tree: FoundTree, listener: Listener) -> list[Change]:
     name, pool = pool_name(listener), listener.pool
     body = bodies.pool(listener, wanted.child_tags) | {"loadbalancer_id": tree.id}
-    steps: list[Change] = [Call(wanted.service, "POST", "pools", {"pool": body}, f"pool {name}", tree.id, saves=name)]
+    steps: list[Change] = [
+        Call(wanted.service, "POST", "pools", {"pool": body}, f"pool {name}", tree.id, saves=name)
+    ]
     if pool.members:
         path, words = f"pools/${name}/members", f"members of pool {name}"
-        steps.append(Call(wanted.service, "PUT", path, bodies.members(pool.members), words, tree.id))
+        steps.append(
+            Call(wanted.service, "PUT", path, bodies.members(pool.members), words, tree.id)
+        )
     if pool.monitor is not None:
         monitor = bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": f"${name}"}
         steps.append(
-            Call(wanted.service, "POST", "healthmonitors", {"healthmonitor": monitor}, f"monitor of pool {name}", tree.id)
+            Call(
+                wanted.service,
+                "POST",
+                "healthmonitors",
+                {"healthmonitor": monitor},
+                f"monitor of pool {name}",
+                tree.id,
+            )
         )
     return steps
 
 
-def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundPool) -> list[Change]:
+def _pool_steps(
+    wanted: Tree, tree: FoundTree, listener: Listener, found: FoundPool
+) -> list[Change]:
     pool, name = listener.pool, found.name
     steps: list[Change] = []
     settings: dict[str, object] = {}
@@ -324,11 +487,24 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     settings |= _marks(wanted, found.tags)
     if settings:
         settings |= _enabled(wanted)
-        steps.append(Call(wanted.service, "PUT", f"pools/{found.id}", {"pool": settings}, f"pool {name}", tree.id))
+        steps.append(
+            Call(
+                wanted.service,
+                "PUT",
+                f"pools/{found.id}",
+                {"pool": settings},
+                f"pool {name}",
+                tree.id,
+            )
+        )
     monitor = found.monitor
-    if monitor is not None and (pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)):
+    if monitor is not None and (
+        pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)
+    ):
         words = f"monitor of pool {name}"
-        steps.append(Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, tree.id))
+        steps.append(
+            Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, tree.id)
+        )
         monitor = None
     # Where members are asked is said with the members: before anybody asks them there.
     if (step := members_step(wanted.service, tree, found, pool.members)) is not None:
@@ -336,18 +512,36 @@ def _pool_steps(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundP
     if pool.monitor is None:
         return steps
     if monitor is None:
-        body = {"healthmonitor": bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": found.id}}
-        steps.append(Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id))
+        body = {
+            "healthmonitor": bodies.monitor(pool.monitor, wanted.monitor_tags)
+            | {"pool_id": found.id}
+        }
+        steps.append(
+            Call(wanted.service, "POST", "healthmonitors", body, f"monitor of pool {name}", tree.id)
+        )
     elif _differs(wanted, pool.monitor, monitor):
-        body = {"healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)}
-        steps.append(Call(wanted.service, "PUT", f"healthmonitors/{monitor.id}", body, f"monitor of pool {name}", tree.id))
+        body = {
+            "healthmonitor": bodies.monitor_settings(pool.monitor) | _marks(wanted, monitor.tags)
+        }
+        steps.append(
+            Call(
+                wanted.service,
+                "PUT",
+                f"healthmonitors/{monitor.id}",
+                body,
+                f"monitor of pool {name}",
+                tree.id,
+            )
+        )
     return steps
 
 
 def _is_made_anew(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
-    """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener in PENDING_UPDATE
-    (`helper.hm_update`)."""
-    return monitor.type != found.monitor.type or (wanted.provider == "ovn" and _differs(wanted, monitor, found))
+    """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener
+    in PENDING_UPDATE (`helper.hm_update`)."""
+    return monitor.type != found.monitor.type or (
+        wanted.provider == "ovn" and _differs(wanted, monitor, found)
+    )
 
 
 def _differs(wanted: Tree, monitor: Monitor, found: FoundMonitor) -> bool:
@@ -360,10 +554,18 @@ def _marks(wanted: Tree, tags: Iterable[str]) -> dict[str, object]:
     return {"tags": sorted({*tags, *wanted.child_tags})} if missing else {}
 
 
-def _listener_update(wanted: Tree, tree: FoundTree, listener: Listener, found: FoundListener, pool_id: str) -> list[Change]:
+def _listener_update(
+    wanted: Tree, tree: FoundTree, listener: Listener, found: FoundListener, pool_id: str
+) -> list[Change]:
     asked = {EXPLICIT + name for name, _ in listener.timeouts}
-    stale = {tag.removeprefix(EXPLICIT) for tag in found.tags if tag.startswith(EXPLICIT) and tag not in asked}
-    foreign = [tag for tag in found.tags if tag not in wanted.child_tags and not tag.startswith(EXPLICIT)]
+    stale = {
+        tag.removeprefix(EXPLICIT)
+        for tag in found.tags
+        if tag.startswith(EXPLICIT) and tag not in asked
+    }
+    foreign = [
+        tag for tag in found.tags if tag not in wanted.child_tags and not tag.startswith(EXPLICIT)
+    ]
     body = bodies.listener_settings(listener, [*foreign, *wanted.child_tags], stale)
     now: dict[str, object] = {
         "connection_limit": found.connection_limit,
@@ -371,7 +573,9 @@ def _listener_update(wanted: Tree, tree: FoundTree, listener: Listener, found: F
         "insert_headers": {bodies.HEADER: "true"} if found.forwarded_for else {},
         **dict(found.timeouts),
     }
-    changed = {name: value for name, value in body.items() if name != "tags" and value != now.get(name)}
+    changed = {
+        name: value for name, value in body.items() if name != "tags" and value != now.get(name)
+    }
     if found.status == ERROR:
         changed |= bodies.said(body)
     if set(_texts(body["tags"])) != set(found.tags):
@@ -381,7 +585,9 @@ def _listener_update(wanted: Tree, tree: FoundTree, listener: Listener, found: F
     if not changed:
         return []
     words = f"listener {listener.protocol}/{listener.port}"
-    return [Call(wanted.service, "PUT", f"listeners/{found.id}", {"listener": changed}, words, tree.id)]
+    return [
+        Call(wanted.service, "PUT", f"listeners/{found.id}", {"listener": changed}, words, tree.id)
+    ]
 
 
 def _texts(value: object) -> list[str]:

@@ -1,12 +1,12 @@
 """The driver of class `fairlead.io/octavia`: load balancers of OpenStack.
 
-In: LoadBalancers with OctaviaSettings. Out: at Octavia a load balancer for each, with listeners, pools, members and monitors as
-wanted; and its address, for whoever publishes it.
-What was found last is kept in memory and believed until the next audit, or until a step fails: then a look comes first.
-Made to be run with many Services at once, each in a pass of its own: Octavia takes seconds to minutes for each load balancer.
-Invariant: what does not carry this cluster's mark is neither seen nor touched. No load balancer is made without a look whether
-there is one, be it broken; of several the one that works stays.
-"""
+In: LoadBalancers with OctaviaSettings. Out: at Octavia a load balancer for each, with listeners,
+pools, members and monitors as wanted; and its address, for whoever publishes it. What was found
+last is kept in memory and believed until the next audit, or until a step fails: then a look comes
+first. Made to be run with many Services at once, each in a pass of its own: Octavia takes seconds
+to minutes for each load balancer. Invariant: what does not carry this cluster's mark is neither
+seen nor touched. No load balancer is made without a look whether there is one, be it broken; of
+several the one that works stays."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -76,10 +76,11 @@ class OctaviaDriver:
         network: bool = False,
         secured: bool = False,
     ) -> None:
-        """`fence` is called before each write, and raises if it must not be made: we do not lead any more. `clock`: seconds,
-        that only go on. `learnt`: told of Services whose load balancer was found to be of another provider than was known: a
-        plan from before may be wrong, or a refusal. `network`: see to floating IPs too; `secured`: and to the security
-        group of the nodes."""
+        """`fence` is called before each write, and raises if it must not be made: we do not lead
+        any more. `clock`: seconds, that only go on. `learnt`: told of Services whose load balancer
+        was found to be of another provider than was known: a plan from before may be wrong, or a
+        refusal. `network`: see to floating IPs too; `secured`: and to the security group of the
+        nodes."""
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
@@ -100,7 +101,8 @@ class OctaviaDriver:
         self._attempts = Attempts(clock)
         self._seeker = Seeker(cloud, owner, recorder)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of load balancers: several Services may be on one, and Octavia takes one write at a time."""
+        """Of load balancers: several Services may be on one, and Octavia takes one write at a
+        time."""
 
     @property
     def unread(self) -> bool:
@@ -111,7 +113,9 @@ class OctaviaDriver:
         """Pure."""
         return trees_of(intents, self._owner)
 
-    def diff(self, desired: Mapping[ServiceKey, Tree], actual: Mapping[ServiceKey, Found]) -> Sequence[Change]:
+    def diff(
+        self, desired: Mapping[ServiceKey, Tree], actual: Mapping[ServiceKey, Found]
+    ) -> Sequence[Change]:
         """Pure."""
         return differences.diff(desired, actual, covers=self._network.covers)
 
@@ -133,7 +137,9 @@ class OctaviaDriver:
             before = self._standing()
             for key in (key for key in found if key not in self._touched):
                 self._seeker.remember(key, found[key].trees)
-            self._known = {key: each for key, each in found.items() if key not in self._touched} | kept
+            self._known = {
+                key: each for key, each in found.items() if key not in self._touched
+            } | kept
             self._whole = True
             self._all_seen_s = begun_s
             if changed := {key for key, _ in before.items() ^ self._standing().items()}:
@@ -159,7 +165,11 @@ class OctaviaDriver:
         """What the load balancer is that the Service of this uid has, as far as is known."""
         tree = self._chosen(key, uid)
         provider = provider_of(tree.provider) if tree is not None else None
-        return OctaviaStanding(provider, tree.families or ("IPv4",)) if tree is not None and provider is not None else None
+        return (
+            OctaviaStanding(provider, tree.families or ("IPv4",))
+            if tree is not None and provider is not None
+            else None
+        )
 
     def located(self, intent: LoadBalancer) -> LoadBalancer:
         """With the addresses that it has at Octavia."""
@@ -174,7 +184,8 @@ class OctaviaDriver:
         return msgspec.structs.replace(intent, addresses=tuple(shown)) if first else intent
 
     def knows(self, key: ServiceKey) -> bool:
-        """Whether there is something to do about it, were there no such Service, as far as is known."""
+        """Whether there is something to do about it, were there no such Service, as far as is
+        known."""
         found = self._known.get(key, NOTHING)
         return bool(found.trees or found.rules) or any(not each.kept for each in found.loose)
 
@@ -183,16 +194,24 @@ class OctaviaDriver:
         return {address for tree in self._known.get(key, NOTHING).trees for address in tree.shown}
 
     def health(self) -> list[Health]:
-        """How all are by Octavia's account, when they were seen last. May be called from any thread."""
+        """How all are by Octavia's account, when they were seen last. May be called from any
+        thread."""
         now_s, seen_s, known = self._clock(), self._seen_s.copy(), self._known.copy()
-        return healths(known, {key: now_s - max(seen_s.get(key, 0.0), self._all_seen_s) for key in known})
+        return healths(
+            known, {key: now_s - max(seen_s.get(key, 0.0), self._all_seen_s) for key in known}
+        )
 
     def _standing(self) -> dict[ServiceKey, frozenset[tuple[str, ...]]]:
         """What plans count with."""
-        return {key: frozenset((tree.provider, *tree.families) for tree in found.trees) for key, found in self._known.items()}
+        return {
+            key: frozenset((tree.provider, *tree.families) for tree in found.trees)
+            for key, found in self._known.items()
+        }
 
     def _chosen(self, key: ServiceKey, uid: str) -> FoundTree | None:
-        return differences.chosen(self._known.get(key, Found(())).trees, uid, at=self._seeker.at(key, uid))
+        return differences.chosen(
+            self._known.get(key, Found(())).trees, uid, at=self._seeker.at(key, uid)
+        )
 
     async def _look(self, key: ServiceKey) -> None:
         self._unsure.discard(key)
@@ -217,7 +236,9 @@ class OctaviaDriver:
         calls = [change for change in changes if isinstance(change, Step)]
         try:
             if calls:
-                await self._carry_out(key, calls, dropping=not any(isinstance(change, Verify) for change in changes))
+                await self._carry_out(
+                    key, calls, dropping=not any(isinstance(change, Verify) for change in changes)
+                )
             for change in changes:
                 match change:
                     case Call() | Expose() | Open() | Close() | Loosen():
@@ -233,16 +254,24 @@ class OctaviaDriver:
                         await self._look(key)
                         raise Conflict(f"done: {change}")
                     case Obstacle():
-                        return Outcome("unavailable", f"{change.message}; {change.fix}", again_s=OBSTACLE_S)
+                        return Outcome(
+                            "unavailable", f"{change.message}; {change.fix}", again_s=OBSTACLE_S
+                        )
                     case GiveUp():
                         fix = "ask the cloud's operators; it is tried again now and then"
-                        return Outcome("unavailable", f"{change.problem}; {fix}", again_s=RARELY_S / 10)
+                        return Outcome(
+                            "unavailable", f"{change.problem}; {fix}", again_s=RARELY_S / 10
+                        )
                     case Forget():
                         continue
                     case Verify():
                         return await self._verify(change)
         except StillWorking:
-            return Outcome("waiting", f"Octavia is still at work: {changes[0]}", again_s=self._looks.pace.last_s)
+            return Outcome(
+                "waiting",
+                f"Octavia is still at work: {changes[0]}",
+                again_s=self._looks.pace.last_s,
+            )
         self._unsure.discard(key)
         self._known.pop(key, None)  # all steps went to take it away
         self._seeker.forget(key)
@@ -261,7 +290,9 @@ class OctaviaDriver:
                 before = self._known.get(key)
                 await self._look(key)
                 if self._known.get(key) != before:
-                    raise Conflict(f"the load balancers of Service {key} are others than was thought")
+                    raise Conflict(
+                        f"the load balancers of Service {key} are others than was thought"
+                    )
                 self._unsure.add(key)
             repairs = any(isinstance(call, Call) and call.repairs for call in calls)
             if repairs:
@@ -275,17 +306,28 @@ class OctaviaDriver:
             except Refused as error:
                 if creation is not None:
                     self._attempts.refused(creation, error)
-                elif repairs:  # to fail over may be for the cloud's operators alone: there is another way
+                elif (
+                    repairs
+                ):  # to fail over may be for the cloud's operators alone: there is another way
                     raise Unavailable(str(error)) from error
                 raise
 
-    async def _company_changed(self, key: ServiceKey, calls: Sequence[Step], *, dropping: bool) -> bool:
-        """Whether listeners of others have come or gone on a load balancer that is to go, or that the Service leaves: whoever
-        is the last one takes it away."""
-        left = {call.tree for call in calls if isinstance(call, Call) and (dropping or call.ends or call.leaves)}
+    async def _company_changed(
+        self, key: ServiceKey, calls: Sequence[Step], *, dropping: bool
+    ) -> bool:
+        """Whether listeners of others have come or gone on a load balancer that is to go, or that
+        the Service leaves: whoever is the last one takes it away."""
+        left = {
+            call.tree
+            for call in calls
+            if isinstance(call, Call) and (dropping or call.ends or call.leaves)
+        }
         for tree in self._known.get(key, Found(())).trees:
             own = {each.id for each in tree.listeners}
-            if tree.id in left and len(await listeners_on(self._cloud, tree.id) - own) != tree.others:
+            if (
+                tree.id in left
+                and len(await listeners_on(self._cloud, tree.id) - own) != tree.others
+            ):
                 return True
         return False
 
@@ -294,7 +336,10 @@ class OctaviaDriver:
         left = await self._left(change)
         after = self._chosen(key, change.wanted.uid)
         if after is not None and (before is None or before.id != after.id):
-            message = f"load balancer {after.id} of provider {change.wanted.provider} at {after.address}: {change.wanted.why}"
+            message = (
+                f"load balancer {after.id} of provider {change.wanted.provider} at "
+                f"{after.address}: {change.wanted.why}"
+            )
             self._recorder.event(key, change.wanted.uid, "Normal", CREATED, message)
         for _ in range(MOST_ROUNDS):
             if not (steps := further(left)):
@@ -303,7 +348,9 @@ class OctaviaDriver:
             await self._carry_out(key, steps, dropping=False)
             left = await self._left(change)
         if left:
-            return Outcome("unavailable", f"Octavia has not carried out all: what is left is {left[0]}")
+            return Outcome(
+                "unavailable", f"Octavia has not carried out all: what is left is {left[0]}"
+            )
         self._attempts.forget(key)
         return DONE
 

@@ -1,12 +1,12 @@
 """Finds the load balancers that a Service is to be on and that do not carry its mark.
 
-In: what a Service wishes. Out: one that it names, to be on it beside others, or the one that cloud-provider-openstack has made
-for it, to be taken over; and what is there of the Service. It is remembered which these are: by its marks alone a Service is
-found on them when everything is read, and not when one Service is.
-Invariants: nothing is taken over that the configuration does not name, that carries the mark of another cluster or Service,
-or whose own name does not show that it was made for this Service. Nothing is shared without the consent of its owner
-(`marks.shares_with`); a Service that is on a load balancer already stays there.
-"""
+In: what a Service wishes. Out: one that it names, to be on it beside others, or the one that
+cloud-provider-openstack has made for it, to be taken over; and what is there of the Service. It is
+remembered which these are: by its marks alone a Service is found on them when everything is read,
+and not when one Service is. Invariants: nothing is taken over that the configuration does not name,
+that carries the mark of another cluster or Service, or whose own name does not show that it was
+made for this Service. Nothing is shared without the consent of its owner (`marks.shares_with`); a
+Service that is on a load balancer already stays there."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -26,7 +26,8 @@ SHARING = "SharingLoadBalancer"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A load balancer to look at. `names`: of one that is taken over; None: of one that is shared."""
+    """A load balancer to look at. `names`: of one that is taken over; None: of one that is
+    shared."""
 
     id: str
     uid: str
@@ -62,7 +63,9 @@ class Seeker:
         if found is None and wish.names:
             adopted = await self._called(key, wish.names)
         elif found is None:
-            raise Refused(f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id")
+            raise Refused(
+                f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id"
+            )
         at = adopted or found
         if adopted is None and found is not None:
             await self._check_consent(found, key, step.uid, wish)
@@ -79,9 +82,11 @@ class Seeker:
             message = f"the Service's listeners are on {where}, which it may share with others"
             self._recorder.event(key, step.uid, "Normal", SHARING, message)
 
-    async def _check_consent(self, found: Candidate, key: ServiceKey, uid: str, wish: OctaviaElsewhere) -> None:
-        """Raises Refused if the owner of this load balancer does not share it with the Service, unless the Service is on it
-        already."""
+    async def _check_consent(
+        self, found: Candidate, key: ServiceKey, uid: str, wish: OctaviaElsewhere
+    ) -> None:
+        """Raises Refused if the owner of this load balancer does not share it with the Service,
+        unless the Service is on it already."""
         if shares_with(self._owner, found.tags, key, wish.names):
             return
         there = await read_at(self._cloud, self._owner, found.id, (key, uid))
@@ -89,7 +94,8 @@ class Seeker:
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
                 f"load balancer {found.id} is not shared with namespace {key.namespace}",
-                fix=f"ask its owner to allow it (openstack loadbalancer set --tag {tag} {found.id}), or remove the annotation "
+                fix=f"ask its owner to allow it (openstack loadbalancer set --tag {tag} "
+                f"{found.id}), or remove the annotation "
                 "load-balancer-id",
             )
 
@@ -99,7 +105,9 @@ class Seeker:
         for place in self._places.get(key, {}).values():
             if any(tree.id == place.id for tree in trees):
                 continue  # it carries our mark by now
-            whole += await read_at(self._cloud, self._owner, place.id, (key, place.uid), place.names)
+            whole += await read_at(
+                self._cloud, self._owner, place.id, (key, place.uid), place.names
+            )
         return whole
 
     def remember(self, key: ServiceKey, trees: Iterable[FoundTree]) -> None:
@@ -116,7 +124,11 @@ class Seeker:
     def told(self, key: ServiceKey, found: Found) -> Found:
         """With what was sought."""
         result = self._results.get(key)
-        return msgspec.structs.replace(found, sought=result.wish, at=result.id) if result is not None else found
+        return (
+            msgspec.structs.replace(found, sought=result.wish, at=result.id)
+            if result is not None
+            else found
+        )
 
     def sought(self, key: ServiceKey) -> OctaviaElsewhere | None:
         result = self._results.get(key)
@@ -127,7 +139,8 @@ class Seeker:
         return result.id if result is not None and result.uid == uid else ""
 
     def _is_made_for(self, found: Candidate, key: ServiceKey, names: Collection[str]) -> bool:
-        """Whether cloud-provider-openstack has made it for this Service, and nobody else has it now."""
+        """Whether cloud-provider-openstack has made it for this Service, and nobody else has it
+        now."""
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
@@ -137,10 +150,14 @@ class Seeker:
     async def _called(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
         """Raises Refused if there are several."""
         lists = [await find_called(self._cloud, name) for name in names]
-        made = [each for found in lists for each in found if self._is_made_for(each, key, tuple(names))]
+        made = [
+            each for found in lists for each in found if self._is_made_for(each, key, tuple(names))
+        ]
         if len(made) > 1:
             raise Refused(
-                f"load balancers {', '.join(each.id for each in made)} are all called {made[0].name}",
-                fix="delete those that nobody needs, or name the one to keep in fairlead.io/load-balancer-id",
+                f"load balancers {', '.join(each.id for each in made)} are all called "
+                f"{made[0].name}",
+                fix="delete those that nobody needs, or name the one to keep in "
+                "fairlead.io/load-balancer-id",
             )
         return made[0] if made else None

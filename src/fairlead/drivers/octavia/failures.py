@@ -1,7 +1,7 @@
 """What the answers of Neutron mean that are no success.
 
-In: a request, the answer to it. Out: an error of ours that says what was tried, on what, and what was answered. Pure.
-"""
+In: a request, the answer to it. Out: an error of ours that says what was tried, on what, and what
+was answered. Pure."""
 
 from typing import NamedTuple
 
@@ -46,23 +46,34 @@ class _Trouble(msgspec.Struct):
 
 
 def neutrons_error(method: str, path: str, answer: Answer) -> FairleadError:
-    """409 is for quotas and for what is used up or in use, 412 for what has changed since it was looked at."""
+    """409 is for quotas and for what is used up or in use, 412 for what has changed since it was
+    looked at."""
     try:
         problem = msgspec.json.decode(answer.body, type=_Trouble).problem
     except msgspec.DecodeError:
         problem = _Problem("", answer.body.decode(errors="replace").strip()[:200])
-    message = f"{method} /{path}: Neutron{answer.where} answered {answer.status}: {problem.message or 'nothing'}"
+    message = (
+        f"{method} /{path}: Neutron{answer.where} answered {answer.status}: "
+        f"{problem.message or 'nothing'}"
+    )
     match answer.status:
         case 412:
             return Conflict(message)
         case 409 if problem.type == "OverQuota":
-            return Unavailable(message, fix="raise the project's quota, or delete what nobody needs")
+            return Unavailable(
+                message, fix="raise the project's quota, or delete what nobody needs"
+            )
         case 409 if problem.type in ("IpAddressGenerationFailure", "ExternalIpAddressExhausted"):
-            return Full(message, fix="give back addresses that nobody needs, or choose another subnet or network")
+            return Full(
+                message,
+                fix="give back addresses that nobody needs, or choose another subnet or network",
+            )
         case 409 if problem.type == "SecurityGroupRuleExists":
             return Exists(message)
         case 404 if problem.type == "ExternalGatewayForFloatingIPNotFound":
-            return Unavailable(message, fix="connect the load balancer's subnet to that network by a router")
+            return Unavailable(
+                message, fix="connect the load balancer's subnet to that network by a router"
+            )
         case 404:
             return Conflict(message)
         case 400 | 403:

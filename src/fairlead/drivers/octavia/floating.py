@@ -1,11 +1,12 @@
 """Floating IPs of load balancers: one is had, led to the load balancer, kept or given back.
 
-In: a Tree, the FoundTree that is to be it, floating IPs with the mark of the Service. Out: steps (pure), and how an `Expose` is
-carried out. The mark is in the description, which is there from the first moment, as tags are not.
-Invariant: what does not carry the mark of the Service is never deleted, and taken only if the Service names or shows it and
-nobody else has it; a floating IP that leads elsewhere is left alone, be it that it was moved a moment ago: each is written to
-only in the state in which it was seen. None is given up before it is clear that the one that is to come instead can be had.
-"""
+In: a Tree, the FoundTree that is to be it, floating IPs with the mark of the Service. Out: steps
+(pure), and how an `Expose` is carried out. The mark is in the description, which is there from the
+first moment, as tags are not. Invariant: what does not carry the mark of the Service is never
+deleted, and taken only if the Service names or shows it and nobody else has it; a floating IP that
+leads elsewhere is left alone, be it that it was moved a moment ago: each is written to only in the
+state in which it was seen. None is given up before it is clear that the one that is to come instead
+can be had."""
 
 import fnmatch
 import re
@@ -32,21 +33,27 @@ def steps(wanted: Tree, tree: FoundTree, loose: Sequence[FloatingIp]) -> list[Ch
     current = leading(tree, wish)
     if current is None:
         instead = tree.floating[0] if tree.floating else None
-        # One without our mark, which led to the load balancer that was there before this one, is known by that alone.
-        shown = tuple(each for each in wanted.addresses if family_of(each) == "IPv4" and each not in tree.own)
+        # One without our mark, which led to the load balancer that was there before this one, is
+        # known by that alone.
+        shown = tuple(
+            each for each in wanted.addresses if family_of(each) == "IPv4" and each not in tree.own
+        )
         return [Expose(key, tree.id, tree.port_id, wish, loose, instead, shown)]
     mine: list[Change] = []
     if _is_of_occm(current, key) or (current.service == key and current.kept != wish.keep):
         words = f"floating IP {current.address}, {'kept' if wish.keep else 'not kept'} from now on"
         body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
-        mine.append(Call(key, "PUT", _path(current), body, words, tree.id, revision=current.revision))
+        mine.append(
+            Call(key, "PUT", _path(current), body, words, tree.id, revision=current.revision)
+        )
     return [*mine, *given_back(key, loose)]
 
 
 def covering(wanted: Tree, tree: FoundTree | None, covers: bool) -> Tree:
-    """With the tags of monitors that are made now. Before its release of 2023 provider ovn asked members on behalf of those
-    floating IPs alone that were there before the monitor (Launchpad 1956035, 1997418): clients of others were sent to members
-    that are dead. `covers`: it is of that release, or later."""
+    """With the tags of monitors that are made now. Before its release of 2023 provider ovn asked
+    members on behalf of those floating IPs alone that were there before the monitor (Launchpad
+    1956035, 1997418): clients of others were sent to members that are dead. `covers`: it is of that
+    release, or later."""
     if wanted.provider != "ovn":
         return wanted
     one = leading(tree, wanted.floating) if tree is not None else None
@@ -55,8 +62,8 @@ def covering(wanted: Tree, tree: FoundTree | None, covers: bool) -> Tree:
 
 
 def uncovered(wanted: Tree, tree: FoundTree) -> list[Change]:
-    """Monitors that do not say that they cover the floating IP are made anew, once: nobody knows by which release they were
-    made."""
+    """Monitors that do not say that they cover the floating IP are made anew, once: nobody knows by
+    which release they were made."""
     one = leading(tree, wanted.floating)
     if one is None or provider_of(tree.provider) != "ovn":
         return []
@@ -76,7 +83,9 @@ def uncovered(wanted: Tree, tree: FoundTree) -> list[Change]:
 
 def _is_of_occm(one: FloatingIp, key: ServiceKey) -> bool:
     """It was made for this very Service, by who had its load balancer before."""
-    return one.description.startswith(f"Floating IP for Kubernetes external service {key} from cluster ")
+    return one.description.startswith(
+        f"Floating IP for Kubernetes external service {key} from cluster "
+    )
 
 
 def leading(tree: FoundTree, wish: FloatingWish | None) -> FloatingIp | None:
@@ -87,7 +96,8 @@ def leading(tree: FoundTree, wish: FloatingWish | None) -> FloatingIp | None:
 
 
 def shown(tree: FoundTree, wish: FloatingWish | None) -> str:
-    """The address that the Service shows; empty: it has none yet. On a load balancer of others: what that has."""
+    """The address that the Service shows; empty: it has none yet. On a load balancer of others:
+    what that has."""
     if tree.standing == "guest":
         return tree.floating[0].address if tree.floating else tree.address
     if wish is None:
@@ -97,13 +107,14 @@ def shown(tree: FoundTree, wish: FloatingWish | None) -> str:
 
 
 def given_back(key: ServiceKey, loose: Iterable[FloatingIp]) -> list[Change]:
-    """Those with our mark that nobody needs, but for those that are kept: it may have been another Service of this name that
-    wished so, and an address that is gone is not had again."""
+    """Those with our mark that nobody needs, but for those that are kept: it may have been another
+    Service of this name that wished so, and an address that is gone is not had again."""
     return [_delete(key, each) for each in loose if each.service == key and not each.kept]
 
 
 def parted(key: ServiceKey, tree: FoundTree) -> list[Change]:
-    """For a load balancer that goes: what is kept, and what is not ours, must not lead to its port, which may be somebody's."""
+    """For a load balancer that goes: what is kept, and what is not ours, must not lead to its port,
+    which may be somebody's."""
     return [_part(key, each) for each in tree.floating]
 
 
@@ -111,11 +122,15 @@ def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
     words = f"floating IP {one.address} from now on leads nowhere"
-    return Call(key, "PUT", _path(one), {"floatingip": {"port_id": None}}, words, revision=one.revision)
+    return Call(
+        key, "PUT", _path(one), {"floatingip": {"port_id": None}}, words, revision=one.revision
+    )
 
 
 def _delete(key: ServiceKey, one: FloatingIp) -> Call:
-    return Call(key, "DELETE", _path(one), None, f"floating IP {one.address}", revision=one.revision)
+    return Call(
+        key, "DELETE", _path(one), None, f"floating IP {one.address}", revision=one.revision
+    )
 
 
 def _path(one: FloatingIp) -> str:
@@ -123,7 +138,8 @@ def _path(one: FloatingIp) -> str:
 
 
 async def expose(cloud: Cloud, owner: Owner, step: Expose) -> None:
-    """After it the load balancer has a floating IP as wished. Raises Conflict, Refused or Unavailable."""
+    """After it the load balancer has a floating IP as wished. Raises Conflict, Refused or
+    Unavailable."""
     wish, mark = step.wish, owner.network_mark(step.service, kept=step.wish.keep)
     one = await _had(cloud, owner, step)
     if step.instead is None:
@@ -135,7 +151,9 @@ async def expose(cloud: Cloud, owner: Owner, step: Expose) -> None:
     if one is None:
         # The one that is there is given up only when there is another.
         one = neutron.made(await _make(cloud, wish, {"description": mark}), owner)
-    await cloud.write("PUT", _path(step.instead), {"floatingip": {"port_id": None}}, step.instead.revision)
+    await cloud.write(
+        "PUT", _path(step.instead), {"floatingip": {"port_id": None}}, step.instead.revision
+    )
     await _lead(cloud, one, step, mark)
 
 
@@ -145,13 +163,20 @@ async def _had(cloud: Cloud, owner: Owner, step: Expose) -> FloatingIp | None:
     if wish.address:
         one = await neutron.floating_at(cloud, owner, wish.address)
         if one is not None and (reason := _taken(one, step)):
-            raise Unavailable(f"floating IP {wish.address} {reason}", fix="free it there, or ask for another address")
+            raise Unavailable(
+                f"floating IP {wish.address} {reason}",
+                fix="free it there, or ask for another address",
+            )
         return one
     for address in filter(None, (wish.again, *step.shown)):
         one = await neutron.floating_at(cloud, owner, address)
         if one is not None and not _taken(one, step):
             return one
-    return min((each for each in step.loose if each.network_id == wish.network_id), key=lambda each: each.id, default=None)
+    return min(
+        (each for each in step.loose if each.network_id == wish.network_id),
+        key=lambda each: each.id,
+        default=None,
+    )
 
 
 def _taken(one: FloatingIp, step: Expose) -> str:
@@ -164,7 +189,8 @@ def _taken(one: FloatingIp, step: Expose) -> str:
 
 
 async def _lead(cloud: Cloud, one: FloatingIp, step: Expose, mark: str) -> None:
-    """To the load balancer; unless it has changed since it was looked at, for Neutron would take it from anybody."""
+    """To the load balancer; unless it has changed since it was looked at, for Neutron would take it
+    from anybody."""
     body: dict[str, object] = {"port_id": step.port_id}
     if one.service == step.service:
         body["description"] = mark
@@ -175,17 +201,24 @@ async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> 
     body = {"floating_network_id": wish.network_id, **fields}
     if wish.address:
         try:
-            return await cloud.write("POST", FLOATING_IPS, {"floatingip": body | {"floating_ip_address": wish.address}})
+            return await cloud.write(
+                "POST", FLOATING_IPS, {"floatingip": body | {"floating_ip_address": wish.address}}
+            )
         except Refused as error:
             where = f"region {cloud.region}" if cloud.region else "its region"
-            message = f"there is no floating IP {wish.address} in this project and {where}, and it cannot be made: {error}"
+            message = (
+                f"there is no floating IP {wish.address} in this project and {where}, and "
+                f"it cannot be made: {error}"
+            )
             raise Refused(message, fix="ask for one that is there, or for none by name") from error
     chosen = await _subnets(cloud, wish)
     full: FairleadError | None = None
     for subnet_id in chosen:
         try:
             return await cloud.write(
-                "POST", FLOATING_IPS, {"floatingip": body | ({"subnet_id": subnet_id} if subnet_id else {})}
+                "POST",
+                FLOATING_IPS,
+                {"floatingip": body | ({"subnet_id": subnet_id} if subnet_id else {})},
             )
         except Full as error:
             full = error
@@ -199,18 +232,29 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
     known = await neutron.subnets(cloud, wish.network_id)
     chosen = [each.id for each in known if is_described(each, wish)]
     if not chosen:
-        said = " and ".join(f"{what} {text!r}" for what, text in (("name", wish.subnet), ("tags", wish.subnet_tags)) if text)
-        names = ", ".join(sorted(each.name or each.id for each in known)) or "none that this project may see"
+        said = " and ".join(
+            f"{what} {text!r}"
+            for what, text in (("name", wish.subnet), ("tags", wish.subnet_tags))
+            if text
+        )
+        names = (
+            ", ".join(sorted(each.name or each.id for each in known))
+            or "none that this project may see"
+        )
         raise Refused(
-            f"network {wish.network_id} has no subnet of {said}; it has {names}", fix="name one by floating-subnet-id"
+            f"network {wish.network_id} has no subnet of {said}; it has {names}",
+            fix="name one by floating-subnet-id",
         )
     return sorted(chosen)
 
 
 def is_described(subnet: Subnet, wish: FloatingWish) -> bool:
-    """As OCCM reads it. A name: a pattern as of files, or after `~` a regular expression. Tags: a list of which one is enough,
-    after `&` all are needed. After `!` it must not be so. Raises Refused for what is no regular expression."""
-    return _is_named(subnet.name, wish.subnet) and _is_tagged(frozenset(subnet.tags), wish.subnet_tags)
+    """As OCCM reads it. A name: a pattern as of files, or after `~` a regular expression. Tags: a
+    list of which one is enough, after `&` all are needed. After `!` it must not be so. Raises
+    Refused for what is no regular expression."""
+    return _is_named(subnet.name, wish.subnet) and _is_tagged(
+        frozenset(subnet.tags), wish.subnet_tags
+    )
 
 
 def _is_named(name: str, pattern: str) -> bool:

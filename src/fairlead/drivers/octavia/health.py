@@ -1,10 +1,10 @@
-"""How load balancers and their members are by Octavia's own account, and where that is another than the API's.
+"""How load balancers and their members are by Octavia's own account, and where that is another than
+the API's.
 
-In: what was found of each Service. Out: Healths, for whoever shows them. Pure.
-operating_status, see Octavia's API: ONLINE, DRAINING (no weight), DEGRADED (some member fails), ERROR (a member fails, or all
-do), NO_MONITOR (nobody asks), OFFLINE (no word has come yet, or it is switched off). A member has weight where the Kubernetes
-API says that pods on its node are ready.
-"""
+In: what was found of each Service. Out: Healths, for whoever shows them. Pure. operating_status,
+see Octavia's API: ONLINE, DRAINING (no weight), DEGRADED (some member fails), ERROR (a member
+fails, or all do), NO_MONITOR (nobody asks), OFFLINE (no word has come yet, or it is switched off).
+A member has weight where the Kubernetes API says that pods on its node are ready."""
 
 from collections.abc import Iterator, Mapping
 
@@ -37,32 +37,56 @@ class Health(Value, frozen=True):
     seen_s_ago: float
 
 
-def healths(known: Mapping[ServiceKey, Found], seen_s_ago: Mapping[ServiceKey, float]) -> list[Health]:
-    return [_health(key, tree, seen_s_ago.get(key, 0.0)) for key in sorted(known) for tree in known[key].trees]
+def healths(
+    known: Mapping[ServiceKey, Found], seen_s_ago: Mapping[ServiceKey, float]
+) -> list[Health]:
+    return [
+        _health(key, tree, seen_s_ago.get(key, 0.0))
+        for key in sorted(known)
+        for tree in known[key].trees
+    ]
 
 
 def _health(key: ServiceKey, tree: FoundTree, seen_s_ago: float) -> Health:
     pools = {pool.id: pool for pool in tree.pools}
     members = {
-        f"{each.protocol}/{each.port}": _members(pools[each.pool_id]) for each in tree.listeners if each.pool_id in pools
+        f"{each.protocol}/{each.port}": _members(pools[each.pool_id])
+        for each in tree.listeners
+        if each.pool_id in pools
     }
     doubts = tuple(_doubts(tree, members))
-    return Health(str(key), tree.id, tree.provider, tree.address, tree.operating, members, doubts, seen_s_ago)
+    return Health(
+        str(key), tree.id, tree.provider, tree.address, tree.operating, members, doubts, seen_s_ago
+    )
 
 
 def _members(pool: FoundPool) -> tuple[MemberHealth, ...]:
     return tuple(
         sorted(
-            MemberHealth(each.member.address, each.member.port, each.member.weight, each.operating, pool.monitor is not None)
+            MemberHealth(
+                each.member.address,
+                each.member.port,
+                each.member.weight,
+                each.operating,
+                pool.monitor is not None,
+            )
             for each in pool.members
         )
     )
 
 
 def _doubts(tree: FoundTree, members: Mapping[str, tuple[MemberHealth, ...]]) -> Iterator[str]:
-    ready = [(listener, each) for listener, some in members.items() for each in some if each.weight and each.asked]
+    ready = [
+        (listener, each)
+        for listener, some in members.items()
+        for each in some
+        if each.weight and each.asked
+    ]
     if ready and tree.operating in FAILS:
         yield f"pods are ready, and Octavia calls the load balancer {tree.operating}"
     for listener, each in ready:
         if each.operating in FAILS:
-            yield f"{listener}: pods on {each.address} are ready, and Octavia calls it {each.operating}"
+            yield (
+                f"{listener}: pods on {each.address} are ready, and Octavia calls it "
+                f"{each.operating}"
+            )

@@ -1,23 +1,33 @@
-"""Finds at Octavia what was made for Services and clusters that are no more, and takes it away; for Neutron see
-`network_leftovers`.
+"""Finds at Octavia what was made for Services and clusters that are no more, and takes it away; for
+Neutron see `network_leftovers`.
 
 In: a Cloud, a cluster, the Services that it has. Out: Leftovers; and whether each could be deleted.
-A controller that runs takes leftovers of its cluster away by itself. What stays is of one that was ended, or lost its cloud,
-before its Services went, and of clusters that were deleted as a whole.
-Invariant: nothing is named, or touched, that does not carry the mark of the cluster in question. On a load balancer with
-listeners of others only the Service's own parts go.
-"""
+A controller that runs takes leftovers of its cluster away by itself. What stays is of one that was
+ended, or lost its cloud, before its Services went, and of clusters that were deleted as a whole.
+Invariant: nothing is named, or touched, that does not carry the mark of the cluster in question. On
+a load balancer with listeners of others only the Service's own parts go."""
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
 
 from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.apply import PATIENT, Looks, Pace, StillWorking, carry_out, wait_settled
+from fairlead.drivers.octavia.apply import (
+    PATIENT,
+    Looks,
+    Pace,
+    StillWorking,
+    carry_out,
+    wait_settled,
+)
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.diff import drop
 from fairlead.drivers.octavia.marks import Owner, clusters_of, ownerless
-from fairlead.drivers.octavia.network_leftovers import CLUSTER_GONE, SERVICE_GONE, clusters_at_neutron
+from fairlead.drivers.octavia.network_leftovers import (
+    CLUSTER_GONE,
+    SERVICE_GONE,
+    clusters_at_neutron,
+)
 from fairlead.drivers.octavia.read import listeners_on, read_all, read_at
 from fairlead.drivers.octavia.tree import ACTIVE, DELETED, ERROR, FoundTree
 from fairlead.errors import Conflict, FairleadError, Unavailable
@@ -25,8 +35,9 @@ from fairlead.model import ServiceKey, Value
 
 
 class Leftover(Value, frozen=True):
-    """What one Service has left on one load balancer. `whole`: the load balancer itself; otherwise its listeners and pools
-    there, on one of others. `service` and `uid`: empty where only the cluster is known."""
+    """What one Service has left on one load balancer. `whole`: the load balancer itself; otherwise
+    its listeners and pools there, on one of others. `service` and `uid`: empty where only the
+    cluster is known."""
 
     cluster: str
     service: str
@@ -39,8 +50,8 @@ class Leftover(Value, frozen=True):
 
 
 class Elsewhere(Value, frozen=True):
-    """What a cluster has that was not asked about. `names`: of some of its load balancers, by which people know it. `network`:
-    floating IPs and security groups."""
+    """What a cluster has that was not asked about. `names`: of some of its load balancers, by which
+    people know it. `network`: floating IPs and security groups."""
 
     cluster: str
     load_balancers: int
@@ -49,8 +60,8 @@ class Elsewhere(Value, frozen=True):
 
 
 async def everything_of(cloud: Cloud, owner: Owner) -> list[FoundTree]:
-    """All that carries the cluster's mark. Services must be read later than this: one that is made in between would have its
-    load balancer taken for a leftover."""
+    """All that carries the cluster's mark. Services must be read later than this: one that is made
+    in between would have its load balancer taken for a leftover."""
     trees = [tree for found in (await read_all(cloud, owner)).values() for tree in found]
     known = {tree.id for tree in trees}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
@@ -58,9 +69,11 @@ async def everything_of(cloud: Cloud, owner: Owner) -> list[FoundTree]:
     return [*trees, *(_nobodys(one) for one in there if ownerless(one.tags))]
 
 
-def judged(trees: Sequence[FoundTree], owner: Owner, alive: Container[tuple[ServiceKey, str]] | None) -> list[Leftover]:
-    """Those that nobody has any more, in the order of their Services. `alive`: the Services that there are, with their uids;
-    None: the cluster is no more."""
+def judged(
+    trees: Sequence[FoundTree], owner: Owner, alive: Container[tuple[ServiceKey, str]] | None
+) -> list[Leftover]:
+    """Those that nobody has any more, in the order of their Services. `alive`: the Services that
+    there are, with their uids; None: the cluster is no more."""
     found = []
     for tree in trees:
         key = tree.service if tree.uid else None
@@ -81,7 +94,8 @@ def judged(trees: Sequence[FoundTree], owner: Owner, alive: Container[tuple[Serv
 
 
 async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewhere]:
-    """What the project has of other clusters. Octavia finds no tags by their beginning, so everything is listed."""
+    """What the project has of other clusters. Octavia finds no tags by their beginning, so
+    everything is listed."""
     names: dict[str, list[str]] = defaultdict(list)
     for one in await get_list(cloud, "loadbalancers", answers.Balancer):
         for cluster in clusters_of(one.tags):
@@ -89,7 +103,9 @@ async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewh
                 names[cluster].append(one.name)
     network = await clusters_at_neutron(cloud, known)
     return [
-        Elsewhere(cluster, len(names[cluster]), tuple(sorted(names[cluster])[:3]), network.get(cluster, 0))
+        Elsewhere(
+            cluster, len(names[cluster]), tuple(sorted(names[cluster])[:3]), network.get(cluster, 0)
+        )
         for cluster in sorted(names.keys() | network.keys())
     ]
 
@@ -103,20 +119,28 @@ async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
         for tree in await _as_it_is(cloud, leftover):
             await carry_out(cloud, drop(tree), looks, lambda: None)
     except StillWorking:
-        return str(Unavailable(f"Octavia is still at work on load balancer {leftover.load_balancer}", fix="try again later"))
+        return str(
+            Unavailable(
+                f"Octavia is still at work on load balancer {leftover.load_balancer}",
+                fix="try again later",
+            )
+        )
     except FairleadError as error:
         return str(error)
     return ""
 
 
 async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[FoundTree]:
-    """Now: what was on the same load balancer may have gone just before. None: it is gone by itself."""
+    """Now: what was on the same load balancer may have gone just before. None: it is gone by
+    itself."""
     if leftover.uid:
         whose = leftover.tree.service, leftover.uid
         found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
         return [tree for tree in found if tree.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
-        raise Conflict(f"on load balancer {leftover.load_balancer} there are listeners now", fix="look again")
+        raise Conflict(
+            f"on load balancer {leftover.load_balancer} there are listeners now", fix="look again"
+        )
     return [leftover.tree]
 
 

@@ -1,9 +1,9 @@
 """By what Fairlead knows its own load balancers: tags, never names.
 
-In: a cluster, a Service. Out: tags, names and descriptions; and back from tags to the Service. Pure.
-Names are not unique in Octavia, and anybody may give any. A tag with a comma in it can be set and never be found: none of ours
-can have one, as Kubernetes lets no name have it. Octavia cuts nothing: 255 characters are the most for each of these texts.
-"""
+In: a cluster, a Service. Out: tags, names and descriptions; and back from tags to the Service.
+Pure. Names are not unique in Octavia, and anybody may give any. A tag with a comma in it can be set
+and never be found: none of ours can have one, as Kubernetes lets no name have it. Octavia cuts
+nothing: 255 characters are the most for each of these texts."""
 
 from collections.abc import Iterable
 
@@ -13,24 +13,28 @@ LONGEST = 255
 ANY = "fairlead-"
 """Every tag of ours begins so."""
 OCCM = "kube_service_"
-"""Every tag of cloud-provider-openstack begins so: each is the name that it has for the load balancer of one Service."""
+"""Every tag of cloud-provider-openstack begins so: each is the name that it has for the load
+balancer of one Service."""
 _CLUSTER = "fairlead-cluster="
 _SERVICE = "fairlead-service="
 _UID = "fairlead-uid="
 _KEPT = " fairlead-keep"
 SHARED_WITH = "fairlead.io/shared-with="
-"""Tag of a load balancer, followed by the name of a namespace: the owner of the load balancer allows Services of that namespace
-to have listeners on it. The tag is not one of our marks: the owner sets and removes it."""
+"""Tag of a load balancer, followed by the name of a namespace: the owner of the load balancer
+allows Services of that namespace to have listeners on it. The tag is not one of our marks: the
+owner sets and removes it."""
 COVERS = "fairlead-covers="
 """On a monitor of provider ovn: the floating IP for which it asks members."""
 COVERS_ALL = f"{COVERS}all"
 """It does so for whichever comes."""
 EXPLICIT = "fairlead-explicit="
-"""On a listener, a setting that somebody asked for: without the wish it goes back to what the cloud has."""
+"""On a listener, a setting that somebody asked for: without the wish it goes back to what the cloud
+has."""
 
 
 class Owner(Value, frozen=True):
-    """A cluster. `uid`: of its namespace kube-system, which no two clusters share. `name`: for people."""
+    """A cluster. `uid`: of its namespace kube-system, which no two clusters share. `name`: for
+    people."""
 
     uid: str
     name: str
@@ -56,13 +60,18 @@ class Owner(Value, frozen=True):
         return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:LONGEST]
 
     def network_mark(self, service: ServiceKey, *, kept: bool = False) -> str:
-        """The description of what the Service has at Neutron, where tags cannot be given to what is being made."""
+        """The description of what the Service has at Neutron, where tags cannot be given to what is
+        being made."""
         return f"{service_tag(service)} {self.tag}{_KEPT if kept else ''}"
 
     def marked(self, description: str) -> ServiceKey | None:
         """Whose that is."""
         mark = description.removesuffix(_KEPT).removesuffix(f" {self.tag}")
-        if mark == description.removesuffix(_KEPT) or not mark.startswith(_SERVICE) or "/" not in mark:
+        if (
+            mark == description.removesuffix(_KEPT)
+            or not mark.startswith(_SERVICE)
+            or "/" not in mark
+        ):
             return None
         return ServiceKey.parse(mark.removeprefix(_SERVICE))
 
@@ -90,8 +99,8 @@ def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
 
 
 def without_service(tags: Iterable[str]) -> tuple[str, ...]:
-    """The tags of a load balancer that stays for other Services than the one for which it was made. The namespace of that one
-    may still share it."""
+    """The tags of a load balancer that stays for other Services than the one for which it was made.
+    The namespace of that one may still share it."""
     tags = tuple(tags)
     left = {tag for tag in tags if not tag.startswith((_SERVICE, _UID))}
     if (made_for := service_of(tags)) is not None:
@@ -99,10 +108,13 @@ def without_service(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(left))
 
 
-def shares_with(owner: Owner, tags: Iterable[str], service: ServiceKey, names: Iterable[str] = ()) -> bool:
-    """Whether this Service may share a load balancer with these tags: its owner has allowed it for the namespace, or it was
-    made for a Service of the same namespace, by us or by cloud-provider-openstack. `names`: the names that the latter gives to
-    this Service in the cluster whose load balancers are taken over."""
+def shares_with(
+    owner: Owner, tags: Iterable[str], service: ServiceKey, names: Iterable[str] = ()
+) -> bool:
+    """Whether this Service may share a load balancer with these tags: its owner has allowed it for
+    the namespace, or it was made for a Service of the same namespace, by us or by
+    cloud-provider-openstack. `names`: the names that the latter gives to this Service in the
+    cluster whose load balancers are taken over."""
     tags = tuple(tags)
     if SHARED_WITH + service.namespace in tags:
         return True
@@ -110,9 +122,18 @@ def shares_with(owner: Owner, tags: Iterable[str], service: ServiceKey, names: I
         made_for = owner.whose(tags)
         return made_for is not None and made_for[0].namespace == service.namespace
     own = f"_{service.namespace}_{service.name}"
-    prefixes = [name.removesuffix(service.name) for name in names if name.startswith(OCCM) and name.endswith(own)]
-    # The name of a Service has no underscore: with one, the load balancer is of a cluster whose name begins with this one's.
-    return any(tag.startswith(each) and "_" not in tag.removeprefix(each) for each in prefixes for tag in tags)
+    prefixes = [
+        name.removesuffix(service.name)
+        for name in names
+        if name.startswith(OCCM) and name.endswith(own)
+    ]
+    # The name of a Service has no underscore: with one, the load balancer is of a cluster whose
+    # name begins with this one's.
+    return any(
+        tag.startswith(each) and "_" not in tag.removeprefix(each)
+        for each in prefixes
+        for tag in tags
+    )
 
 
 def ownerless(tags: Iterable[str]) -> bool:

@@ -1,10 +1,11 @@
-"""The one write that brings a pool's members to what is wanted, with as few of them in it as can be.
+"""The one write that brings a pool's members to what is wanted, with as few of them in it as can
+be.
 
-In: a pool as it was found on a load balancer, the members that it is to have. Out: a Call, or none. Pure.
-Octavia knows a member by its address and port. A batch costs its worker as much for each member of the pool as a change of that
-would, be it the same as before, and so it does with `additive_only`, where those that are not listed are written again, too: a
-change of one member is therefore a write about that one.
-"""
+In: a pool as it was found on a load balancer, the members that it is to have. Out: a Call, or none.
+Pure. Octavia knows a member by its address and port. A batch costs its worker as much for each
+member of the pool as a change of that would, be it the same as before, and so it does with
+`additive_only`, where those that are not listed are written again, too: a change of one member is
+therefore a write about that one."""
 
 from collections.abc import Sequence
 
@@ -14,10 +15,12 @@ from fairlead.drivers.octavia.tree import ERROR, FoundPool, FoundTree, Member
 from fairlead.model import ServiceKey
 
 
-def members_step(key: ServiceKey, tree: FoundTree, found: FoundPool, wanted: Sequence[Member]) -> Call | None:
-    """None: they are as wanted, and none of them is in ERROR. One that is in ERROR the provider may know or not: a batch makes
-    it either way. Of one that is there twice, as it was written in two ways, a batch leaves one. An empty pool is filled as a
-    new one is."""
+def members_step(
+    key: ServiceKey, tree: FoundTree, found: FoundPool, wanted: Sequence[Member]
+) -> Call | None:
+    """None: they are as wanted, and none of them is in ERROR. One that is in ERROR the provider may
+    know or not: a batch makes it either way. Of one that is there twice, as it was written in two
+    ways, a batch leaves one. An empty pool is filled as a new one is."""
     there = {_place(each.member): each for each in found.members}
     places = {_place(each) for each in wanted}
     gone = [each for each in found.members if _place(each.member) not in places]
@@ -30,12 +33,33 @@ def members_step(key: ServiceKey, tree: FoundTree, found: FoundPool, wanted: Seq
         case [], [], [], False:
             return None
         case [one], [], [], False if there:
-            return Call(key, "POST", path, {"member": bodies.member(one)}, f"member {one.address} {words}", tree.id)
+            return Call(
+                key,
+                "POST",
+                path,
+                {"member": bodies.member(one)},
+                f"member {one.address} {words}",
+                tree.id,
+            )
         case [], [one], [], False:
             path = f"{path}/{there[_place(one)].id}"
-            return Call(key, "PUT", path, {"member": bodies.member_settings(one)}, f"member {one.address} {words}", tree.id)
+            return Call(
+                key,
+                "PUT",
+                path,
+                {"member": bodies.member_settings(one)},
+                f"member {one.address} {words}",
+                tree.id,
+            )
         case [], [], [old], False:
-            return Call(key, "DELETE", f"{path}/{old.id}", None, f"member {old.member.address} {words}", tree.id)
+            return Call(
+                key,
+                "DELETE",
+                f"{path}/{old.id}",
+                None,
+                f"member {old.member.address} {words}",
+                tree.id,
+            )
     return Call(key, "PUT", path, bodies.members(wanted), f"members {words}", tree.id)
 
 

@@ -1,8 +1,8 @@
-"""What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia has done its part.
+"""What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia
+has done its part.
 
-In: FoundTrees. Out: what was Found of each Service, with its floating IPs and the rules by which its nodes are reached. Where
-nothing at Neutron is asked for, it is not called at all.
-"""
+In: FoundTrees. Out: what was Found of each Service, with its floating IPs and the rules by which
+its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
 
 import asyncio
 from collections import defaultdict
@@ -14,7 +14,16 @@ import msgspec
 from fairlead.drivers.octavia import floating, security
 from fairlead.drivers.octavia.answers import get_versions
 from fairlead.drivers.octavia.apply import Looks, carry_out
-from fairlead.drivers.octavia.changes import MONITORS, Call, Change, Close, Expose, Loosen, Open, Step
+from fairlead.drivers.octavia.changes import (
+    MONITORS,
+    Call,
+    Change,
+    Close,
+    Expose,
+    Loosen,
+    Open,
+    Step,
+)
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
@@ -28,14 +37,17 @@ Trees = Mapping[ServiceKey, Sequence[FoundTree]]
 
 RANGES = "SourceRangesNotHeld"
 COVERING = (2, 27)
-"""Octavia's API has had this version since May 2023, and its provider ovn has covered them since December 2022; both are of one
-release in a cloud."""
+"""Octavia's API has had this version since May 2023, and its provider ovn has covered them since
+December 2022; both are of one release in a cloud."""
 
 
 class Network:
-    """Of one cloud. `floats`: floating IPs are seen to; `secures`: the security group of the nodes."""
+    """Of one cloud. `floats`: floating IPs are seen to; `secures`: the security group of the
+    nodes."""
 
-    def __init__(self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool) -> None:
+    def __init__(
+        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool
+    ) -> None:
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
@@ -55,7 +67,8 @@ class Network:
 
     @property
     def covers(self) -> bool:
-        """Monitors that provider ovn makes cover floating IPs that come later, as far as is known."""
+        """Monitors that provider ovn makes cover floating IPs that come later, as far as is
+        known."""
         return bool(self._covers)
 
     async def with_all(self, trees: Trees) -> dict[ServiceKey, Found]:
@@ -82,7 +95,9 @@ class Network:
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
 
-    async def carry_out(self, steps: Sequence[Step], looks: Looks, fence: Callable[[], None]) -> None:
+    async def carry_out(
+        self, steps: Sequence[Step], looks: Looks, fence: Callable[[], None]
+    ) -> None:
         """In their order. Raises as `apply.carry_out`."""
         calls: list[Call] = []
         for step in steps:
@@ -116,13 +131,26 @@ class Network:
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
                         await security.loosen(self._cloud, self._owner, nodes)
-                        self._guarded, self._seen, self._idle = self._guarded - nodes, self._seen - nodes, frozenset()
+                        self._guarded, self._seen, self._idle = (
+                            self._guarded - nodes,
+                            self._seen - nodes,
+                            frozenset(),
+                        )
         await carry_out(self._cloud, calls, looks, fence)
 
     def _see(self, trees: Trees, ports: Sequence[frozenset[str]]) -> None:
-        """Which addresses have the group, and which of them have not been a member's at this look and at the one before."""
-        needed = {one.member.address for own in trees.values() for tree in own for pool in tree.pools for one in pool.members}
-        idle = {address for port in ports if port.isdisjoint(needed | self._opened) for address in port}
+        """Which addresses have the group, and which of them have not been a member's at this look
+        and at the one before."""
+        needed = {
+            one.member.address
+            for own in trees.values()
+            for tree in own
+            for pool in tree.pools
+            for one in pool.members
+        }
+        idle = {
+            address for port in ports if port.isdisjoint(needed | self._opened) for address in port
+        }
         self._guarded = frozenset(address for port in ports for address in port)
         self._idle = frozenset(idle & self._unused)
         self._unused = frozenset(idle)
@@ -130,7 +158,8 @@ class Network:
         self._tells_idle = min(trees, default=None)
 
     async def _learn(self) -> None:
-        """Asked until it is known, before anything is made. It matters for provider ovn alone, and holds up nobody else."""
+        """Asked until it is known, before anything is made. It matters for provider ovn alone, and
+        holds up nobody else."""
         if self._floats and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
@@ -139,19 +168,29 @@ class Network:
         whole = [tree for own in trees.values() for tree in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
-            asked = {id_ for tree in whole if provider_of(tree.provider) == provider for id_ in _subnets(tree)}
+            asked = {
+                id_
+                for tree in whole
+                if provider_of(tree.provider) == provider
+                for id_ in _subnets(tree)
+            }
             for id_, sources in (await security.sources_of(self._cloud, asked, provider)).items():
                 known[provider, id_] = sources
 
         def with_sources(tree: FoundTree) -> FoundTree:
             provider = provider_of(tree.provider) or ""
-            sources = {source for id_ in _subnets(tree) for source in known.get((provider, id_), ())}
+            sources = {
+                source for id_ in _subnets(tree) for source in known.get((provider, id_), ())
+            }
             return msgspec.structs.replace(tree, sources=tuple(sorted(sources)))
 
         return {key: list(map(with_sources, own)) for key, own in trees.items()}
 
     def _found(
-        self, trees: Trees, all_: Sequence[FloatingIp], rules: Mapping[ServiceKey, Sequence[FoundRule]]
+        self,
+        trees: Trees,
+        all_: Sequence[FloatingIp],
+        rules: Mapping[ServiceKey, Sequence[FoundRule]],
     ) -> dict[ServiceKey, Found]:
         by_port: dict[str, list[FloatingIp]] = defaultdict(list)
         loose: dict[ServiceKey, list[FloatingIp]] = defaultdict(list)
@@ -163,7 +202,10 @@ class Network:
         guarded = (self._guarded | self._seen) - self._idle
         return {
             key: Found(
-                tuple(msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id])) for tree in trees.get(key, ())),
+                tuple(
+                    msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id]))
+                    for tree in trees.get(key, ())
+                ),
                 loose=tuple(loose[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
                 guarded=guarded,
@@ -186,6 +228,11 @@ def _comes_last(step: Call) -> bool:
 
 
 def further(left: Sequence[Change]) -> list[Step]:
-    """What is left, if it is Neutron's alone, or comes after that; the last step of `left` is to look."""
-    found = [step for step in left if isinstance(step, Step) and (not isinstance(step, Call) or _comes_last(step))]
+    """What is left, if it is Neutron's alone, or comes after that; the last step of `left` is to
+    look."""
+    found = [
+        step
+        for step in left
+        if isinstance(step, Step) and (not isinstance(step, Call) or _comes_last(step))
+    ]
     return found if len(found) == len(left) - 1 else []

@@ -1,11 +1,10 @@
 """Finds at Neutron what was made for Services and clusters that are no more, and takes it away.
 
-In: a Cloud, a cluster, the Services that it has. Out: NetworkLeftovers; and whether each could be deleted. Load balancers are
-`leftovers`, and go before: their floating IPs lead nowhere then.
-Invariant: nothing is named, or touched, whose description does not carry the mark of the cluster in question. A floating IP
-that is kept outlives its Service and its cluster, for somebody wished so, unless it is asked for; one that leads to what stays
-is left alone.
-"""
+In: a Cloud, a cluster, the Services that it has. Out: NetworkLeftovers; and whether each could be
+deleted. Load balancers are `leftovers`, and go before: their floating IPs lead nowhere then.
+Invariant: nothing is named, or touched, whose description does not carry the mark of the cluster in
+question. A floating IP that is kept outlives its Service and its cluster, for somebody wished so,
+unless it is asked for; one that leads to what stays is left alone."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -25,8 +24,8 @@ NOBODYS = "no Service has a rule in it"
 
 
 class NetworkLeftover(Value, frozen=True):
-    """A floating IP, or the rules that one Service has left in the cluster's security group. With neither: the group itself,
-    which has no rules of Services. `service`: empty for the group."""
+    """A floating IP, or the rules that one Service has left in the cluster's security group. With
+    neither: the group itself, which has no rules of Services. `service`: empty for the group."""
 
     cluster: str
     service: str
@@ -49,16 +48,26 @@ class _Marked(msgspec.Struct):
 
 
 async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
-    """All that carries the cluster's mark. Services must be read later than this, as with load balancers."""
-    floating = [each for each in await neutron.all_floating(cloud, owner) if each.service is not None]
-    return Theirs(floating, await security.all_rules(cloud, owner), await security.has_group(cloud, owner))
+    """All that carries the cluster's mark. Services must be read later than this, as with load
+    balancers."""
+    floating = [
+        each for each in await neutron.all_floating(cloud, owner) if each.service is not None
+    ]
+    return Theirs(
+        floating, await security.all_rules(cloud, owner), await security.has_group(cloud, owner)
+    )
 
 
 def judged_at_neutron(
-    theirs: Theirs, owner: Owner, alive: Container[ServiceKey] | None, going: Container[str], *, kept: bool = False
+    theirs: Theirs,
+    owner: Owner,
+    alive: Container[ServiceKey] | None,
+    going: Container[str],
+    *,
+    kept: bool = False,
 ) -> list[NetworkLeftover]:
-    """`alive`: the Services that there are; None: the cluster is no more. `going`: ports of load balancers that are leftovers
-    themselves. `kept`: floating IPs that are kept, too."""
+    """`alive`: the Services that there are; None: the cluster is no more. `going`: ports of load
+    balancers that are leftovers themselves. `kept`: floating IPs that are kept, too."""
     why = CLUSTER_GONE if alive is None else SERVICE_GONE
 
     def is_left(key: ServiceKey | None) -> bool:
@@ -67,7 +76,9 @@ def judged_at_neutron(
     found = [
         NetworkLeftover(owner.uid, str(each.service), why, floating=each)
         for each in theirs.floating
-        if is_left(each.service) and (kept or not each.kept) and (not each.port_id or each.port_id in going)
+        if is_left(each.service)
+        and (kept or not each.kept)
+        and (not each.port_id or each.port_id in going)
     ]
     found += [
         NetworkLeftover(owner.uid, str(key), why, rules=tuple(sorted(each.id for each in rules)))
@@ -84,7 +95,9 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
     owner, floating = Owner(leftover.cluster, ""), leftover.floating
     try:
         if floating is None:
-            await security.close(cloud, owner, Close(ServiceKey.parse(leftover.service or "/"), leftover.rules))
+            await security.close(
+                cloud, owner, Close(ServiceKey.parse(leftover.service or "/"), leftover.rules)
+            )
             return ""
         now = await neutron.floating_at(cloud, owner, floating.address)
         if now is None or now.id != floating.id:
@@ -98,7 +111,8 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
 
 
 async def clusters_at_neutron(cloud: Cloud, known: Container[str]) -> dict[str, int]:
-    """Of other clusters in the project: how many floating IPs and security groups they have, kept ones aside."""
+    """Of other clusters in the project: how many floating IPs and security groups they have, kept
+    ones aside."""
     of: dict[str, int] = {}
     for path in (neutron.FLOATING_IPS, security.GROUPS):
         for cluster in _clusters(await get_list(cloud, path, _Marked)):

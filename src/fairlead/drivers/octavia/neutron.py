@@ -1,7 +1,7 @@
 """What there is at Neutron that load balancers have to do with.
 
-In: a Cloud. Out: floating IPs, those with this cluster's mark and those of others. A call for each thousand of them.
-"""
+In: a Cloud. Out: floating IPs, those with this cluster's mark and those of others. A call for each
+thousand of them."""
 
 from collections.abc import Iterable
 
@@ -41,7 +41,9 @@ async def all_floating(cloud: Cloud, owner: Owner) -> list[FloatingIp]:
     return _values(await get_list(cloud, FLOATING_IPS, _FloatingIp), owner)
 
 
-async def floating_of(cloud: Cloud, owner: Owner, key: ServiceKey, ports: Iterable[str]) -> list[FloatingIp]:
+async def floating_of(
+    cloud: Cloud, owner: Owner, key: ServiceKey, ports: Iterable[str]
+) -> list[FloatingIp]:
     """Those with the mark of the Service, and those that lead to one of the ports."""
     marks = [owner.network_mark(key, kept=kept) for kept in (False, True)]
     found = await get_list(cloud, FLOATING_IPS, _FloatingIp, {"description": marks})
@@ -58,7 +60,9 @@ async def floating_at(cloud: Cloud, owner: Owner, address: str) -> FloatingIp | 
 
 async def subnets(cloud: Cloud, network_id: str) -> list[Subnet]:
     """Of IPv4, as far as they may be seen."""
-    return await get_list(cloud, f"{NETWORK}subnets", Subnet, {"network_id": network_id, "ip_version": "4"})
+    return await get_list(
+        cloud, f"{NETWORK}subnets", Subnet, {"network_id": network_id, "ip_version": "4"}
+    )
 
 
 def made(answer: bytes, owner: Owner) -> FloatingIp:

@@ -1,9 +1,9 @@
 """What there is at Octavia with our mark, or on a load balancer that a Service is to be on.
 
-In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load balancer. Out: FoundTrees, one
-for each Service on each load balancer. A handful of calls whatever the number of load balancers, and one for each pool that has
-members: their weights are told nowhere else.
-"""
+In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load
+balancer. Out: FoundTrees, one for each Service on each load balancer. A handful of calls whatever
+the number of load balancers, and one for each pool that has members: their weights are told nowhere
+else."""
 
 import asyncio
 from collections import defaultdict
@@ -44,12 +44,17 @@ async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[FoundTre
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[FoundTree]:
     """The load balancers that were made for one Service, with everything of it."""
-    return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(key, [])
+    return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
+        key, []
+    )
 
 
-async def read_at(cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None) -> list[FoundTree]:
-    """What this Service, or one of its name, has on the load balancer of this id; nothing if that is gone. `names`: those that
-    cloud-provider-openstack has for it; what nobody has marked, or it for this Service, is then the Service's as well."""
+async def read_at(
+    cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None
+) -> list[FoundTree]:
+    """What this Service, or one of its name, has on the load balancer of this id; nothing if that
+    is gone. `names`: those that cloud-provider-openstack has for it; what nobody has marked, or it
+    for this Service, is then the Service's as well."""
     one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     if one is None or one.provisioning_status == DELETED:
         return []
@@ -72,25 +77,40 @@ async def read_at(cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Col
             owned[listener.id] = found
             if listener.default_pool_id:
                 owned.setdefault(listener.default_pool_id, found)
-    with_monitor = [pool.healthmonitor_id for pool in pools if pool.healthmonitor_id and pool.id in owned]
-    monitors = await asyncio.gather(*(get_one(cloud, f"healthmonitors/{each}", answers.Monitor) for each in with_monitor))
+    with_monitor = [
+        pool.healthmonitor_id for pool in pools if pool.healthmonitor_id and pool.id in owned
+    ]
+    monitors = await asyncio.gather(
+        *(get_one(cloud, f"healthmonitors/{each}", answers.Monitor) for each in with_monitor)
+    )
     own = {whose, *(found for found in owned.values() if found[0] == whose[0])}
     pools = [pool for pool in pools if owned.get(pool.id) in own]
     parts = _Parts([one], listeners, pools, [each for each in monitors if each is not None])
     trees = await _trees(cloud, owner, parts, owned, own)
     standing: Standing = "guest" if names is None else "foreign"
-    return [msgspec.structs.replace(tree, standing=standing) if tree.standing == "guest" else tree for tree in trees]
+    return [
+        msgspec.structs.replace(tree, standing=standing) if tree.standing == "guest" else tree
+        for tree in trees
+    ]
 
 
 async def find_called(cloud: Cloud, name: str) -> list[Candidate]:
     """The load balancers of this name. Names are not unique."""
     found = await get_list(cloud, "loadbalancers", answers.Balancer, {"name": name})
-    return [_candidate(each) for each in found if each.provisioning_status not in (DELETED, "PENDING_DELETE")]
+    return [
+        _candidate(each)
+        for each in found
+        if each.provisioning_status not in (DELETED, "PENDING_DELETE")
+    ]
 
 
 async def find_by_id(cloud: Cloud, id_: str) -> Candidate | None:
     found = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
-    return _candidate(found) if found is not None and found.provisioning_status not in (DELETED, "PENDING_DELETE") else None
+    return (
+        _candidate(found)
+        if found is not None and found.provisioning_status not in (DELETED, "PENDING_DELETE")
+        else None
+    )
 
 
 async def listeners_on(cloud: Cloud, id_: str) -> set[str]:
@@ -100,14 +120,17 @@ async def listeners_on(cloud: Cloud, id_: str) -> set[str]:
 
 
 async def settled(cloud: Cloud, balancer_id: str) -> str:
-    """The status of a load balancer on which nothing is being done; PENDING while something is, be it on the last of its
-    children: provider ovn calls a load balancer ACTIVE when the first of several things is done. DELETED: it is gone. ERROR:
-    it has failed, whatever its children are waiting for."""
+    """The status of a load balancer on which nothing is being done; PENDING while something is, be
+    it on the last of its children: provider ovn calls a load balancer ACTIVE when the first of
+    several things is done. DELETED: it is gone. ERROR: it has failed, whatever its children are
+    waiting for."""
     body = await cloud.get(f"loadbalancers/{balancer_id}/status")
     if body is None:
         return DELETED
     whole = msgspec.json.decode(body, type=dict[str, dict[str, dict[str, object]]])
-    status = str(whole.get("statuses", {}).get("loadbalancer", {}).get("provisioning_status", DELETED))
+    status = str(
+        whole.get("statuses", {}).get("loadbalancer", {}).get("provisioning_status", DELETED)
+    )
     return "PENDING" if b"PENDING_" in body and status not in (DELETED, ERROR) else status
 
 
@@ -118,7 +141,9 @@ class _Parts(NamedTuple):
     monitors: Sequence[answers.Monitor]
 
 
-async def _read(cloud: Cloud, owner: Owner, tags: str, *, everywhere: bool) -> dict[ServiceKey, list[FoundTree]]:
+async def _read(
+    cloud: Cloud, owner: Owner, tags: str, *, everywhere: bool
+) -> dict[ServiceKey, list[FoundTree]]:
     of = {"tags": tags}
     found = await get_list(cloud, "loadbalancers", answers.Balancer, of)
     balancers = [each for each in found if each.provisioning_status != DELETED]
@@ -133,35 +158,54 @@ async def _read(cloud: Cloud, owner: Owner, tags: str, *, everywhere: bool) -> d
         hosts = {each.id for listener in listeners for each in listener.loadbalancers}
         hosts |= {each.id for pool in pools for each in pool.loadbalancers}
         hosts -= {each.id for each in found}
-        others = await asyncio.gather(*(get_one(cloud, f"loadbalancers/{id_}", answers.Balancer) for id_ in sorted(hosts)))
-        balancers += [each for each in others if each is not None and each.provisioning_status != DELETED]
+        others = await asyncio.gather(
+            *(get_one(cloud, f"loadbalancers/{id_}", answers.Balancer) for id_ in sorted(hosts))
+        )
+        balancers += [
+            each for each in others if each is not None and each.provisioning_status != DELETED
+        ]
     owned = _owned(owner, listeners, pools)
     trees: dict[ServiceKey, list[FoundTree]] = defaultdict(list)
     for tree in await _trees(cloud, owner, _Parts(balancers, listeners, pools, monitors), owned):
         trees[tree.service].append(tree)
-    return {key: sorted(own, key=lambda tree: (tree.created, tree.id)) for key, own in trees.items()}
+    return {
+        key: sorted(own, key=lambda tree: (tree.created, tree.id)) for key, own in trees.items()
+    }
 
 
-def _owned(owner: Owner, listeners: Iterable[answers.Listener], pools: Iterable[answers.Pool]) -> dict[str, Whose]:
+def _owned(
+    owner: Owner, listeners: Iterable[answers.Listener], pools: Iterable[answers.Pool]
+) -> dict[str, Whose]:
     """Whose each is, by its id, of those that are marked."""
     tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
     return {id_: whose for id_, own in tags.items() if (whose := owner.whose(own)) is not None}
 
 
 async def _trees(
-    cloud: Cloud, owner: Owner, parts: _Parts, owned: Mapping[str, Whose], services: Collection[Whose] | None = None
+    cloud: Cloud,
+    owner: Owner,
+    parts: _Parts,
+    owned: Mapping[str, Whose],
+    services: Collection[Whose] | None = None,
 ) -> list[FoundTree]:
-    """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each there is a tree on each load
-    balancer; else where it has something."""
+    """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each
+    there is a tree on each load balancer; else where it has something."""
     with_members = [pool for pool in parts.pools if pool.members]
-    members_of = [get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members]
-    members = {pool.id: found for pool, found in zip(with_members, await asyncio.gather(*members_of), strict=True)}
+    members_of = [
+        get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members
+    ]
+    members = {
+        pool.id: found
+        for pool, found in zip(with_members, await asyncio.gather(*members_of), strict=True)
+    }
     monitor_of = {pool.id: each for each in parts.monitors for pool in each.pools}
     pools_of: dict[tuple[str, Whose], list[FoundPool]] = defaultdict(list)
     for pool in parts.pools:
         if (whose := owned.get(pool.id)) is not None:
             for balancer in pool.loadbalancers:
-                pools_of[balancer.id, whose].append(_pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id)))
+                pools_of[balancer.id, whose].append(
+                    _pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id))
+                )
     listeners_of: dict[str, list[answers.Listener]] = defaultdict(list)
     for listener in parts.listeners:
         for balancer in listener.loadbalancers:
@@ -169,7 +213,12 @@ async def _trees(
     there: dict[str, set[Whose]] = defaultdict(set)
     for id_, whose in [
         *pools_of,
-        *((id_, owned[one.id]) for id_, all_ in listeners_of.items() for one in all_ if one.id in owned),
+        *(
+            (id_, owned[one.id])
+            for id_, all_ in listeners_of.items()
+            for one in all_
+            if one.id in owned
+        ),
     ]:
         there[id_].add(whose)
     trees = []
@@ -178,13 +227,22 @@ async def _trees(
         for whose in {holder, *there[one.id]} - {None} if services is None else services:
             assert whose is not None
             own = [each for each in listeners_of[one.id] if owned.get(each.id) == whose]
-            # What the Service had when it was another of the same name is in nobody's way: it goes first.
-            rest = [each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]]
+            # What the Service had when it was another of the same name is in nobody's way: it goes
+            # first.
+            rest = [
+                each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]
+            ]
             tree = _tree(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
             standing: Standing = "own" if holder == whose else "guest"
-            taken = tuple(sorted(Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest))
+            taken = tuple(
+                sorted(
+                    Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest
+                )
+            )
             others = len({each.id for each in one.listeners} - {each.id for each in own})
-            trees.append(msgspec.structs.replace(tree, standing=standing, others=others, taken=taken))
+            trees.append(
+                msgspec.structs.replace(tree, standing=standing, others=others, taken=taken)
+            )
     return trees
 
 
@@ -195,11 +253,22 @@ def _holder(one: answers.Listener, owned: Mapping[str, Whose]) -> str:
 
 
 def _candidate(one: answers.Balancer) -> Candidate:
-    return Candidate(one.id, one.name, one.description or "", tuple(one.tags), one.provider, one.vip_address or "")
+    return Candidate(
+        one.id,
+        one.name,
+        one.description or "",
+        tuple(one.tags),
+        one.provider,
+        one.vip_address or "",
+    )
 
 
 def _tree(
-    one: answers.Balancer, key: ServiceKey, uid: str, listeners: Iterable[FoundListener], pools: Iterable[FoundPool]
+    one: answers.Balancer,
+    key: ServiceKey,
+    uid: str,
+    listeners: Iterable[FoundListener],
+    pools: Iterable[FoundPool],
 ) -> FoundTree:
     return FoundTree(
         id=one.id,
@@ -216,7 +285,9 @@ def _tree(
         port_id=one.vip_port_id or "",
         subnet_id=one.vip_subnet_id or "",
         further=tuple(
-            (read_address(each.ip_address) or "", each.subnet_id or "") for each in one.additional_vips if each.ip_address
+            (read_address(each.ip_address) or "", each.subnet_id or "")
+            for each in one.additional_vips
+            if each.ip_address
         ),
         listeners=tuple(sorted(listeners)),
         pools=tuple(sorted(pools, key=lambda pool: pool.id)),
@@ -244,11 +315,15 @@ def _listener(one: answers.Listener) -> FoundListener:
     )
 
 
-def _pool(one: answers.Pool, members: Iterable[answers.Member], monitor: answers.Monitor | None) -> FoundPool:
+def _pool(
+    one: answers.Pool, members: Iterable[answers.Member], monitor: answers.Monitor | None
+) -> FoundPool:
     persistence = one.session_persistence
     affinity_s = None
     if persistence is not None:
-        affinity_s = (persistence.persistence_timeout or 0) if persistence.type == "SOURCE_IP" else -1
+        affinity_s = (
+            (persistence.persistence_timeout or 0) if persistence.type == "SOURCE_IP" else -1
+        )
     return FoundPool(
         id=one.id,
         status=one.provisioning_status,

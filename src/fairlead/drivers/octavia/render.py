@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Explicit, Listener, Member, Monitor, Pool, Rule, Tree, family_of
+from fairlead.drivers.octavia.tree import (
+    Explicit,
+    Listener,
+    Member,
+    Monitor,
+    Pool,
+    Rule,
+    Tree,
+    family_of,
+)
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
@@ -25,7 +34,11 @@ SHORTEST_UDP_DELAY_S = 3
 
 
 def trees_of(intents: Mapping[ServiceKey, LoadBalancer], owner: Owner) -> dict[ServiceKey, Tree]:
-    return {key: _tree(intent, intent.octavia, owner) for key, intent in intents.items() if intent.octavia is not None}
+    return {
+        key: _tree(intent, intent.octavia, owner)
+        for key, intent in intents.items()
+        if intent.octavia is not None
+    }
 
 
 def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree:
@@ -38,14 +51,19 @@ def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree
         tags=owner.tags(intent.service, intent.uid),
         child_tags=owner.tags(intent.service, intent.uid),
         place=settings.place,
-        listeners=tuple(sorted(_listener(intent, settings, each) for each in _of_ports(intent, settings))),
+        listeners=tuple(
+            sorted(_listener(intent, settings, each) for each in _of_ports(intent, settings))
+        ),
         families=_families(intent),
         addresses=intent.addresses,
         why=settings.why,
         elsewhere=settings.elsewhere,
         floating=settings.floating,
         rules=_rules(intent, settings) if settings.secured else None,
-        network_marks=(owner.network_mark(intent.service), owner.network_mark(intent.service, kept=True)),
+        network_marks=(
+            owner.network_mark(intent.service),
+            owner.network_mark(intent.service, kept=True),
+        ),
     )
 
 
@@ -63,7 +81,11 @@ def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[Wanted]:
         if settings.provider == "amphora" and protocol == "TCP":
             # It makes connections of its own, of any family: each node is a member once.
             same = [next((each for each in same if each.members), same[0])]
-        merged.append(msgspec.structs.replace(same[0], members=tuple(member for each in same for member in each.members)))
+        merged.append(
+            msgspec.structs.replace(
+                same[0], members=tuple(member for each in same for member in each.members)
+            )
+        )
     return merged
 
 
@@ -80,7 +102,9 @@ def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -
         port=wanted.port,
         pool=_pool(intent, settings, wanted),
         connection_limit=settings.connection_limit,
-        timeouts=tuple((name, value) for name, value in sorted(timeouts.items()) if value is not None and tcp),
+        timeouts=tuple(
+            (name, value) for name, value in sorted(timeouts.items()) if value is not None and tcp
+        ),
         cidrs=_all_cidrs(intent) if settings.provider == "amphora" else (),
         forwarded_for=tcp and settings.forwarded_for,
     )
@@ -89,21 +113,36 @@ def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -
 def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Pool:
     protocol: str = wanted.protocol
     if protocol == "TCP":
-        protocol = "HTTP" if settings.forwarded_for else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
+        protocol = (
+            "HTTP"
+            if settings.forwarded_for
+            else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
+        )
     method, affinity_s = _choosing(intent, settings, wanted)
     monitor = _monitor(intent, settings, wanted)
-    port = intent.health_monitor.port if monitor is not None and monitor.type == "HTTP" and intent.health_monitor else None
+    port = (
+        intent.health_monitor.port
+        if monitor is not None and monitor.type == "HTTP" and intent.health_monitor
+        else None
+    )
     return Pool(protocol, method, _members(settings, wanted, port), monitor, affinity_s)
 
 
-def _choosing(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> tuple[str, int | None]:
-    """By which method, and how long a client stays with a member. How long, Octavia lets nobody say of TCP, and without that
-    provider ovn 11 does nothing, or writes the word None: there the client's address alone has to choose."""
+def _choosing(
+    intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted
+) -> tuple[str, int | None]:
+    """By which method, and how long a client stays with a member. How long, Octavia lets nobody say
+    of TCP, and without that provider ovn 11 does nothing, or writes the word None: there the
+    client's address alone has to choose."""
     if not intent.affinity_timeout_s:
         return settings.method, None
     if settings.provider == "ovn":
         over_tcp = wanted.protocol == "TCP"
-        return ("SOURCE_IP", None) if over_tcp else (settings.method, min(intent.affinity_timeout_s, LONGEST_AFFINITY_S))
+        return (
+            ("SOURCE_IP", None)
+            if over_tcp
+            else (settings.method, min(intent.affinity_timeout_s, LONGEST_AFFINITY_S))
+        )
     return settings.method, intent.affinity_timeout_s if wanted.protocol != "TCP" else 0
 
 
@@ -111,13 +150,18 @@ def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) ->
     type_, checks = dict(settings.asking).get(wanted.protocol), settings.checks
     if type_ is None or checks is None:
         return None
-    delay_s = max(checks.delay_s, SHORTEST_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
+    delay_s = (
+        max(checks.delay_s, SHORTEST_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
+    )
     path = intent.health_monitor.path if type_ == "HTTP" and intent.health_monitor else ""
     return Monitor(type_, delay_s, checks.timeout_s, checks.rise, checks.fall, path)
 
 
-def _members(settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None) -> tuple[Member, ...]:
-    """A node that gets nothing new keeps its connections where weights are understood: as one without weight."""
+def _members(
+    settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None
+) -> tuple[Member, ...]:
+    """A node that gets nothing new keeps its connections where weights are understood: as one
+    without weight."""
     weighted = settings.provider == "amphora"
     heaviest = max((each.weight for each in wanted.members), default=0)
     members = []
@@ -127,13 +171,20 @@ def _members(settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None
             weight = max(1, weight * HEAVIEST // heaviest)
         if weighted or weight:
             members.append(
-                Member(each.address, wanted.node_port, weight if weighted else 1, monitor_port, _subnet(settings, each.address))
+                Member(
+                    each.address,
+                    wanted.node_port,
+                    weight if weighted else 1,
+                    monitor_port,
+                    _subnet(settings, each.address),
+                )
             )
     return tuple(sorted(members))
 
 
 def _subnet(settings: OctaviaSettings, address: str) -> str:
-    """Where a member is, if Octavia is to be told: provider ovn has to be, of those that are not where its first address is."""
+    """Where a member is, if Octavia is to be told: provider ovn has to be, of those that are not
+    where its first address is."""
     if settings.provider == "ovn" and settings.place.subnet_id_v6 and family_of(address) == "IPv6":
         return settings.place.subnet_id_v6
     return settings.member_subnet_id
@@ -150,13 +201,19 @@ def _rules(intent: LoadBalancer, settings: OctaviaSettings) -> tuple[Rule, ...]:
             ranges = _cidrs(intent.source_ranges, each.family) or (EVERYBODY[each.family],)
             rules |= {Rule(protocol, each.node_port, source) for source in ranges}
     monitors = [_monitor(intent, settings, each) for each in intent.listeners]
-    if intent.health_monitor is not None and any(each is not None and each.type == "HTTP" for each in monitors):
+    if intent.health_monitor is not None and any(
+        each is not None and each.type == "HTTP" for each in monitors
+    ):
         rules.add(Rule("tcp", intent.health_monitor.port))
     return tuple(sorted(rules))
 
 
 def _all_cidrs(intent: LoadBalancer) -> tuple[str, ...]:
-    return tuple(sorted({cidr for family in _families(intent) for cidr in _cidrs(intent.source_ranges, family)}))
+    return tuple(
+        sorted(
+            {cidr for family in _families(intent) for cidr in _cidrs(intent.source_ranges, family)}
+        )
+    )
 
 
 def _cidrs(ranges: Iterable[str], family: Family) -> tuple[str, ...]:

@@ -1,15 +1,17 @@
-"""Who may reach the nodes of a load balancer: rules of one security group that a cluster's nodes have.
+"""Who may reach the nodes of a load balancer: rules of one security group that a cluster's nodes
+have.
 
-In: a Tree, the FoundTree that is to be it, the rules that are there. Out: steps (pure), and how they are carried out. Each rule
-carries the mark of its Service; nodes get the group once, so a change of a Service writes to no node's port. What else a port
-has stays: it is written only over the state in which it was read.
-Through provider ovn clients come to nodes with their own addresses: rules are for them, or for the Service's source ranges, and
-for who asks members on OVN's behalf. Provider amphora comes from its own networks.
-Neutron takes a rule once, whatever its description. No two Services need the same: node ports and health ports are of one.
-Invariant: on a load balancer that is there rules come before members that need them, and they go after those. One that is made
-comes with its members, and its rules are there before its address is shown. With the last rule of a Service goes the group,
-from ports first; until it is gone that rule is there, for whoever ends the work.
-"""
+In: a Tree, the FoundTree that is to be it, the rules that are there. Out: steps (pure), and how
+they are carried out. Each rule carries the mark of its Service; nodes get the group once, so a
+change of a Service writes to no node's port. What else a port has stays: it is written only over
+the state in which it was read. Through provider ovn clients come to nodes with their own addresses:
+rules are for them, or for the Service's source ranges, and for who asks members on OVN's behalf.
+Provider amphora comes from its own networks. Neutron takes a rule once, whatever its description.
+No two Services need the same: node ports and health ports are of one. Invariant: on a load balancer
+that is there rules come before members that need them, and they go after those. One that is made
+comes with its members, and its rules are there before its address is shown. With the last rule of a
+Service goes the group, from ports first; until it is gone that rule is there, for whoever ends the
+work."""
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,7 +27,11 @@ from fairlead.drivers.octavia.tree import Found, FoundRule, FoundTree, Rule, Tre
 from fairlead.errors import Conflict, Unavailable
 from fairlead.model import ServiceKey
 
-GROUPS, RULES, PORTS = f"{NETWORK}security-groups", f"{NETWORK}security-group-rules", f"{NETWORK}ports"
+GROUPS, RULES, PORTS = (
+    f"{NETWORK}security-groups",
+    f"{NETWORK}security-group-rules",
+    f"{NETWORK}ports",
+)
 AT_ONCE = 50
 """So many addresses are asked for in one call: longer requests are turned away."""
 
@@ -72,11 +78,19 @@ def opened(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
     if wanted.rules is None:
         return []
     rules = tuple(sorted(_needed(wanted.rules, tree) - {each.rule for each in found.rules}))
-    nodes = tuple(sorted({each.address for one in wanted.listeners for each in one.pool.members} - found.guarded))
+    nodes = tuple(
+        sorted(
+            {each.address for one in wanted.listeners for each in one.pool.members} - found.guarded
+        )
+    )
     if not (rules or nodes):
         return []
-    narrow = wanted.provider == "ovn" and not any(_is_everybody(each.source) for each in wanted.rules)
-    return [Open(wanted.service, wanted.uid, tree.id, wanted.network_mark(False), rules, nodes, narrow)]
+    narrow = wanted.provider == "ovn" and not any(
+        _is_everybody(each.source) for each in wanted.rules
+    )
+    return [
+        Open(wanted.service, wanted.uid, tree.id, wanted.network_mark(False), rules, nodes, narrow)
+    ]
 
 
 def closed(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
@@ -100,11 +114,15 @@ def _needed(rules: Iterable[Rule], tree: FoundTree) -> set[Rule]:
     """With the load balancer's own addresses where rules are for these."""
     own = [each for each in rules if not each.source]
     said = {each for each in rules if each.source}
-    return said | {msgspec.structs.replace(each, source=source) for each in own for source in tree.sources}
+    return said | {
+        msgspec.structs.replace(each, source=source) for each in own for source in tree.sources
+    }
 
 
 async def all_rules(cloud: Cloud, owner: Owner) -> Rules:
-    whole = [each for group in await _groups(cloud, owner) for each in await _rules(cloud, [group.id])]
+    whole = [
+        each for group in await _groups(cloud, owner) for each in await _rules(cloud, [group.id])
+    ]
     return _sorted_out(owner, whole)
 
 
@@ -119,25 +137,37 @@ async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
 
 async def guarded(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
     """The addresses of each port that has the group."""
-    ports = [each for group in await _groups(cloud, owner) for each in await _with_group(cloud, group.id)]
+    ports = [
+        each for group in await _groups(cloud, owner) for each in await _with_group(cloud, group.id)
+    ]
     return [_addresses(port) for port in ports]
 
 
-async def sources_of(cloud: Cloud, subnets: Iterable[str], provider: str) -> dict[str, tuple[str, ...]]:
+async def sources_of(
+    cloud: Cloud, subnets: Iterable[str], provider: str
+) -> dict[str, tuple[str, ...]]:
     """By subnet: where a load balancer of it comes from when it speaks to members itself."""
     wanted = sorted({*subnets} - {""})
     if not wanted:
         return {}
     if provider == "ovn":
         asking = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
-        fixed = [each for port in await get_list(cloud, PORTS, Port, asking) for each in port.fixed_ips]
-        return {id_: tuple(sorted(_host(one.ip_address) for one in fixed if one.subnet_id == id_)) for id_ in wanted}
-    return {each.id: (each.cidr,) for each in await get_list(cloud, f"{NETWORK}subnets", _Subnet, {"id": wanted})}
+        fixed = [
+            each for port in await get_list(cloud, PORTS, Port, asking) for each in port.fixed_ips
+        ]
+        return {
+            id_: tuple(sorted(_host(one.ip_address) for one in fixed if one.subnet_id == id_))
+            for id_ in wanted
+        }
+    return {
+        each.id: (each.cidr,)
+        for each in await get_list(cloud, f"{NETWORK}subnets", _Subnet, {"id": wanted})
+    }
 
 
 async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
-    """Raises Conflict where somebody else writes at the same time. A node that has no port here is passed over. What makes a
-    narrow step useless; or nothing."""
+    """Raises Conflict where somebody else writes at the same time. A node that has no port here is
+    passed over. What makes a narrow step useless; or nothing."""
     group = await _group(cloud, owner)
     if step.rules:
         bodies = [_body(each, group, step.mark) for each in step.rules]
@@ -146,7 +176,9 @@ async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
         except Exists as error:
             await _make_way(cloud, owner, group, step, error)
     for start in range(0, len(step.nodes), AT_ONCE):
-        asked = {"fixed_ips": [f"ip_address={each}" for each in step.nodes[start : start + AT_ONCE]]}
+        asked = {
+            "fixed_ips": [f"ip_address={each}" for each in step.nodes[start : start + AT_ONCE]]
+        }
         for port in await get_list(cloud, PORTS, Port, asked):
             if group not in port.security_groups and port.port_security_enabled:
                 await _put(cloud, port, [*port.security_groups, group])
@@ -154,8 +186,9 @@ async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
 
 
 async def _make_way(cloud: Cloud, owner: Owner, group: str, step: Open, error: Exists) -> None:
-    """Rules like those of the step are there for others. A node port is of one Service: what others of this cluster have for
-    it was left behind. Raises Conflict, for they are to be looked at anew; or Unavailable if it is no rule of ours."""
+    """Rules like those of the step are there for others. A node port is of one Service: what others
+    of this cluster have for it was left behind. Raises Conflict, for they are to be looked at anew;
+    or Unavailable if it is no rule of ours."""
     foreign: list[str] = []
     for each in await _rules(cloud, [group]):
         own = each.description == step.mark
@@ -166,26 +199,40 @@ async def _make_way(cloud: Cloud, owner: Owner, group: str, step: Open, error: E
         else:
             await cloud.write("DELETE", f"{RULES}/{each.id}", None)
     if foreign:
-        message = f"somebody has made rules in security group {group} that Service {step.service} needs: {', '.join(foreign)}"
+        message = (
+            f"somebody has made rules in security group {group} that Service "
+            f"{step.service} needs: {', '.join(foreign)}"
+        )
         raise Unavailable(message, fix="delete them; they are made anew for the Service") from error
     raise Conflict(f"rules of security group {group} have changed") from error
 
 
 async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
     """Where other groups of nodes let everybody in to these ports."""
-    others = {id_ for port in await _with_group(cloud, group) for id_ in port.security_groups} - {group}
-    found = [each for each in await _rules(cloud, sorted(others)) if any(_lets_everybody(each, rule) for rule in rules)]
+    others = {id_ for port in await _with_group(cloud, group) for id_ in port.security_groups} - {
+        group
+    }
+    found = [
+        each
+        for each in await _rules(cloud, sorted(others))
+        if any(_lets_everybody(each, rule) for rule in rules)
+    ]
     if not found:
         return ""
     one = found[0]
-    return f"rule {one.id} of security group {one.security_group_id}, which nodes have as well, lets everybody in"
+    return (
+        f"rule {one.id} of security group {one.security_group_id}, which nodes have as well, "
+        "lets everybody in"
+    )
 
 
 def _lets_everybody(one: _Rule, rule: Rule) -> bool:
     """To the port of the rule."""
     low, high = one.port_range_min or 0, one.port_range_max or 65535
     reaches = one.protocol in (None, rule.protocol) and low <= rule.port <= high
-    return reaches and not one.remote_group_id and _is_everybody(one.remote_ip_prefix or "0.0.0.0/0")
+    return (
+        reaches and not one.remote_group_id and _is_everybody(one.remote_ip_prefix or "0.0.0.0/0")
+    )
 
 
 async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
@@ -197,8 +244,8 @@ async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
 
 
 async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
-    """Whether the group went, too. It takes its last rules along: while there are ports that have it, these tell of whom it
-    is. Raises Conflict where somebody else writes at the same time."""
+    """Whether the group went, too. It takes its last rules along: while there are ports that have
+    it, these tell of whom it is. Raises Conflict where somebody else writes at the same time."""
     left = False
     gone: set[str] = set()
     for group in await _groups(cloud, owner):
@@ -218,7 +265,11 @@ async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
 
 async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
     """For who comes in."""
-    return await get_list(cloud, RULES, _Rule, {"security_group_id": groups, "direction": "ingress"}) if groups else []
+    return (
+        await get_list(cloud, RULES, _Rule, {"security_group_id": groups, "direction": "ingress"})
+        if groups
+        else []
+    )
 
 
 def _sorted_out(owner: Owner, rules: Iterable[_Rule]) -> Rules:
@@ -238,7 +289,12 @@ def _addresses(port: Port) -> frozenset[str]:
 
 
 async def _put(cloud: Cloud, port: Port, groups: Sequence[str]) -> None:
-    await cloud.write("PUT", f"{PORTS}/{port.id}", {"port": {"security_groups": list(groups)}}, port.revision_number)
+    await cloud.write(
+        "PUT",
+        f"{PORTS}/{port.id}",
+        {"port": {"security_groups": list(groups)}},
+        port.revision_number,
+    )
 
 
 async def _groups(cloud: Cloud, owner: Owner) -> list[_Group]:

@@ -1,23 +1,34 @@
 """A load balancer of Octavia with all that hangs on it, as it should be and as it was found.
 
-Octavia's tree: a load balancer has listeners, each with its default pool, which has members and a monitor that asks them.
-Invariant: values are normalised as the API normalises them (CIDRs, the one way of writing an IPv6 address), and sorted, so that
-what was found can be compared with what was wanted.
-"""
+Octavia's tree: a load balancer has listeners, each with its default pool, which has members and a
+monitor that asks them. Invariant: values are normalised as the API normalises them (CIDRs, the one
+way of writing an IPv6 address), and sorted, so that what was found can be compared with what was
+wanted."""
 
 from typing import Literal
 
-from fairlead.model import Family, FloatingWish, OctaviaElsewhere, OctaviaPlace, Provider, ServiceKey, Value
+from fairlead.model import (
+    Family,
+    FloatingWish,
+    OctaviaElsewhere,
+    OctaviaPlace,
+    Provider,
+    ServiceKey,
+    Value,
+)
 
 Status = str
 """ACTIVE, ERROR, DELETED, or PENDING_ and what is being done."""
 ACTIVE, ERROR, DELETED = "ACTIVE", "ERROR", "DELETED"
 
-Explicit = Literal["timeout_client_data", "timeout_member_connect", "timeout_member_data", "timeout_tcp_inspect"]
+Explicit = Literal[
+    "timeout_client_data", "timeout_member_connect", "timeout_member_data", "timeout_tcp_inspect"
+]
 
 
 class Member(Value, frozen=True):
-    """A node. `monitor_port`: where it is asked, if not where it serves. `subnet_id`: where it is; empty: as Octavia finds."""
+    """A node. `monitor_port`: where it is asked, if not where it serves. `subnet_id`: where it is;
+    empty: as Octavia finds."""
 
     address: str
     port: int
@@ -38,7 +49,8 @@ class Monitor(Value, frozen=True):
 
 
 class Pool(Value, frozen=True):
-    """`affinity_s`: so long a client stays with a member; 0: as long as the provider sees fit; None: not at all."""
+    """`affinity_s`: so long a client stays with a member; 0: as long as the provider sees fit;
+    None: not at all."""
 
     protocol: str
     method: str
@@ -48,8 +60,8 @@ class Pool(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """`timeouts`: those that were asked for, by their names; others are left to the cloud. `cidrs`: who may connect; none:
-    everybody."""
+    """`timeouts`: those that were asked for, by their names; others are left to the cloud. `cidrs`:
+    who may connect; none: everybody."""
 
     protocol: str
     port: int
@@ -61,7 +73,8 @@ class Listener(Value, frozen=True):
 
 
 class Rule(Value, frozen=True):
-    """Who may reach a port of nodes. `protocol`: in small letters. `source`: a CIDR; empty: the load balancer itself."""
+    """Who may reach a port of nodes. `protocol`: in small letters. `source`: a CIDR; empty: the
+    load balancer itself."""
 
     protocol: str
     port: int
@@ -74,8 +87,9 @@ class FoundRule(Value, frozen=True):
 
 
 class Tree(Value, frozen=True):
-    """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its provider, for whoever asks.
-    `elsewhere`: the load balancer that it is to be on, if not on one made for it."""
+    """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its
+    provider, for whoever asks. `elsewhere`: the load balancer that it is to be on, if not on one
+    made for it."""
 
     service: ServiceKey
     uid: str
@@ -110,8 +124,9 @@ class Tree(Value, frozen=True):
 
 
 class FloatingIp(Value, frozen=True):
-    """A floating IP that is there. `port_id`: whose it is; empty: nobody's. `service`: of which it carries the mark; None: it
-    is not ours. `kept`: it carries the mark that it outlives the Service. `revision`: which state of it this is."""
+    """A floating IP that is there. `port_id`: whose it is; empty: nobody's. `service`: of which it
+    carries the mark; None: it is not ours. `kept`: it carries the mark that it outlives the
+    Service. `revision`: which state of it this is."""
 
     id: str
     address: str
@@ -166,8 +181,8 @@ class FoundListener(Value, frozen=True):
 
 
 Standing = Literal["own", "guest", "foreign"]
-"""What a Service is to a load balancer that it is on: the one for whom it was made; one of several, which has listeners on it;
-or it is to be the Service's own, and does not carry its mark yet."""
+"""What a Service is to a load balancer that it is on: the one for whom it was made; one of several,
+which has listeners on it; or it is to be the Service's own, and does not carry its mark yet."""
 
 
 class Taken(Value, frozen=True):
@@ -179,8 +194,9 @@ class Taken(Value, frozen=True):
 
 
 class FoundTree(Value, frozen=True):
-    """What one Service has on one load balancer. `listeners` and `pools` are the Service's, by their marks. `others`: how many
-    listeners are not; `taken`: those of them of which more is known."""
+    """What one Service has on one load balancer. `listeners` and `pools` are the Service's, by
+    their marks. `others`: how many listeners are not; `taken`: those of them of which more is
+    known."""
 
     id: str
     service: ServiceKey
@@ -224,8 +240,9 @@ class FoundTree(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """All load balancers of one Service; there should be one. `attempts`: how often one that had failed was repaired or made
-    anew since it last worked. `sought`: for which wish one was looked for elsewhere; `at`: the id of what was found then."""
+    """All load balancers of one Service; there should be one. `attempts`: how often one that had
+    failed was repaired or made anew since it last worked. `sought`: for which wish one was looked
+    for elsewhere; `at`: the id of what was found then."""
 
     trees: tuple[FoundTree, ...]
     attempts: int = 0
@@ -238,7 +255,8 @@ class Found(Value, frozen=True):
     guarded: frozenset[str] = frozenset()
     """Addresses of nodes that have the cluster's security group."""
     idle: tuple[str, ...] = ()
-    """Addresses of nodes that have it, and have not been members of any load balancer for long; told with one Service."""
+    """Addresses of nodes that have it, and have not been members of any load balancer for long;
+    told with one Service."""
 
 
 class Candidate(Value, frozen=True):
@@ -253,7 +271,8 @@ class Candidate(Value, frozen=True):
 
 
 def pool_name(listener: Listener) -> str:
-    """Unique within a load balancer, and another one for a pool that cannot be made of the one before."""
+    """Unique within a load balancer, and another one for a pool that cannot be made of the one
+    before."""
     return f"{listener.protocol}-{listener.port}-{listener.pool.protocol}"
 
 

@@ -1,14 +1,15 @@
-"""The balancer of the Kubernetes API itself: a HAProxy that needs nothing but the configuration file.
+"""The balancer of the Kubernetes API itself: a HAProxy that needs nothing but the configuration
+file.
 
-In: `gateway.apiServer`. Out: a HAProxy that passes connections on to API servers that say on /readyz that they are ready.
-Nobody asks the API here: this is up before there is one, and goes on without us, as the HAProxy of Services does. It is a
-process of its own, so that whatever Services have made of theirs costs the API nothing, and so that watches, which last, keep
-no old worker of theirs.
-An API server that answers that it is not ready gets nothing new and keeps what it has, which it ends itself when it goes. One
-that does not answer loses its connections: whoever has one would wait for nothing.
-Certificates are not checked when /readyz is asked: whose the connections are, clients see for themselves.
-Follows HAProxy's configuration manual, `http-check expect` and `on-marked-down`; "Kubernetes API health endpoints".
-"""
+In: `gateway.apiServer`. Out: a HAProxy that passes connections on to API servers that say on
+/readyz that they are ready. Nobody asks the API here: this is up before there is one, and goes on
+without us, as the HAProxy of Services does. It is a process of its own, so that whatever Services
+have made of theirs costs the API nothing, and so that watches, which last, keep no old worker of
+theirs. An API server that answers that it is not ready gets nothing new and keeps what it has,
+which it ends itself when it goes. One that does not answer loses its connections: whoever has one
+would wait for nothing. Certificates are not checked when /readyz is asked: whose the connections
+are, clients see for themselves. Follows HAProxy's configuration manual, `http-check expect` and
+`on-marked-down`; "Kubernetes API health endpoints"."""
 
 import asyncio
 from collections.abc import Mapping
@@ -43,7 +44,10 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
     if config.source_ranges:
         # A host that calls an address of its own does so from that address.
         within = [*(key.address for key in _keys(config)), *config.source_ranges]
-        lines += [f"acl within src {' '.join(within[at : at + _ON_A_LINE])}" for at in range(0, len(within), _ON_A_LINE)]
+        lines += [
+            f"acl within src {' '.join(within[at : at + _ON_A_LINE])}"
+            for at in range(0, len(within), _ON_A_LINE)
+        ]
         lines += ["tcp-request connection reject unless within"]
     lines += [
         "mode tcp",
@@ -72,8 +76,8 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
 
 
 class ApiServer(NamedTuple):
-    """What HAProxy finds of one. `state`: ready, not ready, away. `open`: connections now; `connections`: all so far, of the
-    worker that runs."""
+    """What HAProxy finds of one. `state`: ready, not ready, away. `open`: connections now;
+    `connections`: all so far, of the worker that runs."""
 
     state: str
     open: int = 0
@@ -81,8 +85,8 @@ class ApiServer(NamedTuple):
 
 
 class ApiServerBalancer:
-    """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's configuration and sockets;
-    its path has 80 characters at most."""
+    """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's
+    configuration and sockets; its path has 80 characters at most."""
 
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
@@ -91,10 +95,12 @@ class ApiServerBalancer:
         """What was last seen of each API server, by `address:port` as it is configured."""
         self._problem = ""
         self._shield: tuple[list[ProxyKey], str] | None = None
-        """For whom it was put, and how the kernel showed it then: it is put again only when that differs."""
+        """For whom it was put, and how the kernel showed it then: it is put again only when that
+        differs."""
 
     async def keep(self) -> None:
-        """Have it as the configuration says. What fails is logged, and tried again by the next call."""
+        """Have it as the configuration says. What fails is logged, and tried again by the next
+        call."""
         try:
             await (self._bring(self._config) if self._config is not None else self.remove())
             self._problem = ""
@@ -128,7 +134,11 @@ class ApiServerBalancer:
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):
             await self.haproxy.run(text)
-            log.info("the API server's balancer serves", addresses=[str(key) for key in keys], servers=len(config.servers))
+            log.info(
+                "the API server's balancer serves",
+                addresses=[str(key) for key in keys],
+                servers=len(config.servers),
+            )
         await localroutes.delete(routed - wanted, localroutes.API_PROTOCOL)
         await self._look(config)
 

@@ -1,9 +1,8 @@
 """What HAProxy has counted, by Service, over all workers that there were.
 
-In: rows of `show stat`, each time of the worker that runs. Out: sums that never go back. A worker's numbers begin at zero, so
-what its predecessor had is added. Connections that go on in an old worker after a reload are open as before; what they move is
-not counted.
-"""
+In: rows of `show stat`, each time of the worker that runs. Out: sums that never go back. A worker's
+numbers begin at zero, so what its predecessor had is added. Connections that go on in an old worker
+after a reload are open as before; what they move is not counted."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -16,8 +15,9 @@ COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "w
 
 
 class ProxyTraffic(NamedTuple):
-    """`open`: connections now. `refused`: clients that no source range lets in. `failed`: connections to members that did not
-    come about, be it that another member took them. Bytes are those from and to clients."""
+    """`open`: connections now. `refused`: clients that no source range lets in. `failed`:
+    connections to members that did not come about, be it that another member took them. Bytes are
+    those from and to clients."""
 
     connections: int = 0
     open: int = 0
@@ -41,7 +41,12 @@ class ProxyCounters:
         self.worker = Info()
         """What the worker has shown of itself."""
 
-    def take(self, traffic: Mapping[ServiceKey, ProxyTraffic], worker: Info, elsewhere: Mapping[ServiceKey, int]) -> None:
+    def take(
+        self,
+        traffic: Mapping[ServiceKey, ProxyTraffic],
+        worker: Info,
+        elsewhere: Mapping[ServiceKey, int],
+    ) -> None:
         """What the worker shows that runs; `elsewhere`: connections that are open in old ones."""
         self._now = dict(traffic)
         self.worker = worker
@@ -50,7 +55,9 @@ class ProxyCounters:
     def worker_ended(self) -> None:
         """Another one begins at zero; connections of the old one go on there."""
         for service, traffic in self._now.items():
-            self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(traffic._replace(open=0))
+            self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(
+                traffic._replace(open=0)
+            )
             self._elsewhere[service] = self._elsewhere.get(service, 0) + traffic.open
         self._now = {}
         self.worker = Info()
@@ -67,9 +74,13 @@ class ProxyCounters:
     def keep(self, services: Iterable[ServiceKey]) -> None:
         """Forget all others."""
         kept = set(services)
-        self._ended = {service: traffic for service, traffic in self._ended.items() if service in kept}
+        self._ended = {
+            service: traffic for service, traffic in self._ended.items() if service in kept
+        }
         self._now = {service: traffic for service, traffic in self._now.items() if service in kept}
-        self._elsewhere = {service: count for service, count in self._elsewhere.items() if service in kept}
+        self._elsewhere = {
+            service: count for service, count in self._elsewhere.items() if service in kept
+        }
 
     def services(self) -> Mapping[ServiceKey, ProxyTraffic]:
         nothing = ProxyTraffic()
@@ -81,7 +92,9 @@ class ProxyCounters:
         }
 
 
-def traffic_of(rows: Iterable[Mapping[str, str]], sections: Mapping[str, ServiceKey]) -> dict[ServiceKey, ProxyTraffic]:
+def traffic_of(
+    rows: Iterable[Mapping[str, str]], sections: Mapping[str, ServiceKey]
+) -> dict[ServiceKey, ProxyTraffic]:
     """Sums by Service. `sections`: whose a section of the configuration is."""
     found: dict[ServiceKey, ProxyTraffic] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """Since when which servers get nothing new, and whose time to keep connections is over.
 
-In: what was there and what is, at each change. Out: servers whose connections are to be ended. Pure but for what it remembers.
-A server is known by its section and node: workers of before a reload have it by the same name. A start begins the time anew.
-"""
+In: what was there and what is, at each change. Out: servers whose connections are to be ended. Pure
+but for what it remembers. A server is known by its section and node: workers of before a reload
+have it by the same name. A start begins the time anew."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,17 @@ class Drains:
     def __init__(self) -> None:
         self._since: dict[Place, tuple[ServiceKey, float]] = {}
 
-    def settle(self, before: Mapping[ServiceKey, ProxySpec], now: Mapping[ServiceKey, ProxySpec], now_s: float) -> None:
+    def settle(
+        self,
+        before: Mapping[ServiceKey, ProxySpec],
+        now: Mapping[ServiceKey, ProxySpec],
+        now_s: float,
+    ) -> None:
         """This was there, and that is."""
-        known, active = _places(before) | _places(now), {place for place, one in _places(now).items() if one[1]}
+        known, active = (
+            _places(before) | _places(now),
+            {place for place, one in _places(now).items() if one[1]},
+        )
         for place, (service, _) in known.items():
             if place in active or service not in now:
                 self._since.pop(place, None)

@@ -1,15 +1,16 @@
 """The driver of class fairlead.io/proxy: one HAProxy for all Services of a gateway.
 
-In: LoadBalancers. Out: a HAProxy that listens for them. Serving does not depend on this process: when it dies HAProxy goes on,
-and its successor reads from it what it does. When HAProxy dies, it is started anew with everything.
-Members come, go, drain and change their weights in the running process, source ranges too. What only another configuration
-can change is brought by a reload, for all Services that wait for one together, and seldom: a worker that is replaced stays for
-as long as its last connection.
-Invariant: the state kept here is what HAProxy was last told, or has shown; an address is this host's own (by a local route)
-from before its first listener until after its last, and leads to its listeners alone (`shield`).
-Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for class direct; HAProxy asks
-them too where a Service wants that. Without this process a member that does not take a connection is passed over.
-"""
+In: LoadBalancers. Out: a HAProxy that listens for them. Serving does not depend on this process:
+when it dies HAProxy goes on, and its successor reads from it what it does. When HAProxy dies, it is
+started anew with everything. Members come, go, drain and change their weights in the running
+process, source ranges too. What only another configuration can change is brought by a reload, for
+all Services that wait for one together, and seldom: a worker that is replaced stays for as long as
+its last connection. Invariant: the state kept here is what HAProxy was last told, or has shown; an
+address is this host's own (by a local route) from before its first listener until after its last,
+and leads to its listeners alone (`shield`). Members are probed by Fairlead alone
+(`drivers/monitor.py`), once for all Services of a node, as for class direct; HAProxy asks them too
+where a Service wants that. Without this process a member that does not take a connection is passed
+over."""
 
 import asyncio
 from collections import Counter
@@ -45,18 +46,19 @@ RELOAD_PAUSE_S = 1.0
 LOOK_S = 5.0
 """Counters are read so often, and ended what has drained for too long."""
 REMOVE_S = 60.0
-"""Servers whose last connection has ended are removed so often: HAProxy tells all connections for it, 10,000 in 80 ms."""
+"""Servers whose last connection has ended are removed so often: HAProxy tells all connections for
+it, 10,000 in 80 ms."""
 
 
 class ProxyDriver:
     """Implements fairlead.drivers.Driver.
 
-    folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80 characters at most, for sockets.
-    touched: told the Services that are to be looked at again, because HAProxy has died and could not be started as it was.
-    drain_s: so long a server keeps connections after it has ceased to get new ones, unless the Service says otherwise; 0: as
-    long as they last. old_workers: so many of before a reload may go on with their connections; 0: any number.
-    reload_pause_s: between two reloads at least.
-    """
+    folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80
+    characters at most, for sockets. touched: told the Services that are to be looked at again,
+    because HAProxy has died and could not be started as it was. drain_s: so long a server keeps
+    connections after it has ceased to get new ones, unless the Service says otherwise; 0: as long
+    as they last. old_workers: so many of before a reload may go on with their connections; 0: any
+    number. reload_pause_s: between two reloads at least."""
 
     name = "proxy"
 
@@ -78,9 +80,11 @@ class ProxyDriver:
         self.reloads = 0
         """Configurations that were brought into force, starts among them."""
         self.switched: Callable[[ServiceKey, str, ProxyHeader, ProxyHeader], None] = lambda *_: None
-        """Told of each Service, with its uid, whose new connections begin with another header: the one before, the new one."""
+        """Told of each Service, with its uid, whose new connections begin with another header: the
+        one before, the new one."""
         self.cut: Callable[[ServiceKey, str, int], None] = lambda *_: None
-        """Told of each Service, with its uid, that has lost so many connections because there were too many old workers."""
+        """Told of each Service, with its uid, that has lost so many connections because there were
+        too many old workers."""
         self._touched = touched
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
@@ -92,7 +96,9 @@ class ProxyDriver:
         """Pure."""
         return spec.specs_of(intents, self._drain_s)
 
-    def diff(self, desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]) -> Sequence[ProxyChange]:
+    def diff(
+        self, desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]
+    ) -> Sequence[ProxyChange]:
         """Pure."""
         return spec.diff(desired, actual)
 
@@ -105,7 +111,8 @@ class ProxyDriver:
             if found or not self.haproxy.alive():
                 self._adopt(found)
                 await self._keep_ways()
-            # Else it lives and does not say what it does: it goes on by what it was told, or is set anew as a whole.
+            # Else it lives and does not say what it does: it goes on by what it was told, or is set
+            # anew as a whole.
             return dict(self._specs)
 
     async def _keep_ways(self) -> None:
@@ -117,20 +124,30 @@ class ProxyDriver:
         await localroutes.delete(there - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
-        """Carry the changes out. A Service waits if its listeners need a reload and there has just been one. Raises Refused for
-        a configuration that HAProxy does not take; it goes on as before then."""
+        """Carry the changes out. A Service waits if its listeners need a reload and there has just
+        been one. Raises Refused for a configuration that HAProxy does not take; it goes on as
+        before then."""
         async with self._changing:
             outcomes: dict[ServiceKey, Outcome] = {}
             if spec.needs_reload(changes):
                 if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
                     return await self._reload(changes)
-                waiting = {change.service for change in changes if isinstance(change, SetListener | RemoveListener)}
-                outcomes = dict.fromkeys(waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s))
-            live = [change for change in changes if not isinstance(change, SetListener | RemoveListener)]
+                waiting = {
+                    change.service
+                    for change in changes
+                    if isinstance(change, SetListener | RemoveListener)
+                }
+                outcomes = dict.fromkeys(
+                    waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+                )
+            live = [
+                change for change in changes if not isinstance(change, SetListener | RemoveListener)
+            ]
             return outcomes | await self._tell(live)
 
     async def follow(self) -> None:
-        """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until cancelled."""
+        """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until
+        cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -163,8 +180,8 @@ class ProxyDriver:
             await self._remove_servers()
 
     async def remove(self) -> bool:
-        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield. False if there was
-        nothing."""
+        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield.
+        False if there was nothing."""
         async with self._changing:
             self._specs = {}
             return await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
@@ -176,7 +193,9 @@ class ProxyDriver:
     @staticmethod
     def _shield(*states: Mapping[ServiceKey, ProxySpec]) -> None:
         """Have the shield for the listeners of all of these."""
-        listeners = [each.listener for specs in states for one in specs.values() for each in one.listeners]
+        listeners = [
+            each.listener for specs in states for one in specs.values() for each in one.listeners
+        ]
         shared = {each.key.address for each in listeners if each.settings.shared}
         shield.put({each.key for each in listeners}, shared=shared)
 
@@ -190,21 +209,27 @@ class ProxyDriver:
         self._specs = specs
 
     async def _found(self) -> dict[ServiceKey, ProxySpec]:
-        """What the HAProxy that runs does: by the file, if it runs by it, and by its own word. What cannot be said of it is
-        left out, and so set anew."""
-        if not await self.haproxy.running() or not await self.haproxy.runs(text := self.haproxy.text()):
+        """What the HAProxy that runs does: by the file, if it runs by it, and by its own word. What
+        cannot be said of it is left out, and so set anew."""
+        if not await self.haproxy.running() or not await self.haproxy.runs(
+            text := self.haproxy.text()
+        ):
             return {}
         shown: dict[str, list[Server]] = {}
         for each in await runtime.servers(self.haproxy.worker):
             if not each.out:
-                shown.setdefault(each.section, []).append(Server(each.node, each.address, each.port, each.weight))
+                shown.setdefault(each.section, []).append(
+                    Server(each.node, each.address, each.port, each.weight)
+                )
         specs: dict[ServiceKey, ProxySpec] = {}
         for section in sections_of(text):
             service = ServiceKey(section.namespace, section.name)
             servers = shown.get(section_name(service, section.listener.key), [])
             drain_s = self._specs[service].drain_s if service in self._specs else 0.0
             one = specs.get(service, ProxySpec(section.uid, (), self._ranges(service), drain_s))
-            listeners = tuple(sorted([*one.listeners, Served(section.listener, tuple(sorted(servers)))]))
+            listeners = tuple(
+                sorted([*one.listeners, Served(section.listener, tuple(sorted(servers)))])
+            )
             specs[service] = ProxySpec(section.uid, listeners, one.source_ranges, one.drain_s)
         return specs
 
@@ -226,10 +251,14 @@ class ProxyDriver:
         wanted = spec.after(self._specs, changes)
         rivals = spec.rivals(wanted, self._specs)
         if rivals:
-            wanted = spec.after(self._specs, [change for change in changes if change.service not in rivals])
+            wanted = spec.after(
+                self._specs, [change for change in changes if change.service not in rivals]
+            )
         self.haproxy.make_folder()
         for service, one in wanted.items():
-            if any(each.listener.restricted for each in one.listeners) and one.source_ranges != self._ranges(service):
+            if any(
+                each.listener.restricted for each in one.listeners
+            ) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
         before, after = self._addresses(self._specs), self._addresses(wanted)
         self._shield(self._specs, wanted)
@@ -241,7 +270,8 @@ class ProxyDriver:
         else:
             await self.haproxy.stop()
         if before:
-            # Where nothing was served before there is no old worker to spare, and others are about to be set up too.
+            # Where nothing was served before there is no old worker to spare, and others are about
+            # to be set up too.
             self._reloaded_s = self._now_s()
         self.counters.worker_ended()
         self.counters.keep(wanted)
@@ -256,12 +286,15 @@ class ProxyDriver:
         for service, (header_before, header) in switched.items():
             self.switched(service, wanted[service].uid, header_before, header)
         return {
-            service: Outcome("unavailable", f"Service {owner} listens on one of its addresses and ports")
+            service: Outcome(
+                "unavailable", f"Service {owner} listens on one of its addresses and ports"
+            )
             for service, owner in rivals.items()
         }
 
     async def _tell(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
-        """Carry out what the running process can do. What fails is tried again, by what is there then."""
+        """Carry out what the running process can do. What fails is tried again, by what is there
+        then."""
         outcomes: dict[ServiceKey, Outcome] = {}
         if not changes:
             return outcomes
@@ -269,13 +302,21 @@ class ProxyDriver:
             await self._set_ranges([change for change in changes if isinstance(change, SetRanges)])
             setting = [change for change in changes if isinstance(change, spec.SetServers)]
             if setting:
-                self._leaving |= await members.set_servers(self.haproxy.worker, setting, self._specs)
+                self._leaving |= await members.set_servers(
+                    self.haproxy.worker, setting, self._specs
+                )
                 self._adopt(spec.after(self._specs, setting))
-            self._adopt(spec.after(self._specs, [change for change in changes if isinstance(change, SetDrain)]))
+            self._adopt(
+                spec.after(
+                    self._specs, [change for change in changes if isinstance(change, SetDrain)]
+                )
+            )
         except Unavailable as error:
             with suppress(FairleadError):
                 self._adopt(await self._found() or self._specs)
-            outcomes = dict.fromkeys({change.service for change in changes}, Outcome("unavailable", str(error)))
+            outcomes = dict.fromkeys(
+                {change.service for change in changes}, Outcome("unavailable", str(error))
+            )
         return outcomes
 
     async def _set_ranges(self, changes: Sequence[SetRanges]) -> None:
@@ -287,9 +328,14 @@ class ProxyDriver:
             raise Unavailable("HAProxy does not run by its newest configuration")
         numbers, lines = await runtime.lists(self.haproxy.worker), lists_of(text)
         if unknown := [line for each in lines.values() for line in each if line not in numbers]:
-            raise Unavailable(f"HAProxy does not show the list of line {unknown[0]} of its configuration")
+            raise Unavailable(
+                f"HAProxy does not show the list of line {unknown[0]} of its configuration"
+            )
         for change in changes:
-            names = [section_name(change.service, each.listener.key) for each in self._specs[change.service].listeners]
+            names = [
+                section_name(change.service, each.listener.key)
+                for each in self._specs[change.service].listeners
+            ]
             own = [[numbers[line] for line in lines.get(name, ())] for name in names]
             file = self.haproxy.paths.ranges(change.service)
             await runtime.replace_ranges(self.haproxy.worker, own, file, change.cidrs)
@@ -301,7 +347,9 @@ class ProxyDriver:
         if not self._specs:
             return
         sections = {
-            section_name(service, each.listener.key): service for service, one in self._specs.items() for each in one.listeners
+            section_name(service, each.listener.key): service
+            for service, one in self._specs.items()
+            for each in one.listeners
         }
         with suppress(Unavailable):
             await self._count(sections)
@@ -318,9 +366,15 @@ class ProxyDriver:
         elsewhere: Counter[ServiceKey] = Counter()
         for old in (each.pid for each in found if each.old):
             with suppress(Unavailable):  # it ends by itself just now
-                for section, count in (await runtime.open_connections(self.haproxy.master, old)).items():
+                for section, count in (
+                    await runtime.open_connections(self.haproxy.master, old)
+                ).items():
                     elsewhere[service_of(section)] += count
-        self.counters.take(traffic_of(rows, sections), worker, {service: elsewhere[service] for service in self._specs})
+        self.counters.take(
+            traffic_of(rows, sections),
+            worker,
+            {service: elsewhere[service] for service in self._specs},
+        )
 
     async def _remove_servers(self) -> None:
         """Those whose last connection has ended."""

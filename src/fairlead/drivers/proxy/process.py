@@ -1,12 +1,12 @@
-"""The life of the HAProxy process: started apart from us, reloaded with its sockets handed on, found again by a successor.
+"""The life of the HAProxy process: started apart from us, reloaded with its sockets handed on,
+found again by a successor.
 
-In: configuration texts. Out: a master and its worker that run by the newest one that HAProxy accepts. It is nobody's child: it
-goes on when we are killed, and whoever comes next finds it by its master socket. A configuration is tried (`haproxy -c`)
-before it is put in its place; at a reload the new worker gets the listening sockets of the old one, which stays until its last
-connection has ended.
-Invariant: `haproxy.cfg` in the folder is a text that HAProxy accepted. Follows HAProxy 2.6's management manual, sections 4
-(stopping and restarting) and 9.4 (master CLI).
-"""
+In: configuration texts. Out: a master and its worker that run by the newest one that HAProxy
+accepts. It is nobody's child: it goes on when we are killed, and whoever comes next finds it by its
+master socket. A configuration is tried (`haproxy -c`) before it is put in its place; at a reload
+the new worker gets the listening sockets of the old one, which stays until its last connection has
+ended. Invariant: `haproxy.cfg` in the folder is a text that HAProxy accepted. Follows HAProxy 2.6's
+management manual, sections 4 (stopping and restarting) and 9.4 (master CLI)."""
 
 import asyncio
 import os
@@ -32,7 +32,9 @@ START_S = 20.0
 _FIXES = {
     "Address already in use": "see that nothing else listens on the address",
     "Permission denied": "give the gateway CAP_NET_BIND_SERVICE",
-    "FD limit": "let the gateway have more open files: LimitNOFILE of its unit, or the container runtime's",
+    "FD limit": (
+        "let the gateway have more open files: LimitNOFILE of its unit, or the container runtime's"
+    ),
 }
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -56,7 +58,9 @@ class Haproxy:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise Refused(f"{self.folder} cannot be made: {error.strerror}", fix="set gateway.proxyPath") from error
+            raise Refused(
+                f"{self.folder} cannot be made: {error.strerror}", fix="set gateway.proxyPath"
+            ) from error
 
     def text(self) -> str:
         """The newest configuration; nothing if there was none."""
@@ -91,8 +95,9 @@ class Haproxy:
             return None
 
     async def run(self, text: str) -> None:
-        """Have HAProxy run by this text: started if it does not, else reloaded. Raises Refused for a text that it does not
-        accept or cannot carry out, Unavailable if it does not come up; what ran before goes on then."""
+        """Have HAProxy run by this text: started if it does not, else reloaded. Raises Refused for
+        a text that it does not accept or cannot carry out, Unavailable if it does not come up; what
+        ran before goes on then."""
         self.make_folder()
         candidate = self.folder / "candidate.cfg"
         candidate.write_text(text)
@@ -140,7 +145,8 @@ class Haproxy:
         _reap(pid)
 
     def _live_master(self) -> int | None:
-        """Its process id, once it has proved to be ours: a number in a file may be anybody's by now."""
+        """Its process id, once it has proved to be ours: a number in a file may be anybody's by
+        now."""
         if not self.master.exists() or (pid := self.master_pid()) is None or not _exists(pid):
             return None
         with suppress(OSError):
@@ -150,7 +156,16 @@ class Haproxy:
 
     async def _start(self) -> None:
         self.master.unlink(missing_ok=True)
-        options = ["-D", "-W", "-S", f"{self.master},mode,600", "-p", str(self._pid_file), "-f", str(self._text)]
+        options = [
+            "-D",
+            "-W",
+            "-S",
+            f"{self.master},mode,600",
+            "-p",
+            str(self._pid_file),
+            "-f",
+            str(self._text),
+        ]
         status, said = await self._call(*options)
         if status:
             raise Refused(f"HAProxy did not start: {(why := _complaint(said))}", fix=_fix(why))
@@ -160,8 +175,12 @@ class Haproxy:
     async def _reload(self, text: str) -> None:
         before, failed = await runtime.workers(self.master)
         known = {each.pid for each in before}
-        with suppress(Unavailable):  # then it is as at a start: who does not serve is found by the first checks
-            self._states.write_text(states.not_serving(await runtime.ask(self.worker, "show servers state"), text))
+        with suppress(
+            Unavailable
+        ):  # then it is as at a start: who does not serve is found by the first checks
+            self._states.write_text(
+                states.not_serving(await runtime.ask(self.worker, "show servers state"), text)
+            )
         await runtime.ask(self.master, "reload")
 
         async def taken_over() -> bool:
@@ -171,9 +190,12 @@ class Haproxy:
                 return False
             if failed_now > failed:
                 raise Refused(
-                    "HAProxy did not take the new configuration over", fix="see that nothing else listens on the address"
+                    "HAProxy did not take the new configuration over",
+                    fix="see that nothing else listens on the address",
                 )
-            return any(not each.old and each.pid not in known for each in found) and await self.runs(text)
+            return any(
+                not each.old and each.pid not in known for each in found
+            ) and await self.runs(text)
 
         await _until(taken_over, "reloading HAProxy")
 
@@ -185,7 +207,10 @@ class Haproxy:
     async def _call(self, *options: str) -> tuple[int, str]:
         program = shutil.which("haproxy", path=self._search)
         if program is None:
-            raise Refused("HAProxy is not installed on this gateway", fix="apt-get install haproxy (2.6 or newer)")
+            raise Refused(
+                "HAProxy is not installed on this gateway",
+                fix="apt-get install haproxy (2.6 or newer)",
+            )
         process = await asyncio.create_subprocess_exec(
             program,
             *options,
@@ -229,7 +254,8 @@ def _reap(pid: int) -> None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether it runs; one that has ended and is still to be reaped, by whoever is in charge of orphans, does not."""
+    """Whether it runs; one that has ended and is still to be reaped, by whoever is in charge of
+    orphans, does not."""
     with suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False
@@ -238,7 +264,9 @@ def _exists(pid: int) -> bool:
 def _user() -> str:
     """Whom workers can become: nobody else without the right to, as in a container that has few."""
     status = Path("/proc/self/status").read_text()
-    effective = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    effective = next(
+        (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0
+    )
     if not all(effective >> right & 1 for right in (CAP_SETGID, CAP_SETUID)):
         return ""
     try:

@@ -1,10 +1,10 @@
 """HAProxy's configuration for all Services of a gateway. Pure and deterministic.
 
-In: what each Service should have. Out: text that HAProxy 2.6 and newer takes (`haproxy -c`), one `listen` section a listener.
-Each section begins with a comment that holds what it was made from, so that a successor reads from the file of a HAProxy that
-it finds running what that does; `description` names the text, and the running process shows it.
-Follows HAProxy's configuration manual, sections 4 (proxies) and 5 (bind and server options).
-"""
+In: what each Service should have. Out: text that HAProxy 2.6 and newer takes (`haproxy -c`), one
+`listen` section a listener. Each section begins with a comment that holds what it was made from, so
+that a successor reads from the file of a HAProxy that it finds running what that does;
+`description` names the text, and the running process shows it. Follows HAProxy's configuration
+manual, sections 4 (proxies) and 5 (bind and server options)."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -19,12 +19,14 @@ _ID_SPACE = (1 << 31) - 1
 ON_A_LINE = 40
 """Source ranges: a line has 64 words at most."""
 MOST_IN_TEXT = 200
-"""More source ranges than these are read from a file, as each line with some of them is looked through by itself for each
-connection. Of each file, and of each list with a number of our own, HAProxy compares the name with all others' at its start:
-that is too slow where thousands of Services have one."""
+"""More source ranges than these are read from a file, as each line with some of them is looked
+through by itself for each connection. Of each file, and of each list with a number of our own,
+HAProxy compares the name with all others' at its start: that is too slow where thousands of
+Services have one."""
 _RANGES = "acl within src "
 KEEPALIVE_MS = 7_200_000
-"""net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call and a timer."""
+"""net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call
+and a timer."""
 
 
 class Paths(msgspec.Struct, frozen=True):
@@ -43,8 +45,8 @@ class Paths(msgspec.Struct, frozen=True):
         return f"{self.folder}/servers.state"
 
     def ranges(self, service: ServiceKey) -> str:
-        """The list of a Service's source ranges. Where there are many it is the name by which HAProxy knows them, and where it
-        reads them at its start."""
+        """The list of a Service's source ranges. Where there are many it is the name by which
+        HAProxy knows them, and where it reads them at its start."""
         return f"{self.folder}/{service.namespace}.{service.name}.ranges"
 
 
@@ -58,23 +60,30 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def section_name(service: ServiceKey, key: ProxyKey) -> str:
-    """Of the letters that HAProxy takes; those of other Services differ, as names of namespaces have no dot."""
+    """Of the letters that HAProxy takes; those of other Services differ, as names of namespaces
+    have no dot."""
     return f"{service.namespace}.{service.name}.{key.port}.{key.address}"
 
 
 def service_of(section: str) -> ServiceKey:
-    """Whose a section of this name is, be it in the configuration of an old worker: neither name has a dot."""
+    """Whose a section of this name is, be it in the configuration of an old worker: neither name
+    has a dot."""
     return ServiceKey(*section.split(".")[:2])
 
 
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
     """The whole text."""
-    sections = [_section(service, spec, served, paths) for service, spec in sorted(specs.items()) for served in spec.listeners]
+    sections = [
+        _section(service, spec, served, paths)
+        for service, spec in sorted(specs.items())
+        for served in spec.listeners
+    ]
     return with_global("\n".join([*_defaults(), *sections]), paths)
 
 
 def with_global(text: str, paths: Paths) -> str:
-    """A whole configuration: these sections, after the one that names them and says where HAProxy's socket is."""
+    """A whole configuration: these sections, after the one that names them and says where HAProxy's
+    socket is."""
     user = [f"    user {paths.user}", f"    group {paths.user}"] if paths.user else []
     start = [
         "global",
@@ -93,11 +102,14 @@ def digest(text: str) -> str:
 
 def description_of(text: str) -> str:
     """The digest that a rendered text bears."""
-    return next((line.split()[1] for line in text.splitlines() if line.startswith("    description ")), "")
+    return next(
+        (line.split()[1] for line in text.splitlines() if line.startswith("    description ")), ""
+    )
 
 
 def sections_of(text: str) -> list[Section]:
-    """What a rendered text was made from, but for servers and source ranges. Lines that nobody can read are left out."""
+    """What a rendered text was made from, but for servers and source ranges. Lines that nobody can
+    read are left out."""
     found = []
     for line in text.splitlines():
         if line.startswith(MARK):
@@ -110,9 +122,10 @@ def sections_of(text: str) -> list[Section]:
 
 def bind_words(key: ProxyKey) -> str:
     """What stands after `bind ADDRESS:PORT`."""
-    # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6. To the kernel a socket
-    # of an IPv6 address is `v6only` anyway: without this word HAProxy takes the one that its predecessor hands on for
-    # another's, and opens its own beside it; what waits in the one before is lost when that is closed.
+    # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6.
+    # To the kernel a socket of an IPv6 address is `v6only` anyway: without this word HAProxy takes
+    # the one that its predecessor hands on for another's, and opens its own beside it; what waits
+    # in the one before is lost when that is closed.
     return "transparent v6only" if ":" in key.address else "transparent"
 
 
@@ -129,8 +142,8 @@ def server_words(listener: ProxyListener, server: Server, number: int) -> str:
 
 
 def number_of(name: str, taken: Collection[int] = ()) -> int:
-    """Of a server, the same on all gateways, whatever the order in which they came: by a server's number clients are
-    spread over servers where that goes by the client's address."""
+    """Of a server, the same on all gateways, whatever the order in which they came: by a server's
+    number clients are spread over servers where that goes by the client's address."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % _ID_SPACE + 1
     while number in taken:
         number = number % _ID_SPACE + 1
@@ -138,7 +151,8 @@ def number_of(name: str, taken: Collection[int] = ()) -> int:
 
 
 def lists_of(text: str) -> dict[str, list[int]]:
-    """By section, the lines of a rendered text, from 1 on, that source ranges stand in: for HAProxy each is a list."""
+    """By section, the lines of a rendered text, from 1 on, that source ranges stand in: for HAProxy
+    each is a list."""
     found: dict[str, list[int]] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -150,10 +164,11 @@ def lists_of(text: str) -> dict[str, list[int]]:
 
 
 def _defaults() -> list[str]:
-    # A connection that a member does not take goes to another one at once: what probes have not found yet costs nobody.
-    # Where there is something to send already, a header or what the client said, it goes with the last packet of the handshake
-    # with the member and is no packet more. Where there is nothing, as when the server speaks first, nothing is held back.
-    # Bytes are counted as they come, not when a connection ends: some last for days.
+    # A connection that a member does not take goes to another one at once: what probes have not
+    # found yet costs nobody. Where there is something to send already, a header or what the client
+    # said, it goes with the last packet of the handshake with the member and is no packet more.
+    # Where there is nothing, as when the server speaks first, nothing is held back. Bytes are
+    # counted as they come, not when a connection ends: some last for days.
     return [
         "defaults",
         "    option contstats",
@@ -175,7 +190,9 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
     settings = listener.settings
     name = section_name(service, listener.key)
     host = f"[{listener.key.address}]" if ":" in listener.key.address else listener.key.address
-    comment = msgspec.json.encode(Section(service.namespace, service.name, spec.uid, listener)).decode()
+    comment = msgspec.json.encode(
+        Section(service.namespace, service.name, spec.uid, listener)
+    ).decode()
     lines = [
         f"listen {name}",
         f"{MARK.strip()} {comment}",
@@ -193,13 +210,23 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
     lines += [f"maxconn {settings.connection_limit}"] * bool(settings.connection_limit)
     lines += ["option forwardfor"] * settings.forwarded_for
     if settings.inspect_ms:
-        lines += [f"tcp-request inspect-delay {settings.inspect_ms}", "tcp-request content accept if WAIT_END"]
+        lines += [
+            f"tcp-request inspect-delay {settings.inspect_ms}",
+            "tcp-request content accept if WAIT_END",
+        ]
     if listener.restricted:
         lines += [f"{_RANGES}{words}" for words in _range_words(service, spec.source_ranges, paths)]
         lines += ["tcp-request connection reject unless within"]
     if settings.checks is not None:
-        lines += [f"timeout check {settings.checks.timeout_ms}", "load-server-state-from-file global"]
-        lines += ["option httpchk", f"http-check send meth GET uri {listener.check.path}"] if listener.check else []
+        lines += [
+            f"timeout check {settings.checks.timeout_ms}",
+            "load-server-state-from-file global",
+        ]
+        lines += (
+            ["option httpchk", f"http-check send meth GET uri {listener.check.path}"]
+            if listener.check
+            else []
+        )
     taken: set[int] = set()
     for server in served.servers:
         number = number_of(server.node, taken)

@@ -1,9 +1,8 @@
 """HAProxy's sockets: ask a running worker, or the master above it.
 
-In: commands of the runtime API. Out: what HAProxy answers. Each question goes over a connection of its own, which HAProxy
-closes after its answer; many that answer nothing go in one line.
-Follows HAProxy 2.6's management manual, section 9.3 (UNIX socket commands) and 9.4 (master CLI).
-"""
+In: commands of the runtime API. Out: what HAProxy answers. Each question goes over a connection of
+its own, which HAProxy closes after its answer; many that answer nothing go in one line. Follows
+HAProxy 2.6's management manual, section 9.3 (UNIX socket commands) and 9.4 (master CLI)."""
 
 import asyncio
 import csv
@@ -31,7 +30,8 @@ class Worker(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Of a worker as a whole. `connections`: of clients, open now; `limit`: how many it can have, by its descriptors."""
+    """Of a worker as a whole. `connections`: of clients, open now; `limit`: how many it can have,
+    by its descriptors."""
 
     pid: int = 0
     connections: int = 0
@@ -39,7 +39,8 @@ class Info(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A server as the running process has it. `out`: it is in maintenance, where a server waits for its removal."""
+    """A server as the running process has it. `out`: it is in maintenance, where a server waits for
+    its removal."""
 
     section: str
     node: str
@@ -63,12 +64,14 @@ async def ask(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> st
                 writer.close()
     except (OSError, TimeoutError) as error:
         raise Unavailable(
-            f"HAProxy does not answer {command.split(';')[0][:80]!r} on {path}: {error or 'timed out'}"
+            f"HAProxy does not answer {command.split(';')[0][:80]!r} on {path}: "
+            f"{error or 'timed out'}"
         ) from error
 
 
 async def tell(path: Path | str, commands: Iterable[str]) -> None:
-    """Commands that say nothing where they succeed. Raises Unavailable with HAProxy's words where one does not."""
+    """Commands that say nothing where they succeed. Raises Unavailable with HAProxy's words where
+    one does not."""
     for line in joined(commands):
         if said := (await ask(path, line)).strip():
             raise Unavailable(f"HAProxy refused a command of {line[:120]!r}: {said[:300]}")
@@ -89,14 +92,18 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
 
 
 async def lists(path: Path | str) -> dict[int, int]:
-    """The numbers of the lists of addresses that stand in the configuration, by the line that each stands in."""
+    """The numbers of the lists of addresses that stand in the configuration, by the line that each
+    stands in."""
     found = map(_LISTED.match, (await ask(path, "show acl")).splitlines())
     return {int(each["line"]): int(each["number"]) for each in found if each}
 
 
-async def replace_ranges(path: Path | str, listeners: Sequence[Sequence[int]], name: str, cidrs: Sequence[str]) -> None:
-    """Put these patterns in the place of those that are there. `listeners`: of each, the numbers of its lists. One without
-    any goes by the list that was read from the file of this name. Raises Unavailable if there is no such list.
+async def replace_ranges(
+    path: Path | str, listeners: Sequence[Sequence[int]], name: str, cidrs: Sequence[str]
+) -> None:
+    """Put these patterns in the place of those that are there. `listeners`: of each, the numbers of
+    its lists. One without any goes by the list that was read from the file of this name. Raises
+    Unavailable if there is no such list.
 
     The first list of a listener gets all of them, at one moment; then the others are emptied.
     """
@@ -114,7 +121,14 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
         if not version.isdecimal():
             raise Unavailable(f"HAProxy has no list {each}")
         versions[each] = version
-    await tell(path, (f"add acl @{version} {each} {cidr}" for each, version in versions.items() for cidr in cidrs))
+    await tell(
+        path,
+        (
+            f"add acl @{version} {each} {cidr}"
+            for each, version in versions.items()
+            for cidr in cidrs
+        ),
+    )
     await tell(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
 
@@ -125,7 +139,10 @@ async def description(path: Path | str) -> str:
 
 def _said(text: str) -> dict[str, str]:
     """Of `show info`, by names in small letters."""
-    return {name.lower(): value.strip() for name, _, value in (line.partition(": ") for line in text.splitlines())}
+    return {
+        name.lower(): value.strip()
+        for name, _, value in (line.partition(": ") for line in text.splitlines())
+    }
 
 
 async def servers(path: Path | str, section: str = "") -> list[Shown]:
@@ -157,12 +174,17 @@ async def statistics(path: Path | str) -> list[Mapping[str, str]]:
     return list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
 
 
-async def totals(path: Path | str, columns: Sequence[str]) -> tuple[Info, Iterator[Mapping[str, str]]]:
-    """Of `show stat` these columns alone, of all listeners and what is behind each as a whole: of a thousand Services the rest
-    is ten times as much, and of no use to who counts. With who says it, which one answer tells alone."""
+async def totals(
+    path: Path | str, columns: Sequence[str]
+) -> tuple[Info, Iterator[Mapping[str, str]]]:
+    """Of `show stat` these columns alone, of all listeners and what is behind each as a whole: of a
+    thousand Services the rest is ten times as much, and of no use to who counts. With who says it,
+    which one answer tells alone."""
     text, _, table = (await ask(path, "show info;show stat -1 3 -1")).partition("\n# ")
     said = _said(text)
-    return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(table, columns)
+    return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(
+        table, columns
+    )
 
 
 async def open_connections(master: Path | str, pid: int) -> dict[str, int]:
@@ -192,11 +214,14 @@ async def workers(master: Path | str) -> tuple[list[Worker], int]:
 
 
 async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
-    """The connections of one of the workers; `id` is what it calls each. Asked by way of the master: an old one is not to be
-    reached otherwise."""
+    """The connections of one of the workers; `id` is what it calls each. Asked by way of the
+    master: an old one is not to be reached otherwise."""
     text = await ask(master, f"@!{pid} show sess")
     rows = (line.partition(": ") for line in text.splitlines())
-    return [{"id": name, **dict(word.partition("=")[::2] for word in words.split())} for name, _, words in rows]
+    return [
+        {"id": name, **dict(word.partition("=")[::2] for word in words.split())}
+        for name, _, words in rows
+    ]
 
 
 async def in_use(path: Path) -> set[tuple[str, str]]:

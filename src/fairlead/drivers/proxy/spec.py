@@ -1,22 +1,31 @@
 """What HAProxy should do and what it does, as values, and the steps between them. Pure.
 
-In: LoadBalancers of class fairlead.io/proxy, and what was read from HAProxy. Out: specs and changes.
-Servers and source ranges are changed in the running process; a listener that comes, goes or works otherwise needs another
-configuration, which a new worker takes over with the open sockets (a reload), while connections end in the old one.
-Invariant: equal plans give equal specs, on every gateway; HAProxy's choice by the client's address is the same there, then.
-"""
+In: LoadBalancers of class fairlead.io/proxy, and what was read from HAProxy. Out: specs and
+changes. Servers and source ranges are changed in the running process; a listener that comes, goes
+or works otherwise needs another configuration, which a new worker takes over with the open sockets
+(a reload), while connections end in the old one. Invariant: equal plans give equal specs, on every
+gateway; HAProxy's choice by the client's address is the same there, then."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from fairlead.model import HealthMonitor, Listener, LoadBalancer, ProxyHeader, ProxySettings, ServiceKey, Value
+from fairlead.model import (
+    HealthMonitor,
+    Listener,
+    LoadBalancer,
+    ProxyHeader,
+    ProxySettings,
+    ServiceKey,
+    Value,
+)
 from fairlead.plan.balancer import PROXY
 
 MOST_WEIGHT = 256
 """HAProxy's limit."""
 SOURCE_SCALE = 16
-"""A server has 16 points on the ring of addresses for each unit of weight: too few to be fair where pods are the units."""
+"""A server has 16 points on the ring of addresses for each unit of weight: too few to be fair where
+pods are the units."""
 
 
 class ProxyKey(Value, frozen=True):
@@ -40,9 +49,9 @@ class Server(Value, frozen=True):
 
 
 class ProxyListener(Value, frozen=True):
-    """One listener but for its servers: what only another configuration can change. `check`: how HAProxy asks members, if the
-    Service wants that (None with `settings.checks`: whether they take a connection). `restricted`: only source ranges are let
-    in."""
+    """One listener but for its servers: what only another configuration can change. `check`: how
+    HAProxy asks members, if the Service wants that (None with `settings.checks`: whether they take
+    a connection). `restricted`: only source ranges are let in."""
 
     key: ProxyKey
     settings: ProxySettings
@@ -51,8 +60,8 @@ class ProxyListener(Value, frozen=True):
 
 
 class Served(Value, frozen=True):
-    """A listener with its servers, sorted by node. `undecided`: nobody is proved to serve yet, but some are about to be
-    proved; one that serves goes on as it does."""
+    """A listener with its servers, sorted by node. `undecided`: nobody is proved to serve yet, but
+    some are about to be proved; one that serves goes on as it does."""
 
     listener: ProxyListener
     servers: tuple[Server, ...]
@@ -60,8 +69,8 @@ class Served(Value, frozen=True):
 
 
 class ProxySpec(Value, frozen=True):
-    """What one Service should have, or has. `drain_s`: so long a server keeps connections after it has ceased to get new ones;
-    0: as long as they last."""
+    """What one Service should have, or has. `drain_s`: so long a server keeps connections after it
+    has ceased to get new ones; 0: as long as they last."""
 
     uid: str
     listeners: tuple[Served, ...]
@@ -112,7 +121,9 @@ class SetListener(Value, frozen=True):
     def __str__(self) -> str:
         settings = self.served.listener.settings
         words = [f"reload with listener {self.served.listener.key} {self.service}"]
-        words += [f"PROXY {settings.header}"] * bool(settings.header) + ["HTTP"] * settings.forwarded_for
+        words += [f"PROXY {settings.header}"] * bool(settings.header) + [
+            "HTTP"
+        ] * settings.forwarded_for
         return " ".join(words)
 
 
@@ -129,9 +140,14 @@ class RemoveListener(Value, frozen=True):
 ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener
 
 
-def specs_of(intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0) -> dict[ServiceKey, ProxySpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it themselves."""
-    return {key: _spec(intent, drain_s) for key, intent in intents.items() if intent.class_name == PROXY}
+def specs_of(
+    intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
+) -> dict[ServiceKey, ProxySpec]:
+    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    themselves."""
+    return {
+        key: _spec(intent, drain_s) for key, intent in intents.items() if intent.class_name == PROXY
+    }
 
 
 def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
@@ -159,15 +175,22 @@ def _undecided(listener: Listener) -> bool:
 
 
 def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...]:
-    """Every member; who is not active has weight 0, which leaves it the connections that it has. Where nobody is proved yet,
-    who drains may have a weight (see `plan.members`)."""
+    """Every member; who is not active has weight 0, which leaves it the connections that it has.
+    Where nobody is proved yet, who drains may have a weight (see `plan.members`)."""
     state = "draining" if _undecided(listener) else "active"
-    weights = {member.node: member.weight if member.state == state else 0 for member in listener.members}
+    weights = {
+        member.node: member.weight if member.state == state else 0 for member in listener.members
+    }
     most = max(weights.values(), default=0)
     scale = SOURCE_SCALE if settings.method == "source" else 1
     return tuple(
         sorted(
-            Server(member.node, member.address, listener.node_port, _scaled(weights[member.node], most, scale))
+            Server(
+                member.node,
+                member.address,
+                listener.node_port,
+                _scaled(weights[member.node], most, scale),
+            )
             for member in listener.members
         )
     )
@@ -180,7 +203,9 @@ def _scaled(weight: int, most: int, scale: int) -> int:
     return max(1, round(weight * MOST_WEIGHT / most)) if weight else 0
 
 
-def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]) -> tuple[ProxyChange, ...]:
+def diff(
+    desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]
+) -> tuple[ProxyChange, ...]:
     """The steps from `actual` to `desired`: what the running process can do first."""
     live: list[ProxyChange] = []
     sets: list[ProxyChange] = []
@@ -193,7 +218,9 @@ def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, Pr
         for served in wanted.listeners:
             found = there.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:
-                sets.append(SetListener(service, wanted.uid, _settled(served, found), wanted.source_ranges))
+                sets.append(
+                    SetListener(service, wanted.uid, _settled(served, found), wanted.source_ranges)
+                )
                 continue
             restricted |= found.listener.restricted
             servers = _settled(served, found).servers
@@ -208,8 +235,9 @@ def diff(desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, Pr
 
 
 def _settled(served: Served, found: Served | None) -> Served:
-    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away, and nobody else gets anything
-    as long as there is one. Who is no member any more serves on only if nobody else may."""
+    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away,
+    and nobody else gets anything as long as there is one. Who is no member any more serves on only
+    if nobody else may."""
     if not served.undecided:
         return served
     before = {each.node: each for each in found.servers} if found is not None else {}
@@ -229,8 +257,11 @@ def _same(one: Server, other: Server) -> bool:
     return (one.address, one.port) == (other.address, other.port)
 
 
-def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]) -> dict[ServiceKey, ProxySpec]:
-    """What is there when the changes are carried out. A Service that has no listener is not there."""
+def after(
+    actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
+) -> dict[ServiceKey, ProxySpec]:
+    """What is there when the changes are carried out. A Service that has no listener is not
+    there."""
     specs = dict(actual)
     for change in changes:
         spec = specs.get(change.service, ProxySpec("", ()))
@@ -241,12 +272,20 @@ def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
                 spec = msgspec.structs.replace(spec, drain_s=drain_s)
             case SetServers(key=key, servers=servers):
                 listeners = tuple(
-                    Served(each.listener, servers) if each.listener.key == key else each for each in spec.listeners
+                    Served(each.listener, servers) if each.listener.key == key else each
+                    for each in spec.listeners
                 )
                 spec = msgspec.structs.replace(spec, listeners=listeners)
             case SetListener(served=served, uid=uid, cidrs=cidrs):
-                others = [each for each in spec.listeners if each.listener.key != served.listener.key]
-                spec = ProxySpec(uid, tuple(sorted([*others, Served(served.listener, served.servers)])), cidrs, spec.drain_s)
+                others = [
+                    each for each in spec.listeners if each.listener.key != served.listener.key
+                ]
+                spec = ProxySpec(
+                    uid,
+                    tuple(sorted([*others, Served(served.listener, served.servers)])),
+                    cidrs,
+                    spec.drain_s,
+                )
             case RemoveListener(key=key):
                 left = tuple(each for each in spec.listeners if each.listener.key != key)
                 spec = msgspec.structs.replace(spec, listeners=left)
@@ -254,15 +293,24 @@ def after(actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
     return {service: spec for service, spec in specs.items() if spec.listeners}
 
 
-def rivals(specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]) -> dict[ServiceKey, ServiceKey]:
-    """The Services that want a listener which another one has: two would share its connections. Who had it before keeps it,
-    else the first by name."""
-    taken = {each.listener.key: service for service, spec in before.items() if service in specs for each in spec.listeners}
+def rivals(
+    specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]
+) -> dict[ServiceKey, ServiceKey]:
+    """The Services that want a listener which another one has: two would share its connections. Who
+    had it before keeps it, else the first by name."""
+    taken = {
+        each.listener.key: service
+        for service, spec in before.items()
+        if service in specs
+        for each in spec.listeners
+    }
     found: dict[ServiceKey, ServiceKey] = {}
     for service, spec in sorted(specs.items()):
         for each in spec.listeners:
             owner = taken.get(each.listener.key, service)
-            if owner != service and any(theirs.listener.key == each.listener.key for theirs in specs[owner].listeners):
+            if owner != service and any(
+                theirs.listener.key == each.listener.key for theirs in specs[owner].listeners
+            ):
                 found[service] = owner
             else:
                 taken[each.listener.key] = service

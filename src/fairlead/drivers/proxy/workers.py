@@ -1,12 +1,12 @@
 """Workers of before a reload: how many may go on, and what ending one cuts.
 
-In: a HAProxy, and how many old workers there may be. Out: no more than these; of those that were ended, the connections that
-each section lost. An old worker lives for as long as it has connections, and costs its memory so long; where connections last
-and Services change often there would be ever more of them. The oldest goes first: it has had the longest time to empty.
-HAProxy's own limits do not serve: `mworker-max-reloads` ends a worker by how many reloads it has seen, be it the only old one,
-and `hard-stop-after` by the clock.
-Follows HAProxy 2.6's management manual, sections 4 (SIGTERM ends a worker at once) and 9.4 (`show proc`).
-"""
+In: a HAProxy, and how many old workers there may be. Out: no more than these; of those that were
+ended, the connections that each section lost. An old worker lives for as long as it has
+connections, and costs its memory so long; where connections last and Services change often there
+would be ever more of them. The oldest goes first: it has had the longest time to empty. HAProxy's
+own limits do not serve: `mworker-max-reloads` ends a worker by how many reloads it has seen, be it
+the only old one, and `hard-stop-after` by the clock. Follows HAProxy 2.6's management manual,
+sections 4 (SIGTERM ends a worker at once) and 9.4 (`show proc`)."""
 
 import os
 import signal
@@ -23,7 +23,8 @@ NOWHERE = "<NONE>"
 
 
 async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
-    """Have no more old workers than `most` (0: any number). Connections that this has cut, by section."""
+    """Have no more old workers than `most` (0: any number). Connections that this has cut, by
+    section."""
     cut: Counter[str] = Counter()
     if not most:
         return cut
@@ -32,7 +33,9 @@ async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
     for each in old[: max(0, len(old) - most)]:
         with suppress(Unavailable):  # it ends by itself just now
             sessions = await runtime.sessions(haproxy.master, each.pid)
-            cut += Counter(session["fe"] for session in sessions if session.get("be", NOWHERE) != NOWHERE)
+            cut += Counter(
+                session["fe"] for session in sessions if session.get("be", NOWHERE) != NOWHERE
+            )
         _end(each.pid, haproxy.folder)
     return cut
 

@@ -1,4 +1,5 @@
-"""A node's end of the tunnels that gateways send packets through where they are on no link with the node.
+"""A node's end of the tunnels that gateways send packets through where they are on no link with the
+node.
 
 driver     the driver: which addresses are published, and everything below kept in place
 envelopes  IPIP: a program at the node's interfaces takes packets out of their envelopes

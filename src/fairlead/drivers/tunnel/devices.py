@@ -1,9 +1,11 @@
-"""VXLAN: the kernel's devices that packets of gateways come out of, one for each family of the node's addresses.
+"""VXLAN: the kernel's devices that packets of gateways come out of, one for each family of the
+node's addresses.
 
-In: the tunnel's port and identifier, the node's addresses. Out: the devices are there, up, and let packets pass: a client's
-packet comes out of a device by which nobody would answer the client. Strict reverse path filtering (rp_filter 1) drops such,
-and loose filtering (2) does so too while the device has no IPv4 address (fib_validate_source has nothing to go by then).
-The kernel takes the greater of the device's value and that of `all`, so 2 on the device is enough, whatever `all` is.
+In: the tunnel's port and identifier, the node's addresses. Out: the devices are there, up, and let
+packets pass: a client's packet comes out of a device by which nobody would answer the client.
+Strict reverse path filtering (rp_filter 1) drops such, and loose filtering (2) does so too while
+the device has no IPv4 address (fib_validate_source has nothing to go by then). The kernel takes the
+greater of the device's value and that of `all`, so 2 on the device is enough, whatever `all` is.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
     if tunnel.kind != "vxlan":
         return ()
     first = {":" in address: address for address in reversed(node_addresses)}
-    return tuple(Vxlan(NAMES[ipv6], tunnel.vni, tunnel.port, first[ipv6], MAC) for ipv6 in sorted(first))
+    return tuple(
+        Vxlan(NAMES[ipv6], tunnel.vni, tunnel.port, first[ipv6], MAC) for ipv6 in sorted(first)
+    )
 
 
 async def have(devices: Sequence[Vxlan]) -> None:

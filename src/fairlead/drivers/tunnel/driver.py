@@ -1,13 +1,14 @@
-"""Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for gateways' probes.
+"""Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for
+gateways' probes.
 
-In: NodeServices. Out: packets of gateways for these addresses, and probes of the health ports of the same Services, come out of
-the tunnel; TCP clients learn the segment size that fits the tunnel.
-Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor left, which works until then;
-stopped or killed, everything stays in force. What others break is put back at the next whole `read`, and what goes with a
-device, an interface or an address at once, by `follow`.
-An address may be published by several Services; it is removed with the last of them. The service proxy's own health port is
-always open, because gateways probe it for every Service with policy Cluster.
-"""
+In: NodeServices. Out: packets of gateways for these addresses, and probes of the health ports of
+the same Services, come out of the tunnel; TCP clients learn the segment size that fits the tunnel.
+Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor
+left, which works until then; stopped or killed, everything stays in force. What others break is put
+back at the next whole `read`, and what goes with a device, an interface or an address at once, by
+`follow`. An address may be published by several Services; it is removed with the last of them. The
+service proxy's own health port is always open, because gateways probe it for every Service with
+policy Cluster."""
 
 import asyncio
 import time
@@ -36,7 +37,8 @@ from fairlead.plan.balancer import PROXY_HEALTH_PORT
 log = structlog.get_logger()
 
 FOLLOW_PAUSE_S = 0.05
-"""After a change of the networks the next ones are waited for so long, and then looked at together."""
+"""After a change of the networks the next ones are waited for so long, and then looked at
+together."""
 
 Spec = frozenset[Opening]
 """The addresses that a Service publishes, and its health port."""
@@ -56,17 +58,21 @@ class Change(NamedTuple):
 
 
 class TunnelDriver:
-    """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network namespace.
+    """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network
+    namespace.
 
-    node_addresses: returns the node's primary address of each family; called at each use. selectors: of the interfaces where
-    packets from gateways arrive (see `net.selection`); none: those that have the node's addresses. `tunnel.kind` must not be
-    "none".
-    """
+    node_addresses: returns the node's primary address of each family; called at each use.
+    selectors: of the interfaces where packets from gateways arrive (see `net.selection`); none:
+    those that have the node's addresses. `tunnel.kind` must not be "none"."""
 
     name = "tunnel"
 
     def __init__(
-        self, tunnel: TunnelConfig, *, node_addresses: Callable[[], Sequence[str]], selectors: Sequence[str] = ()
+        self,
+        tunnel: TunnelConfig,
+        *,
+        node_addresses: Callable[[], Sequence[str]],
+        selectors: Sequence[str] = (),
     ) -> None:
         self._tunnel = tunnel
         self._node_addresses = node_addresses
@@ -81,7 +87,8 @@ class TunnelDriver:
         self._arrived: frozenset[str] = frozenset()
         """The interfaces where packets arrived when it was last looked."""
         self._table = ""
-        """The commands that made the rules, without the published addresses; empty: they are a predecessor's, or nobody's."""
+        """The commands that made the rules, without the published addresses; empty: they are a
+        predecessor's, or nobody's."""
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
@@ -101,20 +108,32 @@ class TunnelDriver:
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The load-balancer addresses, and the healthCheckNodePort, of each Service that has load-balancer addresses."""
+        """The load-balancer addresses, and the healthCheckNodePort, of each Service that has
+        load-balancer addresses."""
         specs = {key: _openings(intent) for key, intent in intents.items()}
         return {key: spec for key, spec in specs.items() if spec}
 
-    def diff(self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) -> Sequence[Change]:
+    def diff(
+        self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
+    ) -> Sequence[Change]:
         """What comes, then what goes. Pure."""
         none: Spec = frozenset()
-        came = [Change(key, "publish", ip) for key, spec in desired.items() for ip in _in_order(spec - actual.get(key, none))]
-        gone = [Change(key, "withdraw", ip) for key, spec in actual.items() for ip in _in_order(spec - desired.get(key, none))]
+        came = [
+            Change(key, "publish", ip)
+            for key, spec in desired.items()
+            for ip in _in_order(spec - actual.get(key, none))
+        ]
+        gone = [
+            Change(key, "withdraw", ip)
+            for key, spec in actual.items()
+            for ip in _in_order(spec - desired.get(key, none))
+        ]
         return [*came, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
-        """With keys: what is known. None: also put back what others took away. The first whole read changes nothing: until
-        something is applied, or nothing was by the second, what a predecessor left is in charge."""
+        """With keys: what is known. None: also put back what others took away. The first whole read
+        changes nothing: until something is applied, or nothing was by the second, what a
+        predecessor left is in charge."""
         if keys is not None:
             return {key: self._known[key] for key in keys if key in self._known}
         async with self._turn:
@@ -138,7 +157,8 @@ class TunnelDriver:
         return {}
 
     async def follow(self) -> None:
-        """Put back what goes with a device, an interface or an address, by the kernel's events, until cancelled."""
+        """Put back what goes with a device, an interface or an address, by the kernel's events,
+        until cancelled."""
         with closing(LinkEvents()) as events:
             while True:
                 changes = await events.next()
@@ -150,35 +170,56 @@ class TunnelDriver:
                         if self._table:
                             await self._install(self._published)
                     except FairleadError as problem:
-                        log.warning("the networks changed, and the tunnel's end is not as it should be", problem=str(problem))
-                # Where somebody else insists on another state, most of the time is left for other work.
+                        log.warning(
+                            "the networks changed, and the tunnel's end is not as it should be",
+                            problem=str(problem),
+                        )
+                # Where somebody else insists on another state, most of the time is left for other
+                # work.
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _concerned(self, changes: LinkChanges) -> bool:
         ours = {*devices.NAMES, *self._selectors, *self._arrived}
-        addresses = {str(ip_address(each)) for each in self._node_addresses()} | {devices.DUMMY_ADDRESS}
-        return changes.lost or not (ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses))
+        addresses = {str(ip_address(each)) for each in self._node_addresses()} | {
+            devices.DUMMY_ADDRESS
+        }
+        return changes.lost or not (
+            ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses)
+        )
 
     def _others_chosen(self) -> bool:
         """Whether selectors other than names choose other interfaces than before."""
         by_name_alone = all(map(is_name, self._selectors))
-        return not by_name_alone and {link.name for link in self._arrivals(self._node_addresses())} != self._arrived
+        return (
+            not by_name_alone
+            and {link.name for link in self._arrivals(self._node_addresses())} != self._arrived
+        )
 
     def counters(self) -> dict[str, int]:
-        """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped, since the rules were made."""
+        """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped,
+        since the rules were made."""
         if self._envelopes is not None:
             return self._envelopes.counters()
         if self._nft is None or not self._table or self._tunnel.kind != "vxlan":
             return {}
         records = (
-            record["counter"] for record in self._nft.listing(f"list counters table {rules.TABLE}") if "counter" in record
+            record["counter"]
+            for record in self._nft.listing(f"list counters table {rules.TABLE}")
+            if "counter" in record
         )
-        return {str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)}
+        return {
+            str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)
+        }
 
     async def _publish(self, published: Collection[Opening]) -> None:
-        added, removed = set(published) - set(self._published), set(self._published) - set(published)
+        added, removed = (
+            set(published) - set(self._published),
+            set(self._published) - set(published),
+        )
         try:
-            await self._run("\n".join([*rules.elements("add", added), *rules.elements("delete", removed)]))
+            await self._run(
+                "\n".join([*rules.elements("add", added), *rules.elements("delete", removed)])
+            )
         except Conflict:  # somebody has changed our table
             await self._install(published)
             return
@@ -211,20 +252,30 @@ class TunnelDriver:
     def _tell_of_unopened(self, count: int) -> None:
         """Linux before 6.3 cannot take a packet out of an envelope of another family."""
         if count > self._unopened:
-            fix = "give gateways and nodes addresses of both families, use Linux 6.3 or newer, or choose tunnel.kind vxlan"
+            fix = (
+                "give gateways and nodes addresses of both families, use Linux 6.3 or newer, "
+                "or choose tunnel.kind vxlan"
+            )
             log.warning(
-                "this kernel cannot open envelopes of another IP family: dropped", packets=count - self._unopened, fix=fix
+                "this kernel cannot open envelopes of another IP family: dropped",
+                packets=count - self._unopened,
+                fix=fix,
             )
         self._unopened = count
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        """The interfaces where gateways' packets arrive; interfaces that are selected by name only if they are present."""
+        """The interfaces where gateways' packets arrive; interfaces that are selected by name only
+        if they are present."""
         what = "the interface where gateways' packets arrive is missing"
         if not self._selectors:
             if not (found := interfaces.holders(addresses)):
                 raise Unavailable(f"{what}: no interface has the address {' or '.join(addresses)}")
             return found
-        self._selection = select(self._selectors, interfaces.present(routes=DEFAULT_ROUTE in self._selectors), self._selection)
+        self._selection = select(
+            self._selectors,
+            interfaces.present(routes=DEFAULT_ROUTE in self._selectors),
+            self._selection,
+        )
         if not self._selection.names:
             fix = "check node.interfaces and node.interfacesByNode against `ip address`"
             raise Unavailable(f"{what}: {self._selection.problem}", fix=fix)
@@ -232,7 +283,8 @@ class TunnelDriver:
         return [there[name] for name in self._selection.names if name in there]
 
     async def _rules_stand(self, published: Collection[Opening]) -> bool:
-        """Whether the table in the kernel has the number of rules that we made, and the published addresses and ports."""
+        """Whether the table in the kernel has the number of rules that we made, and the published
+        addresses and ports."""
         assert self._nft is not None
         try:
             records = await asyncio.to_thread(self._nft.listing, f"list table {rules.TABLE}")
@@ -248,7 +300,8 @@ class TunnelDriver:
 
 
 async def remove_tunnel() -> list[str]:
-    """Take every tunnel's end of ours out of this network namespace, whoever left it; says what there was."""
+    """Take every tunnel's end of ours out of this network namespace, whoever left it; says what
+    there was."""
     with Nftables() as nft:
         try:
             # It comes first and goes last: where it is not, there is nothing.
@@ -261,17 +314,23 @@ async def remove_tunnel() -> list[str]:
         return [*removed, f"table {rules.TABLE}"]
 
 
-def _carried_out(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> dict[ServiceKey, Spec]:
+def _carried_out(
+    known: Mapping[ServiceKey, Spec], changes: Sequence[Change]
+) -> dict[ServiceKey, Spec]:
     after = dict(known)
     for change in changes:
         spec = after.get(change.service, frozenset())
-        after[change.service] = spec | {change.opening} if change.verb == "publish" else spec - {change.opening}
+        after[change.service] = (
+            spec | {change.opening} if change.verb == "publish" else spec - {change.opening}
+        )
     return {key: spec for key, spec in after.items() if spec}
 
 
 def _openings(intent: NodeService) -> Spec:
     addresses: Spec = frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)
-    return addresses | {intent.health_check.port} if addresses and intent.health_check else addresses
+    return (
+        addresses | {intent.health_check.port} if addresses and intent.health_check else addresses
+    )
 
 
 def _in_order(spec: Spec) -> Sequence[Opening]:

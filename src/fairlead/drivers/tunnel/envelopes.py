@@ -1,10 +1,11 @@
-"""IPIP: the program that takes packets out of their envelopes, at the ingress of the node's interfaces.
+"""IPIP: the program that takes packets out of their envelopes, at the ingress of the node's
+interfaces.
 
-In: the gateways whose envelopes to open, the published addresses, and the ports that answer gateways' probes. Out: the program
-of bpf/node.bpf.c on its own maps, attached.
-Nothing is pinned: the attached program keeps its maps. A start fills new maps first and then puts its program in the place of
-its predecessor's, in one step of the kernel: no packet is lost, and whatever a kill left half done was never attached.
-"""
+In: the gateways whose envelopes to open, the published addresses, and the ports that answer
+gateways' probes. Out: the program of bpf/node.bpf.c on its own maps, attached. Nothing is pinned:
+the attached program keeps its maps. A start fills new maps first and then puts its program in the
+place of its predecessor's, in one step of the kernel: no packet is lost, and whatever a kill left
+half done was never attached."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
@@ -22,7 +23,8 @@ from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program
 OBJECT = Path(__file__).resolve().parents[2] / "objects" / "node_tc.o"
 FILTER = "fairlead_node"
 PRIORITY = 50
-"""Before a gateway's filter (100): what comes out of an envelope has been through a gateway already."""
+"""Before a gateway's filter (100): what comes out of an envelope has been through a gateway
+already."""
 OUTCOMES = ("taken_out", "stranger", "not_published", "congested", "not_taken_out")
 """In the order of `enum outcome`."""
 
@@ -41,15 +43,20 @@ class Envelopes:
 
     @classmethod
     def load(cls, gateways: Iterable[str]) -> Self:
-        """Have the kernel take the program, attached nowhere. `gateways`: CIDRs of those whose envelopes are opened. Raises
-        Refused where the kernel or the rights do not allow it."""
+        """Have the kernel take the program, attached nowhere. `gateways`: CIDRs of those whose
+        envelopes are opened. Raises Refused where the kernel or the rights do not allow it."""
         object_file = read_object(OBJECT)
         maps = create_maps(list(object_file.maps.values()))
-        made = cls(maps, Program.load(object_file.programs["node"], maps, program_type=PROGRAM_TYPE_SCHED_CLS))
+        made = cls(
+            maps,
+            Program.load(object_file.programs["node"], maps, program_type=PROGRAM_TYPE_SCHED_CLS),
+        )
         for cidr in gateways:
             network = ip_network(cidr)
             length = network.prefixlen + (96 if network.version == 4 else 0)
-            maps["gateways"].update(_RANGE.pack(length, pack_address(str(network.network_address))), _PRESENT)
+            maps["gateways"].update(
+                _RANGE.pack(length, pack_address(str(network.network_address))), _PRESENT
+            )
         return made
 
     def set_own(self, addresses: Collection[str]) -> None:
@@ -75,8 +82,13 @@ class Envelopes:
 
     def counters(self) -> dict[str, int]:
         """Packets by what became of them, since this process started."""
-        rows = (self._maps["outcomes"].per_cpu(_INDEX.pack(number)) for number in range(len(OUTCOMES)))
-        return {name: sum(_COUNTER.unpack(each)[0] for each in row) for name, row in zip(OUTCOMES, rows, strict=True)}
+        rows = (
+            self._maps["outcomes"].per_cpu(_INDEX.pack(number)) for number in range(len(OUTCOMES))
+        )
+        return {
+            name: sum(_COUNTER.unpack(each)[0] for each in row)
+            for name, row in zip(OUTCOMES, rows, strict=True)
+        }
 
     async def attach(self, interfaces: Sequence[int]) -> None:
         """Have the program on these interfaces, by index, and on no other."""
@@ -104,7 +116,11 @@ async def attached() -> set[int]:
 
 async def detach(but: Collection[int] = ()) -> list[int]:
     """Take the program off all interfaces but these; the others where it was."""
-    found = [each for each in await tc.filters(FILTER) if each.interface not in but or each.priority != PRIORITY]
+    found = [
+        each
+        for each in await tc.filters(FILTER)
+        if each.interface not in but or each.priority != PRIORITY
+    ]
     for each in found:
         await tc.detach(each)
     return [each.interface for each in found]

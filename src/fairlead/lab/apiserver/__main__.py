@@ -1,9 +1,10 @@
-"""The API server as a process: `python -m fairlead.lab.apiserver --listen 127.0.0.1:0 --ready-file PATH`.
+"""The API server as a process: `python -m fairlead.lab.apiserver --listen 127.0.0.1:0 --ready-file
+PATH`.
 
-In: addresses to listen on, or file descriptors of sockets that listen already (which whoever starts it made, for instance
-in another network namespace). Out: a line of JSON in the ready file, `{"urls": [...], "pid": ...}`, once it serves.
-SIGTERM and SIGINT stop it at once, open watches or not.
-"""
+In: addresses to listen on, or file descriptors of sockets that listen already (which whoever starts
+it made, for instance in another network namespace). Out: a line of JSON in the ready file,
+`{"urls": [...], "pid": ...}`, once it serves. SIGTERM and SIGINT stop it at once, open watches or
+not."""
 
 import asyncio
 import os
@@ -21,11 +22,35 @@ from fairlead.lab.apiserver.server import ApiServer
 
 
 @click.command()
-@click.option("--listen", multiple=True, metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
-@click.option("--fd", "descriptors", multiple=True, type=int, metavar="N", help="Inherited listening socket to serve on.")
-@click.option("--service-cidr", "service_cidrs", multiple=True, default=("10.96.0.0/16",), show_default=True)
-@click.option("--bookmark-interval", "bookmark_interval_s", default=60.0, show_default=True, help="Seconds between bookmarks.")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="Gets one line of JSON when the server serves.")
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Address to listen on; port 0 takes a free one.",
+)
+@click.option(
+    "--fd",
+    "descriptors",
+    multiple=True,
+    type=int,
+    metavar="N",
+    help="Inherited listening socket to serve on.",
+)
+@click.option(
+    "--service-cidr", "service_cidrs", multiple=True, default=("10.96.0.0/16",), show_default=True
+)
+@click.option(
+    "--bookmark-interval",
+    "bookmark_interval_s",
+    default=60.0,
+    show_default=True,
+    help="Seconds between bookmarks.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Gets one line of JSON when the server serves.",
+)
 def main(
     listen: Sequence[str],
     descriptors: Sequence[int],
@@ -54,7 +79,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with ApiServer(
-        listen=listen, sockets=sockets, service_cidrs=service_cidrs, bookmark_interval_s=bookmark_interval_s
+        listen=listen,
+        sockets=sockets,
+        service_cidrs=service_cidrs,
+        bookmark_interval_s=bookmark_interval_s,
     ) as server:
         line = msgspec.json.encode({"urls": server.urls, "pid": os.getpid()}).decode()
         print(line, flush=True)

@@ -1,16 +1,24 @@
 """Cluster addresses and node ports: which are taken, and what a Service gets.
 
-In: a Service that is being written, and the state that it replaces. Out: its addresses and ports filled in, and a
-Reservation that is either kept or undone, so a write that fails later takes nothing.
-Invariants: an address or port belongs to one Service; node ports and health check node ports come out of one range.
-Follows the Service storage of the API server (registry/core/service/storage, ipallocator, portallocator).
-"""
+In: a Service that is being written, and the state that it replaces. Out: its addresses and ports
+filled in, and a Reservation that is either kept or undone, so a write that fails later takes
+nothing. Invariants: an address or port belongs to one Service; node ports and health check node
+ports come out of one range. Follows the Service storage of the API server
+(registry/core/service/storage, ipallocator, portallocator)."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
 
 from fairlead.errors import Refused
-from fairlead.lab.apiserver.failure import ApiFailure, Cause, Object, in_words_of_storage, internal_error, invalid, rejected
+from fairlead.lab.apiserver.failure import (
+    ApiFailure,
+    Cause,
+    Object,
+    in_words_of_storage,
+    internal_error,
+    invalid,
+    rejected,
+)
 from fairlead.lab.apiserver.names import family_of, parse_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -20,7 +28,8 @@ LAST_NODE_PORT = 32767
 
 
 class NodePorts:
-    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after all others.
+    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after
+    all others.
 
     The lower part is for those who ask by number, and given to others last (KEP-3668).
     """
@@ -31,9 +40,13 @@ class NodePorts:
         self._next = first + _reserved(last - first + 1, smallest=16, share=32, largest=128)
 
     def take(self, port: int, *, anywhere: bool = False) -> None:
-        """Raises ValueError with the API's words if the port is taken or out of range; `anywhere`: the range does not count."""
+        """Raises ValueError with the API's words if the port is taken or out of range; `anywhere`:
+        the range does not count."""
         if not anywhere and not self._first <= port <= self._last:
-            raise ValueError(f"provided port is not in the valid range. The range of valid ports is {self._first}-{self._last}")
+            raise ValueError(
+                "provided port is not in the valid range. The range of valid ports is "
+                f"{self._first}-{self._last}"
+            )
         if port in self.taken:
             raise ValueError("provided port is already allocated")
         self.taken.add(port)
@@ -53,13 +66,15 @@ class NodePorts:
 
 
 def _reserved(size: int, *, smallest: int, share: int, largest: int) -> int:
-    """How much of a range is kept for those who ask by number; nothing of one that is too small for it."""
+    """How much of a range is kept for those who ask by number; nothing of one that is too small for
+    it."""
     return min(max(smallest, size // share), largest) if size > smallest else 0
 
 
 class ClusterAddresses:
-    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`), never given; the lower
-    part is for those who ask by number, and given to others last (KEP-3070)."""
+    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`),
+    never given; the lower part is for those who ask by number, and given to others last
+    (KEP-3070)."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -95,7 +110,8 @@ class ClusterAddresses:
 
 
 class Reservation:
-    """What one write has taken, and what it will give back. Call `keep` once it is stored, or `undo`."""
+    """What one write has taken, and what it will give back. Call `keep` once it is stored, or
+    `undo`."""
 
     def __init__(self, allocator: "Allocator", *, dry_run: bool) -> None:
         self._allocator = allocator
@@ -132,14 +148,20 @@ class Reservation:
 
 
 class Allocator:
-    """All addresses and ports that Services share. The first CIDR's family is the cluster's default."""
+    """All addresses and ports that Services share. The first CIDR's family is the cluster's
+    default."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
         try:
             networks = [ipaddress.ip_network(text) for text in cidrs]
         except ValueError as error:
-            raise Refused(f"a service CIDR cannot be used: {error}", fix="give one network for each address family") from error
-        self.addresses = {f"IPv{network.version}": ClusterAddresses(network) for network in networks}
+            raise Refused(
+                f"a service CIDR cannot be used: {error}",
+                fix="give one network for each address family",
+            ) from error
+        self.addresses = {
+            f"IPv{network.version}": ClusterAddresses(network) for network in networks
+        }
         self.families = list(self.addresses)
         self.ports = NodePorts()
 
@@ -171,7 +193,11 @@ class Allocator:
 
 
 def addresses_of(service: Object) -> list[str]:
-    return [address for address in service["spec"].get("clusterIPs") or [] if address not in ("", "None")]
+    return [
+        address
+        for address in service["spec"].get("clusterIPs") or []
+        if address not in ("", "None")
+    ]
 
 
 def node_ports_of(service: Object) -> list[int]:
@@ -209,7 +235,8 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
     given = []
     for place, family in enumerate(spec["ipFamilies"]):
         address = wanted[place]
-        # A place that was filled before cannot change: that is for the rules to refuse, in their own words.
+        # A place that was filled before cannot change: that is for the rules to refuse, in their
+        # own words.
         if place >= held or not address:
             try:
                 address = reservation.address(family, address)
@@ -224,32 +251,50 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
 
 
 def _reserve_node_ports(reservation: Reservation, service: Object, old: Object | None) -> None:
-    """Each port gets a node port, if the Service is of a type that has them and does not opt out."""
+    """Each port gets a node port, if the Service is of a type that has them and does not opt
+    out."""
     if not needs_node_ports(service):
         return
-    wants = service["spec"]["type"] == "NodePort" or service["spec"].get("allocateLoadBalancerNodePorts") is not False
-    ports = [(place, port) for place, port in enumerate(service["spec"].get("ports") or []) if wants or port.get("nodePort")]
+    wants = (
+        service["spec"]["type"] == "NodePort"
+        or service["spec"].get("allocateLoadBalancerNodePorts") is not False
+    )
+    ports = [
+        (place, port)
+        for place, port in enumerate(service["spec"].get("ports") or [])
+        if wants or port.get("nodePort")
+    ]
     if old is None:
         _first_node_ports(reservation, service, ports)
     else:
         _next_node_ports(reservation, service, ports, set(node_ports_of(old)))
 
 
-def _first_node_ports(reservation: Reservation, service: Object, ports: list[tuple[int, Object]]) -> None:
+def _first_node_ports(
+    reservation: Reservation, service: Object, ports: list[tuple[int, Object]]
+) -> None:
     """Ports of the same number (TCP and UDP) share one on creation, to spare the range."""
     shared: dict[int, int] = {}
     for place, port in ports:
         number, given = port.get("port", 0), shared.get(port.get("port", 0), 0)
         if not given:
-            asked = [other["nodePort"] for _, other in ports if other.get("nodePort") and other.get("port", 0) == number]
-            port["nodePort"] = shared[number] = _take_node_port(reservation, service, place, asked[0] if asked else 0)
+            asked = [
+                other["nodePort"]
+                for _, other in ports
+                if other.get("nodePort") and other.get("port", 0) == number
+            ]
+            port["nodePort"] = shared[number] = _take_node_port(
+                reservation, service, place, asked[0] if asked else 0
+            )
         elif not port.get("nodePort"):
             port["nodePort"] = given
         elif port["nodePort"] != given:
             _take_node_port(reservation, service, place, port["nodePort"])
 
 
-def _next_node_ports(reservation: Reservation, service: Object, ports: list[tuple[int, Object]], held: set[int]) -> None:
+def _next_node_ports(
+    reservation: Reservation, service: Object, ports: list[tuple[int, Object]], held: set[int]
+) -> None:
     taken: set[int] = set()
     seen: set[tuple[str, int]] = set()
     for place, port in ports:
@@ -269,10 +314,14 @@ def _take_node_port(reservation: Reservation, service: Object, place: int, wante
     except ValueError as error:
         if not wanted:
             raise internal_error(f"failed to allocate a nodePort: {error}") from error
-        raise _refused(service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))) from error
+        raise _refused(
+            service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))
+        ) from error
 
 
-def _reserve_health_check_port(reservation: Reservation, service: Object, old: Object | None) -> None:
+def _reserve_health_check_port(
+    reservation: Reservation, service: Object, old: Object | None
+) -> None:
     if not needs_health_check(service) or (old is not None and needs_health_check(old)):
         return
     spec = service["spec"]

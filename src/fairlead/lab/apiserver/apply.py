@@ -1,15 +1,26 @@
-"""Server-side apply: what an object becomes when a manager says which fields it wants, and with which values.
+"""Server-side apply: what an object becomes when a manager says which fields it wants, and with
+which values.
 
-In: the live object (or none), what the manager applies, its name. Out: the object as it should be and its owners, or
-ApiFailure 409 with a cause for each field that another manager holds at another value.
-Follows KEP-555 and https://kubernetes.io/docs/reference/using-api/server-side-apply/. Pure; the time is an argument.
-"""
+In: the live object (or none), what the manager applies, its name. Out: the object as it should be
+and its owners, or ApiFailure 409 with a cause for each field that another manager holds at another
+value. Follows KEP-555 and https://kubernetes.io/docs/reference/using-api/server-side-apply/. Pure;
+the time is an argument."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fairlead.lab.apiserver.failure import ApiFailure, Object
-from fairlead.lab.apiserver.ownership import Manager, Owned, Owners, Path, Paths, changed, item_step, leaves, value_step
+from fairlead.lab.apiserver.ownership import (
+    Manager,
+    Owned,
+    Owners,
+    Path,
+    Paths,
+    changed,
+    item_step,
+    leaves,
+    value_step,
+)
 from fairlead.lab.apiserver.schema import Shape
 
 
@@ -24,8 +35,18 @@ class Applied(NamedTuple):
     owners: Owners
 
 
-def apply(live: Object, wanted: Object, owners: Owners, manager: Manager, *, shape: Shape, force: bool, time: str) -> Applied:
-    """Merge what `manager` wants into `live`. What it wanted before and does not want now is removed, if nobody else has it.
+def apply(
+    live: Object,
+    wanted: Object,
+    owners: Owners,
+    manager: Manager,
+    *,
+    shape: Shape,
+    force: bool,
+    time: str,
+) -> Applied:
+    """Merge what `manager` wants into `live`. What it wanted before and does not want now is
+    removed, if nobody else has it.
 
     Raises ApiFailure 409 for a conflict, and Duplicates.
     """
@@ -65,14 +86,20 @@ def _merge(live: Any, wanted: Any, shape: Shape, path: Path) -> Any:
 
 
 def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -> list[Any]:
-    """The wanted items in the wanted order; the live ones that are not wanted follow the item that they followed."""
+    """The wanted items in the wanted order; the live ones that are not wanted follow the item that
+    they followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
     again = [step for place, step in enumerate(steps) if step in steps[:place]]
     if again:
-        told = [f"{told_path(path)}: duplicate entries for key {told_path((step,))}" for step in again]
+        told = [
+            f"{told_path(path)}: duplicate entries for key {told_path((step,))}" for step in again
+        ]
         raise Duplicates(told[0] if len(told) == 1 else "\n  ".join(["errors:", *told]))
-    merged = {step: _merge(present.get(step, {}), item, shape, (*path, step)) for step, item in zip(steps, wanted, strict=True)}
+    merged = {
+        step: _merge(present.get(step, {}), item, shape, (*path, step))
+        for step, item in zip(steps, wanted, strict=True)
+    }
     order: list[str] = list(steps)
     follows = None
     for step in present:
@@ -83,7 +110,8 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
 
 
 def _dropped(had: Paths, asked: Paths, others: Iterable[Owned]) -> Paths:
-    """The paths that go: the manager no longer asks for them, and nobody owns them or anything below them."""
+    """The paths that go: the manager no longer asks for them, and nobody owns them or anything
+    below them."""
     held: set[Path] = set()
     for paths in (asked, *(owned.paths for owned in others)):
         for path in paths:
@@ -115,11 +143,19 @@ def _prune(value: Any, dropped: Paths, shape: Shape, path: Path) -> Any:
 def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
     if force:
         return
-    clashes = [(manager, path) for manager, owned in others.items() for path in sorted(owned.paths & written, key=_order)]
+    clashes = [
+        (manager, path)
+        for manager, owned in others.items()
+        for path in sorted(owned.paths & written, key=_order)
+    ]
     if not clashes:
         return
     causes = [
-        {"reason": "FieldManagerConflict", "message": f"conflict with {_told(manager)}", "field": told_path(path)}
+        {
+            "reason": "FieldManagerConflict",
+            "message": f"conflict with {_told(manager)}",
+            "field": told_path(path),
+        }
         for manager, path in clashes
     ]
     managers = dict.fromkeys(manager for manager, _ in clashes)

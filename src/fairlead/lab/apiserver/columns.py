@@ -14,7 +14,9 @@ import msgspec
 from fairlead.lab.apiserver.failure import Object
 from fairlead.lab.apiserver.kinds import Column
 
-_STEP: Final = re.compile(r"""\.([A-Za-z0-9_-]+)|(\[\*\])|\[\?\(@\.([A-Za-z0-9_-]+)==["']([^"']*)["']\)\]""")
+_STEP: Final = re.compile(
+    r"""\.([A-Za-z0-9_-]+)|(\[\*\])|\[\?\(@\.([A-Za-z0-9_-]+)==["']([^"']*)["']\)\]"""
+)
 
 
 def cells(columns: tuple[Column, ...], obj: Object, age: Callable[[str], str]) -> list[Any]:
@@ -44,5 +46,11 @@ def _find(value: Any, path: str) -> Iterator[Any]:
         elif everything:
             found = [item for each in found if isinstance(each, list) for item in each]
         else:
-            found = [item for each in found if isinstance(each, list) for item in each if field in item and item[field] == text]
+            found = [
+                item
+                for each in found
+                if isinstance(each, list)
+                for item in each
+                if field in item and item[field] == text
+            ]
     yield from found

@@ -1,10 +1,9 @@
 """CustomResourceDefinitions: kinds that the API server learns while it runs.
 
-In: CustomResourceDefinition objects as they are stored. Out: the kinds that are served now, each with its definition, and
-what is wrong with an object that would define one.
-Invariant: a kind stays the same one as long as its definition is there, whatever becomes of its schema.
-Each has one version; conversion is not known here. Follows apiextensions.k8s.io/v1.
-"""
+In: CustomResourceDefinition objects as they are stored. Out: the kinds that are served now, each
+with its definition, and what is wrong with an object that would define one. Invariant: a kind stays
+the same one as long as its definition is there, whatever becomes of its schema. Each has one
+version; conversion is not known here. Follows apiextensions.k8s.io/v1."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +25,14 @@ class Kinds:
 
     def find(self, group_version: str, plural: str) -> Kind | None:
         """The kind that is served under these URL parts, if there is one."""
-        return next((kind for kind in self.served if (kind.group_version, kind.plural) == (group_version, plural)), None)
+        return next(
+            (
+                kind
+                for kind in self.served
+                if (kind.group_version, kind.plural) == (group_version, plural)
+            ),
+            None,
+        )
 
     def defined_by(self, crd: Object) -> Kind | None:
         """The kind that this definition stands for, once it is served."""
@@ -41,9 +47,17 @@ class Kinds:
             Column(each["name"], each["type"], each["jsonPath"], each.get("priority", 0))
             for each in version.get("additionalPrinterColumns", [])
         )
-        definition = Definition(schema, shape(schema), columns or (Column("Age", "date", ".metadata.creationTimestamp"),))
+        definition = Definition(
+            schema,
+            shape(schema),
+            columns or (Column("Age", "date", ".metadata.creationTimestamp"),),
+        )
         if (known := self.defined_by(crd)) is not None and known.custom is not None:
-            known.custom.schema, known.custom.shape, known.custom.columns = schema, definition.shape, definition.columns
+            known.custom.schema, known.custom.shape, known.custom.columns = (
+                schema,
+                definition.shape,
+                definition.columns,
+            )
             return
         names = spec["names"]
         self._custom[crd["metadata"]["name"]] = Kind(
@@ -68,12 +82,20 @@ def established(crd: Object, time: str) -> Object:
     """The status of a definition that is served."""
     conditions = [
         {"type": "NamesAccepted", "reason": "NoConflicts", "message": "no conflicts found"},
-        {"type": "Established", "reason": "InitialNamesAccepted", "message": "the initial names have been accepted"},
+        {
+            "type": "Established",
+            "reason": "InitialNamesAccepted",
+            "message": "the initial names have been accepted",
+        },
     ]
     return {
-        "conditions": [each | {"status": "True", "lastTransitionTime": time} for each in conditions],
+        "conditions": [
+            each | {"status": "True", "lastTransitionTime": time} for each in conditions
+        ],
         "acceptedNames": crd["spec"]["names"],
-        "storedVersions": [version["name"] for version in crd["spec"]["versions"] if version.get("storage")],
+        "storedVersions": [
+            version["name"] for version in crd["spec"]["versions"] if version.get("storage")
+        ],
     }
 
 
@@ -88,12 +110,18 @@ def check(crd: Object) -> Iterator[Cause]:
         if not names.get(field):
             yield required(f"spec.names.{field}")
     if crd["metadata"].get("name") != f"{names.get('plural', '')}.{spec.get('group', '')}":
-        yield invalid("metadata.name", crd["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
+        yield invalid(
+            "metadata.name", crd["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group'
+        )
     if spec.get("scope") not in (None, "Cluster", "Namespaced"):
         yield invalid("spec.scope", spec["scope"], "must be Cluster or Namespaced")
     versions = [version for version in spec.get("versions") or [] if version.get("served")]
     if spec.get("versions") and len(versions) != 1:
-        yield invalid("spec.versions", len(versions), "this server converts nothing: one version must be served")
+        yield invalid(
+            "spec.versions",
+            len(versions),
+            "this server converts nothing: one version must be served",
+        )
     for version in versions:
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         if not isinstance(schema, dict):
@@ -102,7 +130,11 @@ def check(crd: Object) -> Iterator[Cause]:
         for rule in _rules(schema):
             if rule not in RULES:
                 known = " and ".join(map(repr, RULES))
-                yield invalid("x-kubernetes-validations", rule, f"this server understands no rules but {known}")
+                yield invalid(
+                    "x-kubernetes-validations",
+                    rule,
+                    f"this server understands no rules but {known}",
+                )
 
 
 def _rules(schema: Any) -> Iterator[str]:

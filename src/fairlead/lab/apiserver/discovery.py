@@ -1,8 +1,9 @@
-"""What the API server says about itself: groups, versions, kinds, its own version, and the OpenAPI documents.
+"""What the API server says about itself: groups, versions, kinds, its own version, and the OpenAPI
+documents.
 
-In: a path. Out: the document that is served there, or None. Pure, and made from the kinds that are served.
-Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourceList).
-"""
+In: a path. Out: the document that is served there, or None. Pure, and made from the kinds that are
+served. Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList,
+APIResourceList)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -43,19 +44,30 @@ def document(path: str, kinds: Sequence[Kind]) -> Object | None:
         case ["api", version]:
             return _resources(version, kinds)
         case ["apis", group]:
-            return next((_named_group(group, kind.version) for kind in kinds if kind.group == group), None)
+            return next(
+                (_named_group(group, kind.version) for kind in kinds if kind.group == group), None
+            )
         case ["apis", group, version]:
             return _resources(f"{group}/{version}", kinds)
     return None
 
 
 def _versions() -> Object:
-    return {"kind": "APIVersions", "apiVersion": "v1", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+    return {
+        "kind": "APIVersions",
+        "apiVersion": "v1",
+        "versions": ["v1"],
+        "serverAddressByClientCIDRs": [],
+    }
 
 
 def _groups(kinds: Sequence[Kind]) -> Object:
     groups = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*group) for group in groups]}
+    return {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [_group(*group) for group in groups],
+    }
 
 
 def _group(group: str, version: str) -> Object:
@@ -68,11 +80,21 @@ def _resources(group_version: str, kinds: Sequence[Kind]) -> Object | None:
     for kind in (kind for kind in kinds if kind.group_version == group_version):
         resources.append(_resource(kind))
         if kind.has_status:
-            status = {"name": f"{kind.plural}/status", "singularName": "", "namespaced": kind.namespaced, "kind": kind.kind}
+            status = {
+                "name": f"{kind.plural}/status",
+                "singularName": "",
+                "namespaced": kind.namespaced,
+                "kind": kind.kind,
+            }
             resources.append(status | {"verbs": ["get", "patch", "update"]})
     if not resources:
         return None
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": resources,
+    }
 
 
 def _resource(kind: Kind) -> Object:

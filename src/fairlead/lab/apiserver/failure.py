@@ -1,9 +1,9 @@
-"""What the API server answers when it will not do what it was asked: Status objects and the messages in them.
+"""What the API server answers when it will not do what it was asked: Status objects and the
+messages in them.
 
-In: what is wrong, in the words of the API. Out: an ApiFailure, which carries the HTTP code and prints as a `Status`.
-Invariant: messages are those of k8s.io/apimachinery (api/errors, util/validation/field), since clients match on them
-and kubectl prints them as they are.
-"""
+In: what is wrong, in the words of the API. Out: an ApiFailure, which carries the HTTP code and
+prints as a `Status`. Invariant: messages are those of k8s.io/apimachinery (api/errors,
+util/validation/field), since clients match on them and kubectl prints them as they are."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -50,15 +50,24 @@ def duplicate(field: str, value: object) -> Cause:
 
 def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
     choices = ", ".join(shown(choice) for choice in sorted(supported))
-    return Cause("FieldValueNotSupported", field, f"Unsupported value: {shown(value)}: supported values: {choices}")
+    return Cause(
+        "FieldValueNotSupported",
+        field,
+        f"Unsupported value: {shown(value)}: supported values: {choices}",
+    )
 
 
 class ApiFailure(FairleadError):
-    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of the API; empty: none).
-    `continues`: a token with which a list can go on all the same."""
+    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of
+    the API; empty: none). `continues`: a token with which a list can go on all the same."""
 
     def __init__(
-        self, code: int, reason: str, message: str, details: Mapping[str, object] | None = None, continues: str = ""
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        details: Mapping[str, object] | None = None,
+        continues: str = "",
     ) -> None:
         super().__init__(message)
         self.continues = continues
@@ -104,13 +113,18 @@ def path_not_found() -> ApiFailure:
 
 def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
     """404 in words that tell, as it is what `kubectl logs` and `kubectl exec` print."""
-    told = f"the server does not have {kind.plural}/{subresource}: it keeps objects, and runs no containers"
+    told = (
+        f"the server does not have {kind.plural}/{subresource}: it keeps objects, and runs no "
+        "containers"
+    )
     return ApiFailure(404, "NotFound", told, {"kind": f"{kind.plural}/{subresource}"})
 
 
 def already_exists(kind: Kind, name: str, *, dying: bool) -> ApiFailure:
     """`dying`: it is on its way out, so it may be worth while to try again."""
-    message = f'{"object is being deleted: " if dying else ""}{kind.resource} "{name}" already exists'
+    message = (
+        f'{"object is being deleted: " if dying else ""}{kind.resource} "{name}" already exists'
+    )
     return ApiFailure(409, "AlreadyExists", message, _details(kind, name))
 
 
@@ -119,7 +133,9 @@ def conflict(kind: Kind, name: str, why: str) -> ApiFailure:
     return ApiFailure(409, "Conflict", message, _details(kind, name))
 
 
-MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+MODIFIED = (
+    "the object has been modified; please apply your changes to the latest version and try again"
+)
 
 
 def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> ApiFailure:
@@ -127,20 +143,31 @@ def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> Ap
     place = "services/specs" if kind.plural == "services" else kind.plural
     key = "/registry/" + "/".join(filter(None, (place, namespace, name)))
     why = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
-    told = f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: {why}"
+    told = (
+        f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, "
+        f"AdditionalErrorMsg: {why}"
+    )
     return conflict(kind, name, told)
 
 
-def precondition_failed(kind: Kind, name: str, field: str, asked: str, found: str, perhaps: str) -> ApiFailure:
+def precondition_failed(
+    kind: Kind, name: str, field: str, asked: str, found: str, perhaps: str
+) -> ApiFailure:
     """409: the object is not the one, or not of the version, that a deletion names."""
-    told = f"the {field} in the precondition ({asked}) does not match the {field} in record ({found}). {perhaps}"
+    told = (
+        f"the {field} in the precondition ({asked}) does not match the {field} in record "
+        f"({found}). {perhaps}"
+    )
     message = f'Operation cannot be fulfilled on {kind.kind} "{name}": {told}'
     return ApiFailure(409, "Conflict", message, _details(kind, name) | {"kind": kind.kind})
 
 
 def namespace_terminating(kind: Kind, namespace: str, name: str) -> ApiFailure:
     why = f"unable to create new content in namespace {namespace} because it is being terminated"
-    told = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
+    told = {
+        "reason": "NamespaceTerminating",
+        "message": f"namespace {namespace} is being terminated",
+    }
     details = _details(kind, name) | {"causes": [told | {"field": "metadata.namespace"}]}
     return ApiFailure(403, "Forbidden", f'{kind.resource} "{name}" is forbidden: {why}', details)
 
@@ -163,7 +190,10 @@ def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiF
     details: dict[str, object] = {
         "name": name,
         "kind": kind_name,
-        "causes": [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes],
+        "causes": [
+            {"reason": cause.reason, "message": cause.message, "field": cause.field}
+            for cause in causes
+        ],
     }
     if group:
         details["group"] = group
@@ -191,23 +221,39 @@ def too_large(asked: int, current: int) -> ApiFailure:
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,
     }
-    return ApiFailure(504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {current}", details)
+    return ApiFailure(
+        504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {current}", details
+    )
 
 
 def unsupported_media_type(accepted: Iterable[str]) -> ApiFailure:
     choices = ", ".join(accepted)
-    message = f"the body of the request was in an unknown format - accepted media types include: {choices}"
+    message = (
+        "the body of the request was in an unknown format - accepted media types include: "
+        f"{choices}"
+    )
     return ApiFailure(415, "UnsupportedMediaType", message)
 
 
 def unsupported_patch(accepted: Iterable[str]) -> ApiFailure:
-    """415 for a kind of patch; the choices are told in a header, and in the message where not all are taken."""
+    """415 for a kind of patch; the choices are told in a header, and in the message where not all
+    are taken."""
     return ApiFailure(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
 
 
 def method_not_allowed() -> ApiFailure:
-    return ApiFailure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})
+    return ApiFailure(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+        {},
+    )
 
 
 def internal_error(message: str) -> ApiFailure:
-    return ApiFailure(500, "InternalError", f"Internal error occurred: {message}", {"causes": [{"message": message}]})
+    return ApiFailure(
+        500,
+        "InternalError",
+        f"Internal error occurred: {message}",
+        {"causes": [{"message": message}]},
+    )

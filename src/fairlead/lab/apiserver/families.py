@@ -1,9 +1,10 @@
-"""Which address families a Service has: from what the client said, what was before, and what the cluster has.
+"""Which address families a Service has: from what the client said, what was before, and what the
+cluster has.
 
-In: a Service as it is to be, the state that it replaces, the cluster's families, the default one first. Out: the same object
-with `ipFamilyPolicy` and `ipFamilies` filled in, or ApiFailure 422 if they contradict each other or the cluster.
-Follows the Service storage of the API server (registry/core/service/storage/alloc.go, KEP-563).
-"""
+In: a Service as it is to be, the state that it replaces, the cluster's families, the default one
+first. Out: the same object with `ipFamilyPolicy` and `ipFamilies` filled in, or ApiFailure 422 if
+they contradict each other or the cluster. Follows the Service storage of the API server
+(registry/core/service/storage/alloc.go, KEP-563)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +24,9 @@ def set_families(service: Object, old: Object | None, families: Sequence[str]) -
         return
     alone = headless(spec) and not spec.get("selector")
     if "ipFamilyPolicy" not in spec:
-        spec["ipFamilyPolicy"] = before.get("ipFamilyPolicy") or ("RequireDualStack" if alone else "SingleStack")
+        spec["ipFamilyPolicy"] = before.get("ipFamilyPolicy") or (
+            "RequireDualStack" if alone else "SingleStack"
+        )
     _refuse(service, check_cluster_addresses(service, old))
     if before and spec["ipFamilyPolicy"] == "SingleStack":
         # Nothing else was changed: that is a clear wish.
@@ -34,7 +37,11 @@ def set_families(service: Object, old: Object | None, families: Sequence[str]) -
     if not alone:
         _refuse(service, _check_cluster(spec, families))
     wanted = spec.setdefault("ipFamilies", [families[0]])
-    if spec["ipFamilyPolicy"] != "SingleStack" and len(wanted) == 1 and (alone or len(families) == 2):
+    if (
+        spec["ipFamilyPolicy"] != "SingleStack"
+        and len(wanted) == 1
+        and (alone or len(families) == 2)
+    ):
         spec["ipFamilies"] = [*wanted, "IPv6" if wanted[0] == "IPv4" else "IPv4"]
 
 
@@ -43,21 +50,30 @@ def headless(spec: Object) -> bool:
 
 
 def _settled(spec: Object, before: Object) -> bool:
-    """PreferDualStack as it was before: a cluster that has become dual-stack, or single-stack, does not change it."""
+    """PreferDualStack as it was before: a cluster that has become dual-stack, or single-stack, does
+    not change it."""
     same = ("type", "ipFamilyPolicy", "ipFamilies", "clusterIPs")
-    return spec.get("ipFamilyPolicy") == "PreferDualStack" and all(spec.get(name) == before.get(name) for name in same)
+    return spec.get("ipFamilyPolicy") == "PreferDualStack" and all(
+        spec.get(name) == before.get(name) for name in same
+    )
 
 
 def _check_counts(spec: Object, before: Object) -> Iterable[Cause]:
     """Whether there are as many as the policy says, and none is given up without a word."""
     policy = spec["ipFamilyPolicy"]
-    rules = (("clusterIPs", "cluster IPs", "cluster IP"), ("ipFamilies", "IP families", "IP family"))
+    rules = (
+        ("clusterIPs", "cluster IPs", "cluster IP"),
+        ("ipFamilies", "IP families", "IP family"),
+    )
     for field, several, one in rules:
         count = len(spec.get(field) or [])
         if policy != "SingleStack" and 0 < count < len(before.get(field) or []):
             yield invalid(_POLICY, policy, f"must be 'SingleStack' to release the secondary {one}")
         if policy == "SingleStack" and count == 2:
-            told = f"must be 'RequireDualStack' or 'PreferDualStack' when multiple {several} are specified"
+            told = (
+                f"must be 'RequireDualStack' or 'PreferDualStack' when multiple {several} are "
+                "specified"
+            )
             yield invalid(_POLICY, policy, told)
 
 
@@ -72,14 +88,20 @@ def _infer(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
         if (family := family_of(address)) in families:
             wanted.append(family)
         else:
-            yield invalid(f"spec.clusterIPs[{place}]", addresses, f"{family} is not configured on this cluster")
+            yield invalid(
+                f"spec.clusterIPs[{place}]",
+                addresses,
+                f"{family} is not configured on this cluster",
+            )
     if wanted:
         spec["ipFamilies"] = wanted
 
 
 def _check_cluster(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
     if spec["ipFamilyPolicy"] == "RequireDualStack" and len(families) < 2:
-        yield invalid(_POLICY, "RequireDualStack", "this cluster is not configured for dual-stack services")
+        yield invalid(
+            _POLICY, "RequireDualStack", "this cluster is not configured for dual-stack services"
+        )
     for place, family in enumerate(spec.get("ipFamilies") or []):
         if family not in families:
             yield invalid(f"spec.ipFamilies[{place}]", family, "not configured on this cluster")

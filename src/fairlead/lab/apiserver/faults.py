@@ -1,10 +1,9 @@
 """Failures on demand: which requests are to fail, how, and how often. And the log of all requests.
 
-In: Faults that a test adds, and each request as it comes or goes on. Out: the fault that it meets, if any. No I/O: the
-server does what a fault says.
-Failures are those that clients of a real API server meet: priority and fairness (429), etcd compaction (410), a load
-balancer that cuts an idle watch, a server that hangs.
-"""
+In: Faults that a test adds, and each request as it comes or goes on. Out: the fault that it meets,
+if any. No I/O: the server does what a fault says. Failures are those that clients of a real API
+server meet: priority and fairness (429), etcd compaction (410), a load balancer that cuts an idle
+watch, a server that hangs."""
 
 import re
 from collections import deque
@@ -17,10 +16,10 @@ from fairlead.errors import Refused
 from fairlead.lab.apiserver.failure import ApiFailure
 
 Action = Literal["status", "stall", "reset", "lose", "cut", "end", "expire", "no-bookmarks"]
-"""`status`: answer `code`. `stall`: answer nothing, or no more, for `stall_s`. `reset`: drop the connection and do
-nothing. `lose`: do what is asked, and drop the connection instead of answering.
-Of watches alone: `cut` ends one in the middle of a line, `end` after a whole line, `expire` by an ERROR event 410;
-`no-bookmarks` leaves the bookmarks out for as long as it lasts."""
+"""`status`: answer `code`. `stall`: answer nothing, or no more, for `stall_s`. `reset`: drop the
+connection and do nothing. `lose`: do what is asked, and drop the connection instead of answering.
+Of watches alone: `cut` ends one in the middle of a line, `end` after a whole line, `expire` by an
+ERROR event 410; `no-bookmarks` leaves the bookmarks out for as long as it lasts."""
 
 _WATCH_ACTIONS: Final = ("cut", "end", "expire", "no-bookmarks")
 _REASONS: Final = {
@@ -39,7 +38,8 @@ _REASONS: Final = {
 
 
 class Fault(msgspec.Struct):
-    """One way to fail. `path` is searched in `path?query` as a regular expression; empty strings match all requests."""
+    """One way to fail. `path` is searched in `path?query` as a regular expression; empty strings
+    match all requests."""
 
     action: Action
     method: str = ""
@@ -51,7 +51,8 @@ class Fault(msgspec.Struct):
     stall_s: float | None = None
     """None: until the client gives up or the server stops."""
     after_events: int = 0
-    """A watch meets it once it has sent so many events; 0: at the start, or at once if it runs already."""
+    """A watch meets it once it has sent so many events; 0: at the start, or at once if it runs
+    already."""
 
     def matches(self, method: str, target: str) -> bool:
         return self.method in ("", method) and re.search(self.path, target) is not None
@@ -59,12 +60,17 @@ class Fault(msgspec.Struct):
     def failure(self) -> ApiFailure:
         """The answer that a `status` fault gives."""
         reason = _REASONS.get(self.code, "InternalError")
-        details = {"retryAfterSeconds": self.retry_after_s} if self.retry_after_s is not None else {}
-        return ApiFailure(self.code, reason, f"a fault was asked for: {self.code} {reason}", details)
+        details = (
+            {"retryAfterSeconds": self.retry_after_s} if self.retry_after_s is not None else {}
+        )
+        return ApiFailure(
+            self.code, reason, f"a fault was asked for: {self.code} {reason}", details
+        )
 
 
 class Request(NamedTuple):
-    """A request as it came in. `query` is the raw query string; `user_agent` tells clients apart."""
+    """A request as it came in. `query` is the raw query string; `user_agent` tells clients
+    apart."""
 
     method: str
     path: str
@@ -77,7 +83,8 @@ class Request(NamedTuple):
 
 
 class Faults:
-    """The faults that wait. `on_change` is called when there are new ones, so that running watches meet them too."""
+    """The faults that wait. `on_change` is called when there are new ones, so that running watches
+    meet them too."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._waiting: list[Fault] = []
@@ -88,7 +95,9 @@ class Faults:
         try:
             re.compile(fault.path)
         except re.error as error:
-            raise Refused(f"the fault's path {fault.path!r} is no regular expression: {error}") from error
+            raise Refused(
+                f"the fault's path {fault.path!r} is no regular expression: {error}"
+            ) from error
         self._waiting.append(fault)
         self._on_change()
 
@@ -101,12 +110,19 @@ class Faults:
 
     def at_start(self, request: Request) -> Fault | None:
         """The fault that a new request meets; it counts as used."""
-        return self._take(request, lambda fault: fault.action not in _WATCH_ACTIONS and fault.after_events == 0)
+        return self._take(
+            request, lambda fault: fault.action not in _WATCH_ACTIONS and fault.after_events == 0
+        )
 
     def in_watch(self, request: Request, sent: int) -> Fault | None:
-        """The fault that a running watch meets, which has sent so many events; it counts as used."""
+        """The fault that a running watch meets, which has sent so many events; it counts as
+        used."""
         return self._take(
-            request, lambda fault: fault.action not in ("no-bookmarks", "status", "lose") and sent >= fault.after_events
+            request,
+            lambda fault: (
+                fault.action not in ("no-bookmarks", "status", "lose")
+                and sent >= fault.after_events
+            ),
         )
 
     def bookmarks(self, request: Request) -> bool:
@@ -144,7 +160,10 @@ class RequestLog:
 
     def count(self, method: str = "", path: str = "") -> int:
         """How many there were of a method whose `path?query` matches the regular expression."""
-        return sum(request.method == (method or request.method) and bool(re.search(path, request.target)) for request in self)
+        return sum(
+            request.method == (method or request.method) and bool(re.search(path, request.target))
+            for request in self
+        )
 
 
 def read_fault(document: Any) -> Fault:
@@ -152,4 +171,6 @@ def read_fault(document: Any) -> Fault:
     try:
         return msgspec.convert(document, Fault)
     except msgspec.ValidationError as error:
-        raise Refused(f"not a fault: {error}", fix=f"give an action, one of {', '.join(get_args(Action))}") from error
+        raise Refused(
+            f"not a fault: {error}", fix=f"give an action, one of {', '.join(get_args(Action))}"
+        ) from error

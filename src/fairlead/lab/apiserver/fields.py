@@ -1,9 +1,10 @@
-"""The fields of each kind, as types: what Services, EndpointSlices, Nodes, Namespaces, Events and Leases are made of.
+"""The fields of each kind, as types: what Services, EndpointSlices, Nodes, Namespaces, Events and
+Leases are made of.
 
-Values only. Each Struct is one definition of the API reference, under the name that it has there: `PACKAGE` and the
-name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional: what must be given, `validation` says.
-What lies below a field declared as `Free` is the client's affair. Pods have a module of their own, `pod_fields`.
-Follows the API reference of Kubernetes 1.36.
+Values only. Each Struct is one definition of the API reference, under the name that it has there:
+`PACKAGE` and the name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional:
+what must be given, `validation` says. What lies below a field declared as `Free` is the client's
+affair. Pods have a module of their own, `pod_fields`. Follows the API reference of Kubernetes 1.36.
 """
 
 from typing import Any, ClassVar, Final
@@ -13,8 +14,9 @@ import msgspec
 Strings = dict[str, str]
 Quantities = dict[str, str | int | float]
 Free = dict[str, Any]
-"""An object whose fields are not described. Never plain Any: where not even that it is an object is said, kubectl (1.20
-and 1.32 alike) panics when it computes a patch of something two levels below."""
+"""An object whose fields are not described. Never plain Any: where not even that it is an object is
+said, kubectl (1.20 and 1.32 alike) panics when it computes a patch of something two levels
+below."""
 
 _INITIALISMS: Final = {
     "cidr": "CIDR",

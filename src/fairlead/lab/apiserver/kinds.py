@@ -1,8 +1,8 @@
-"""The kinds that the API server serves: where each lives in the API, and by which fields it can be selected.
+"""The kinds that the API server serves: where each lives in the API, and by which fields it can be
+selected.
 
-A table and look-ups in it; no object is touched here. Group, version, short names and selectable fields are those of
-the Kubernetes API reference.
-"""
+A table and look-ups in it; no object is touched here. Group, version, short names and selectable
+fields are those of the Kubernetes API reference."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,7 +30,8 @@ class Definition(msgspec.Struct, eq=False):
 
 
 class Kind(msgspec.Struct, frozen=True, eq=False):
-    """One kind of object. `fields` are those that a fieldSelector may name, besides the object's name and namespace."""
+    """One kind of object. `fields` are those that a fieldSelector may name, besides the object's
+    name and namespace."""
 
     group: str
     version: str
@@ -140,7 +141,9 @@ EVENTS: Final = Kind(
 )
 ENDPOINTS: Final = Kind("", "v1", "Endpoints", "endpoints", "endpoints", short_names=("ep",))
 CONFIG_MAPS: Final = Kind("", "v1", "ConfigMap", "configmaps", "configmap", short_names=("cm",))
-ENDPOINT_SLICES: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
+ENDPOINT_SLICES: Final = Kind(
+    "discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice"
+)
 LEASES: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases", "lease")
 CUSTOM_RESOURCE_DEFINITIONS: Final = Kind(
     "apiextensions.k8s.io",

@@ -1,10 +1,10 @@
 """Lists: pages of objects as they were at one version.
 
-In: the store and the options of a list. Out: the objects, the version that they stand for, and a token for the next page.
-Invariant: all pages of one list show the state at the version of the first page; when that is compacted, the next page
-is ApiFailure 410 and the client starts again.
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (retrieving large result sets in chunks).
-"""
+In: the store and the options of a list. Out: the objects, the version that they stand for, and a
+token for the next page. Invariant: all pages of one list show the state at the version of the first
+page; when that is compacted, the next page is ApiFailure 410 and the client starts again. Follows
+https://kubernetes.io/docs/reference/using-api/api-concepts/ (retrieving large result sets in
+chunks)."""
 
 import base64
 import binascii
@@ -20,22 +20,27 @@ from fairlead.lab.apiserver.selectors import Selection, parse_selection
 from fairlead.lab.apiserver.store import Key, Store, Stored
 
 _TOO_OLD: Final = (
-    "The provided continue parameter is too old to display a consistent list result. You can start a new list without the "
-    "continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing "
-    "with the provided token results in an inconsistent list - objects that were created, modified, or deleted between "
+    "The provided continue parameter is too old to display a consistent list result. You can "
+    "start a new list without the "
+    "continue parameter, or use the continue token in this response to retrieve the remainder of "
+    "the results. Continuing "
+    "with the provided token results in an inconsistent list - objects that were created, "
+    "modified, or deleted between "
     "the time the first chunk was returned and now may show up in the list."
 )
 
 
 class Continue(msgspec.Struct):
-    """What a continue token carries: the version of the list, and the key after which the page begins."""
+    """What a continue token carries: the version of the list, and the key after which the page
+    begins."""
 
     version: int
     after: tuple[str, str]
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One page. `metadata` is that of the list: its version, its token, how many are still to come."""
+    """One page. `metadata` is that of the list: its version, its token, how many are still to
+    come."""
 
     items: Sequence[Stored]
     metadata: Object
@@ -83,7 +88,9 @@ def _version(store: Store, options: ListOptions, token: Continue | None) -> int:
         raise too_large(options.version, store.version)
     if options.version_match == "Exact" and options.version:
         if options.version < store.compacted:
-            raise expired(f"The resourceVersion for the provided list is too old: {options.version}")
+            raise expired(
+                f"The resourceVersion for the provided list is too old: {options.version}"
+            )
         return options.version
     return store.version
 

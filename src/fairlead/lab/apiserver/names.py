@@ -1,8 +1,7 @@
 """Which names, labels and addresses are well formed, in the words of the API server.
 
-In: a string. Out: what is wrong with it, each as the message that kubectl shows; nothing if it is right.
-Follows RFC 1035, RFC 1123 and k8s.io/apimachinery util/validation. Pure.
-"""
+In: a string. Out: what is wrong with it, each as the message that kubectl shows; nothing if it is
+right. Follows RFC 1035, RFC 1123 and k8s.io/apimachinery util/validation. Pure."""
 
 import ipaddress
 import re
@@ -17,7 +16,10 @@ _LABEL_VALUE: Final = "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?"
 
 def _no_match(what: str, example: str, pattern: str, *more: str) -> str:
     examples = " or ".join(f"'{text}'" for text in (f"{example}", *more))
-    return f"{what} (e.g. {examples.replace(' or ', ',  or ')}, regex used for validation is '{pattern}')"
+    return (
+        f"{what} (e.g. {examples.replace(' or ', ',  or ')}, regex used for validation is "
+        f"'{pattern}')"
+    )
 
 
 def _too_long(limit: int) -> str:
@@ -36,7 +38,8 @@ def dns_label(text: str) -> list[str]:
 
 
 def dns_label_1035(text: str) -> list[str]:
-    """The stricter form that a Service's name must have, as it becomes a host name in the cluster's DNS."""
+    """The stricter form that a Service's name must have, as it becomes a host name in the cluster's
+    DNS."""
     problems = [_too_long(63)] if len(text) > 63 else []
     if not re.fullmatch(_LABEL_1035, text):
         what = (
@@ -51,7 +54,8 @@ def dns_subdomain(text: str) -> list[str]:
     problems = [_too_long(253)] if len(text) > 253 else []
     if not re.fullmatch(_SUBDOMAIN, text):
         what = (
-            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, "
+            "'-' or '.', "
             "and must start and end with an alphanumeric character"
         )
         problems.append(_no_match(what, "example.com", _SUBDOMAIN))
@@ -79,14 +83,19 @@ def _bad_qualified(part: str = "") -> str:
         "and must start and end with an alphanumeric character"
     )
     message = _no_match(what, "MyName", _QUALIFIED, "my.name", "123-abc")
-    return message if part else f"{message} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+    return (
+        message
+        if part
+        else f"{message} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+    )
 
 
 def label_value(text: str) -> list[str]:
     problems = [_too_long(63)] if len(text) > 63 else []
     if not re.fullmatch(_LABEL_VALUE, text):
         what = (
-            "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
+            "a valid label must be an empty string or consist of alphanumeric characters, '-', "
+            "'_' or '.', "
             "and must start and end with an alphanumeric character"
         )
         problems.append(_no_match(what, "MyValue", _LABEL_VALUE, "my_value", "12345"))
@@ -114,7 +123,8 @@ def port_name(text: str) -> list[str]:
 
 
 def dns_label_name(text: str) -> list[str]:
-    """As `dns_label`, for the name of an object: a mistake that is often made is told first, and alone."""
+    """As `dns_label`, for the name of an object: a mistake that is often made is told first, and
+    alone."""
     return ["must not contain dots"] if "." in text else dns_label(text)
 
 
@@ -137,7 +147,8 @@ def address(text: str) -> list[str]:
 
 
 def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, or None if it is none. Python refuses leading zeros and zones, as the API does for new values."""
+    """The address, or None if it is none. Python refuses leading zeros and zones, as the API does
+    for new values."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -150,13 +161,20 @@ def cidr(text: str) -> list[str]:
     base, slash, length = text.partition("/")
     problems = address(base)
     limit = 32 if "." in base else 128
-    if not slash or problems == [_ADDRESS] or not re.fullmatch("[0-9]+", length) or int(length) > limit:
+    if (
+        not slash
+        or problems == [_ADDRESS]
+        or not re.fullmatch("[0-9]+", length)
+        or int(length) > limit
+    ):
         return [_CIDR]
     if problems or length != str(int(length)):
         return ["must not have leading 0s in IP or prefix length"]
     network = ipaddress.ip_network(text, strict=False)
     return (
-        [] if str(network.network_address) == str(parse_address(base)) else ["must not have bits set beyond the prefix length"]
+        []
+        if str(network.network_address) == str(parse_address(base))
+        else ["must not have bits set beyond the prefix length"]
     )
 
 
@@ -169,7 +187,9 @@ def special_address(text: str) -> list[str]:
         return ["may not be in the loopback range (127.0.0.0/8, ::1/128)"]
     if found.is_link_local:
         return ["may not be in the link-local range (169.254.0.0/16, fe80::/10)"]
-    multicast = ipaddress.ip_network("224.0.0.0/24" if found.version == 4 else "ff02::/10", strict=False)
+    multicast = ipaddress.ip_network(
+        "224.0.0.0/24" if found.version == 4 else "ff02::/10", strict=False
+    )
     if found in multicast:
         return ["may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"]
     return []

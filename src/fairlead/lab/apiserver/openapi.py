@@ -1,10 +1,11 @@
-"""The OpenAPI documents, by which clients learn the fields of the kinds, how their lists merge, and what PATCH takes.
+"""The OpenAPI documents, by which clients learn the fields of the kinds, how their lists merge, and
+what PATCH takes.
 
-In: the kinds that are served, the tables of this package: their fields (`fields`, `pod_fields`), how they merge (`schema`).
-Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one for each group). Pure.
-Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes (`x-kubernetes-group-version-kind`, `-list-type`,
-`-patch-strategy` ...). kubectl before 1.25 checks manifests by 2.0 and makes the patches of `apply` by it.
-"""
+In: the kinds that are served, the tables of this package: their fields (`fields`, `pod_fields`),
+how they merge (`schema`). Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one for
+each group). Pure. Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes
+(`x-kubernetes-group-version-kind`, `-list-type`, `-patch-strategy` ...). kubectl before 1.25 checks
+manifests by 2.0 and makes the patches of `apply` by it."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -19,8 +20,9 @@ from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
 
-# Strategic merge is taken too, but not told: a newer kubectl, which looks here first, then makes such patches by its own
-# knowledge of the kinds. By these documents it would warn of a change far below a field that they do not describe.
+# Strategic merge is taken too, but not told: a newer kubectl, which looks here first, then makes
+# such patches by its own knowledge of the kinds. By these documents it would warn of a change far
+# below a field that they do not describe.
 _PATCHES: Final = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -35,7 +37,8 @@ _V3: Final = "#/components/schemas/"
 
 @cache
 def swagger(version: str) -> Object:
-    """The document of OpenAPI 2.0. `version` is the server's. All callers share it: read, do not change."""
+    """The document of OpenAPI 2.0. `version` is the server's. All callers share it: read, do not
+    change."""
     return {
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": version},
@@ -51,7 +54,8 @@ def index(served: Sequence[Kind]) -> Object:
 
 
 def openapi(path: str, version: str, served: Sequence[Kind]) -> Object | None:
-    """The document of OpenAPI 3.0 for the kinds of one group and version, which are served below `path`."""
+    """The document of OpenAPI 3.0 for the kinds of one group and version, which are served below
+    `path`."""
     kinds = tuple(kind for kind in served if kind.path == path)
     if not kinds:
         return None
@@ -64,12 +68,14 @@ def openapi(path: str, version: str, served: Sequence[Kind]) -> Object | None:
 
 
 def definition_name(of: type[Fields]) -> str:
-    """Its name in the documents, which is that of the API reference: `io.k8s.api.core.v1.ServiceSpec`."""
+    """Its name in the documents, which is that of the API reference:
+    `io.k8s.api.core.v1.ServiceSpec`."""
     return f"{of.PACKAGE}.{of.__name__}"
 
 
 def _definition_of(kind: Kind) -> str:
-    """The name of a kind's own definition. Custom kinds have the domain of their group in reverse before it."""
+    """The name of a kind's own definition. Custom kinds have the domain of their group in reverse
+    before it."""
     if kind.custom is not None:
         return ".".join((*reversed(kind.group.split(".")), kind.version, kind.kind))
     return definition_name(FIELDS_OF[kind])
@@ -81,16 +87,22 @@ def _path_of(kind: Kind) -> str:
 
 
 def _operations(kind: Kind, prefix: str) -> Object:
-    """GET and PATCH of an object: what a client looks up is which kind a path is of, and what PATCH takes."""
+    """GET and PATCH of an object: what a client looks up is which kind a path is of, and what PATCH
+    takes."""
     patch: Object = _operation(kind, "patch", prefix)
     names = ("dryRun", "fieldManager", "fieldValidation", "force")
     if prefix == _V2:
         patch["consumes"] = list(_PATCHES)
-        patch["parameters"] = [{"name": name, "in": "query", "type": "string", "uniqueItems": True} for name in names]
-    else:
-        patch["requestBody"] = {"content": {media_type: {"schema": {"type": "object"}} for media_type in _PATCHES}}
         patch["parameters"] = [
-            {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}} for name in names
+            {"name": name, "in": "query", "type": "string", "uniqueItems": True} for name in names
+        ]
+    else:
+        patch["requestBody"] = {
+            "content": {media_type: {"schema": {"type": "object"}} for media_type in _PATCHES}
+        }
+        patch["parameters"] = [
+            {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
+            for name in names
         ]
     return {"get": _operation(kind, "get", prefix), "patch": patch}
 
@@ -99,7 +111,10 @@ def _operation(kind: Kind, action: str, prefix: str) -> Object:
     answer: Object = {"schema": {"$ref": prefix + _definition_of(kind)}}
     return {
         "operationId": f"{action}{kind.kind}",
-        "responses": {"200": {"description": "OK"} | (answer if prefix == _V2 else {"content": {"application/json": answer}})},
+        "responses": {
+            "200": {"description": "OK"}
+            | (answer if prefix == _V2 else {"content": {"application/json": answer}})
+        },
         "x-kubernetes-action": action,
         "x-kubernetes-group-version-kind": _group_version_kind(kind),
     }
@@ -119,13 +134,16 @@ def _definitions(kinds: tuple[Kind, ...], prefix: str) -> Object:
             continue
         _define(FIELDS_OF[kind], shape_of(kind), prefix, found)
         definition = found[definition_name(FIELDS_OF[kind])]
-        definition["description"] = f"{kind.kind}: the fields that this server knows. What they mean: {_REFERENCE}"
+        definition["description"] = (
+            f"{kind.kind}: the fields that this server knows. What they mean: {_REFERENCE}"
+        )
         definition["x-kubernetes-group-version-kind"] = [_group_version_kind(kind)]
     return dict(sorted(found.items()))
 
 
 def _define(of: type[Fields], shape: Shape, prefix: str, found: Object) -> None:
-    """Add the definition of a Struct, and of all below it. A Struct merges alike wherever it stands, so the first counts."""
+    """Add the definition of a Struct, and of all below it. A Struct merges alike wherever it
+    stands, so the first counts."""
     name = definition_name(of)
     if name in found:
         return
@@ -141,9 +159,17 @@ def _define(of: type[Fields], shape: Shape, prefix: str, found: Object) -> None:
 
 def _schema(declared: Any, prefix: str) -> Object:
     """The schema of a field."""
-    options = [option for option in get_args(declared) if option is not NoneType] if _is_union(declared) else [declared]
+    options = (
+        [option for option in get_args(declared) if option is not NoneType]
+        if _is_union(declared)
+        else [declared]
+    )
     if len(options) > 1:
-        return {"type": "string", "format": "int-or-string"} if float not in options else {"type": "string"}
+        return (
+            {"type": "string", "format": "int-or-string"}
+            if float not in options
+            else {"type": "string"}
+        )
     [option] = options
     if get_origin(option) is list:
         return {"type": "array", "items": _schema(get_args(option)[0], prefix)}

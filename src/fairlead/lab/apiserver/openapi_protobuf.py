@@ -1,11 +1,11 @@
 """The OpenAPI 2.0 document in protobuf, the form in which kubectl asks for it.
 
-In: the document as JSON would have it. Out: the bytes of an `openapi.v2.Document`. Pure.
-Invariant: nothing of the document is left out; a member that the tables below do not have is a KeyError.
-Follows OpenAPIv2.proto of gnostic (field numbers), and protobuf's encoding (varints, length-delimited fields). Where JSON
-has a choice or a map, gnostic has messages around the value: `within` names the fields that it is wrapped in, and
-`entries` the field of the map's message that holds its pairs of name (1) and value (2).
-"""
+In: the document as JSON would have it. Out: the bytes of an `openapi.v2.Document`. Pure. Invariant:
+nothing of the document is left out; a member that the tables below do not have is a KeyError.
+Follows OpenAPIv2.proto of gnostic (field numbers), and protobuf's encoding (varints,
+length-delimited fields). Where JSON has a choice or a map, gnostic has messages around the value:
+`within` names the fields that it is wrapped in, and `entries` the field of the map's message that
+holds its pairs of name (1) and value (2)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -16,11 +16,13 @@ from fairlead.lab.apiserver.failure import Object
 
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ACCEPTED: Final = (MEDIA_TYPE, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
-"""What clients call it: newer ones by its name, older ones (and kubectl to this day) by one that is no media type."""
+"""What clients call it: newer ones by its name, older ones (and kubectl to this day) by one that is
+no media type."""
 
 
 class Field(NamedTuple):
-    """One member of a JSON object as a field of a message. `extensions`: all members that begin with `x-`."""
+    """One member of a JSON object as a field of a message. `extensions`: all members that begin
+    with `x-`."""
 
     number: int
     sort: "Literal['text', 'flag', 'extensions'] | Mapping[str, Field]" = "text"
@@ -45,7 +47,12 @@ _SCHEMA.update(
         _EXTENSIONS: Field(31, "extensions"),
     }
 )
-_QUERY_PARAMETER: Final[Message] = {"in": Field(2), "name": Field(4), "type": Field(6), "uniqueItems": Field(20, "flag")}
+_QUERY_PARAMETER: Final[Message] = {
+    "in": Field(2),
+    "name": Field(4),
+    "type": Field(6),
+    "uniqueItems": Field(20, "flag"),
+}
 _RESPONSE: Final[Message] = {"description": Field(1), "schema": Field(2, _SCHEMA, within=(1,))}
 _OPERATION: Final[Message] = {
     "operationId": Field(5),
@@ -69,7 +76,9 @@ def encode(document: Object) -> bytes:
 
 
 def _message(members: Mapping[str, Any], message: Message) -> bytes:
-    return b"".join(part for name, value in members.items() for part in _member(name, value, message))
+    return b"".join(
+        part for name, value in members.items() for part in _member(name, value, message)
+    )
 
 
 def _member(name: str, value: Any, message: Message) -> Iterator[bytes]:

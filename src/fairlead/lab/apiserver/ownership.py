@@ -1,10 +1,9 @@
 """Who set which field of an object: `metadata.managedFields`, as sets of paths.
 
-In: objects, and the managedFields of one. Out: the leaves of an object by their paths, the owners of paths, and
-managedFields again. Pure; the time comes in as an argument.
-A path is a tuple of FieldsV1 steps (`f:name`, `k:{"port":80,"protocol":"TCP"}`, `v:"value"`).
-Follows KEP-555 (server-side apply) and the FieldsV1 format of the API reference (ManagedFieldsEntry).
-"""
+In: objects, and the managedFields of one. Out: the leaves of an object by their paths, the owners
+of paths, and managedFields again. Pure; the time comes in as an argument. A path is a tuple of
+FieldsV1 steps (`f:name`, `k:{"port":80,"protocol":"TCP"}`, `v:"value"`). Follows KEP-555
+(server-side apply) and the FieldsV1 format of the API reference (ManagedFieldsEntry)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -38,7 +37,8 @@ _SERVER_FIELDS: Final = frozenset(
 
 
 class Manager(NamedTuple):
-    """Who wrote: a field manager's name, how (Apply or Update), in which version, on which subresource."""
+    """Who wrote: a field manager's name, how (Apply or Update), in which version, on which
+    subresource."""
 
     name: str
     operation: str
@@ -47,7 +47,8 @@ class Manager(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """What one manager has, and since when it has changed the object by it (RFC 3339); empty: it never has."""
+    """What one manager has, and since when it has changed the object by it (RFC 3339); empty: it
+    never has."""
 
     paths: Paths
     time: str
@@ -57,8 +58,9 @@ Owners = dict[Manager, Owned]
 
 
 def leaves(obj: Object, shape: Shape, *, containers: bool = False) -> dict[Path, Any]:
-    """Every field of an object that somebody can own, with its value. What only the server sets is left out. With
-    `containers` also that a map or a list of items is there at all: whoever wrote the first entry by an update owns that."""
+    """Every field of an object that somebody can own, with its value. What only the server sets is
+    left out. With `containers` also that a map or a list of items is there at all: whoever wrote
+    the first entry by an update owns that."""
     found: dict[Path, Any] = {}
     for name, value in obj.items():
         if name in ("apiVersion", "kind"):
@@ -71,7 +73,9 @@ def leaves(obj: Object, shape: Shape, *, containers: bool = False) -> dict[Path,
     return found
 
 
-def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any], *, containers: bool) -> None:
+def _collect(
+    value: Any, shape: Shape, path: Path, found: dict[Path, Any], *, containers: bool
+) -> None:
     if containers and value and shape.form in ("map", "keyed", "set"):
         found[path] = ITEM
     if isinstance(value, dict) and value and shape.form != "value":
@@ -82,7 +86,9 @@ def _collect(value: Any, shape: Shape, path: Path, found: dict[Path, Any], *, co
             step = (*path, item_step(item, shape))
             found[step] = ITEM
             for name, below in item.items():
-                _collect(below, shape.below(name), (*step, f"f:{name}"), found, containers=containers)
+                _collect(
+                    below, shape.below(name), (*step, f"f:{name}"), found, containers=containers
+                )
     elif isinstance(value, list) and shape.form == "set":
         for item in value:
             found[(*path, value_step(item))] = item
@@ -114,9 +120,14 @@ def read_owners(managed_fields: Iterable[Mapping[str, Any]]) -> Owners:
     owners: Owners = {}
     for entry in managed_fields:
         manager = Manager(
-            entry.get("manager", ""), entry.get("operation", ""), entry.get("apiVersion", ""), entry.get("subresource", "")
+            entry.get("manager", ""),
+            entry.get("operation", ""),
+            entry.get("apiVersion", ""),
+            entry.get("subresource", ""),
         )
-        owners[manager] = Owned(frozenset(_paths(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
+        owners[manager] = Owned(
+            frozenset(_paths(entry.get("fieldsV1") or {}, ())), entry.get("time", "")
+        )
     return owners
 
 
@@ -131,9 +142,12 @@ def _paths(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
 
 
 def write_owners(owners: Owners) -> list[Object]:
-    """managedFields of these owners: those who applied first, then by time, as the API server sorts them."""
+    """managedFields of these owners: those who applied first, then by time, as the API server sorts
+    them."""
     entries = []
-    for manager, owned in sorted(owners.items(), key=lambda item: (item[0].operation, item[1].time, item[0])):
+    for manager, owned in sorted(
+        owners.items(), key=lambda item: (item[0].operation, item[1].time, item[0])
+    ):
         entry: Object = {
             "manager": manager.name,
             "operation": manager.operation,
@@ -171,14 +185,21 @@ def _mark(node: Object, path: Path, paths: Paths) -> None:
                 below["."] = {}
 
 
-def record_update(owners: Owners, manager: Manager, old: Mapping[Path, Any], new: Mapping[Path, Any], time: str) -> Owners:
-    """Who owns what after `manager` wrote `new` over `old` (create, update, or any patch but apply).
+def record_update(
+    owners: Owners, manager: Manager, old: Mapping[Path, Any], new: Mapping[Path, Any], time: str
+) -> Owners:
+    """Who owns what after `manager` wrote `new` over `old` (create, update, or any patch but
+    apply).
 
-    What it changed is its own now and nobody else's; what it took away is nobody's. Equal writes change no owner.
-    """
+    What it changed is its own now and nobody else's; what it took away is nobody's. Equal writes
+    change no owner."""
     written, gone = changed(old, new)
     # What only became empty was not written.
-    written -= {path for path in written if new[path] == {} and any(then[: len(path)] == path for then in old)}
+    written -= {
+        path
+        for path in written
+        if new[path] == {} and any(then[: len(path)] == path for then in old)
+    }
     if not written and not gone:
         return owners
     after: Owners = {}

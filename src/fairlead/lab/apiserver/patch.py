@@ -1,10 +1,10 @@
-"""The three kinds of PATCH that change an object in place: JSON patch, merge patch, strategic merge patch.
+"""The three kinds of PATCH that change an object in place: JSON patch, merge patch, strategic merge
+patch.
 
-In: the object as it is and the patch. Out: another object; neither argument is changed. Raises ApiFailure 400 or 422
-for a patch that makes no sense.
-Follows RFC 6902, RFC 7386 and Kubernetes' strategic merge (directives `$patch`, `$setElementOrder/`,
-`$deleteFromPrimitiveList/`, `$retainKeys`).
-"""
+In: the object as it is and the patch. Out: another object; neither argument is changed. Raises
+ApiFailure 400 or 422 for a patch that makes no sense. Follows RFC 6902, RFC 7386 and Kubernetes'
+strategic merge (directives `$patch`, `$setElementOrder/`, `$deleteFromPrimitiveList/`,
+`$retainKeys`)."""
 
 from copy import deepcopy
 from typing import Any
@@ -41,7 +41,9 @@ def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
     if directive == "replace":
         return _without_directives(patch)
     if directive not in (None, "merge"):
-        raise in_words_of_storage(500, f"unknown patch type: {directive} in map: {_told_map(patch)}")
+        raise in_words_of_storage(
+            500, f"unknown patch type: {directive} in map: {_told_map(patch)}"
+        )
     merged = dict(target)
     if _RETAIN in patch:
         merged = {name: value for name, value in merged.items() if name in patch[_RETAIN]}
@@ -58,7 +60,9 @@ def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
     for name in (name for name in patch if name.startswith(_ORDER)):
         field = name.removeprefix(_ORDER)
         if isinstance(merged.get(field), list):
-            merged[field] = _in_order(merged[field], patch[name], target.get(field) or [], shape.below(field))
+            merged[field] = _in_order(
+                merged[field], patch[name], target.get(field) or [], shape.below(field)
+            )
     return merged
 
 
@@ -70,18 +74,25 @@ def _merge_field(current: Any, value: Any, shape: Shape) -> Any:
         live = [item for item in current or [] if item.get(key) not in deleted]
         return _in_order(merged, [item for item in value if key in item], live, shape)
     if isinstance(value, list) and shape.form == "set":
-        return _in_order(list(dict.fromkeys([*(current or []), *value])), value, current or [], shape)
+        return _in_order(
+            list(dict.fromkeys([*(current or []), *value])), value, current or [], shape
+        )
     return strategic_merge(current, value, shape)
 
 
 def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any]:
     key = shape.patch_key
-    if any(isinstance(item, dict) and item.get(_DIRECTIVE) == "replace" and key not in item for item in items):
+    if any(
+        isinstance(item, dict) and item.get(_DIRECTIVE) == "replace" and key not in item
+        for item in items
+    ):
         return [_without_directives(item) for item in items if _DIRECTIVE not in item]
     merged = list(current)
     for item in items:
         if not isinstance(item, dict) or key not in item:
-            raise in_words_of_storage(500, f"map: {_told_map(item)} does not contain declared merge key: {key}")
+            raise in_words_of_storage(
+                500, f"map: {_told_map(item)} does not contain declared merge key: {key}"
+            )
         places = [place for place, old in enumerate(merged) if old.get(key) == item[key]]
         if item.get(_DIRECTIVE) == "delete":
             merged = [old for old in merged if old.get(key) != item[key]]
@@ -98,18 +109,23 @@ def _told_map(value: Any) -> str:
         return "map[" + " ".join(f"{name}:{_told_map(value[name])}" for name in sorted(value)) + "]"
     if isinstance(value, list):
         return "[" + " ".join(map(_told_map, value)) + "]"
-    return "<nil>" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "<nil>" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape) -> list[Any]:
-    """The items that the client names, in its order; before the first that it follows in the live list, each other one."""
+    """The items that the client names, in its order; before the first that it follows in the live
+    list, each other one."""
 
     def name_of(item: Any) -> Any:
         return item.get(shape.patch_key) if shape.form == "keyed" else item
 
     ranks = {name_of(item): rank for rank, item in reversed(list(enumerate(order)))}
     places = {name_of(item): place for place, item in reversed(list(enumerate(live)))}
-    named = sorted((item for item in items if name_of(item) in ranks), key=lambda item: ranks[name_of(item)])
+    named = sorted(
+        (item for item in items if name_of(item) in ranks), key=lambda item: ranks[name_of(item)]
+    )
     others = [item for item in items if name_of(item) not in ranks]
     placed: list[Any] = []
     while named and others:
@@ -122,7 +138,9 @@ def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape)
 def _without_directives(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            name: _without_directives(below) for name, below in value.items() if not name.startswith("$") and below is not None
+            name: _without_directives(below)
+            for name, below in value.items()
+            if not name.startswith("$") and below is not None
         }
     if isinstance(value, list):
         return [_without_directives(item) for item in value]
@@ -132,7 +150,10 @@ def _without_directives(value: Any) -> Any:
 def json_patch(target: Object, operations: Any) -> Object:
     """RFC 6902. A failed `test`, or a path that is not there, is 422 as in the API server."""
     if not isinstance(operations, list):
-        raise bad_request("error decoding patch: json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp")
+        raise bad_request(
+            "error decoding patch: json: cannot unmarshal object into Go value of type "
+            "[]handlers.jsonPatchOp"
+        )
     document: Any = deepcopy(target)
     for operation in operations:
         try:
@@ -154,7 +175,11 @@ def _operate(document: Any, operation: dict[str, Any]) -> Any:
             return _remove(document, path)
         case "replace":
             _find(document, path)
-            return _add(_remove(document, path), path, operation["value"]) if path else operation["value"]
+            return (
+                _add(_remove(document, path), path, operation["value"])
+                if path
+                else operation["value"]
+            )
         case "move":
             source = _pointer(operation["from"])
             value = _find(document, source)

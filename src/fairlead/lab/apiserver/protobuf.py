@@ -1,10 +1,11 @@
-"""Bodies in protobuf, which clients in Go (kubectl's `create namespace`, `drain`) send for built-in kinds.
+"""Bodies in protobuf, which clients in Go (kubectl's `create namespace`, `drain`) send for built-in
+kinds.
 
-In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object that they mean, as its JSON would decode.
-Answers are never in protobuf: such clients take JSON as well. Only the kinds that such clients write are known.
-Follows the protobuf encoding of Kubernetes (the `k8s\\0` envelope, runtime.Unknown) and the field numbers of the
-generated.proto files of k8s.io/api and k8s.io/apimachinery.
-"""
+In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object that they mean, as
+its JSON would decode. Answers are never in protobuf: such clients take JSON as well. Only the kinds
+that such clients write are known. Follows the protobuf encoding of Kubernetes (the `k8s\\0`
+envelope, runtime.Unknown) and the field numbers of the generated.proto files of k8s.io/api and
+k8s.io/apimachinery."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -19,7 +20,8 @@ Sort = Literal["text", "number", "flag", "time", "microtime", "number or text", 
 
 
 class Field(NamedTuple):
-    """One field of a message. `given`: in Go it is a pointer, so zero is a value; of others zero means absent."""
+    """One field of a message. `given`: in Go it is a pointer, so zero is a value; of others zero
+    means absent."""
 
     name: str
     sort: "Sort | Mapping[int, Field]" = "text"
@@ -73,7 +75,10 @@ _SERVICE_SPEC: Final[Message] = {
     11: Field("externalTrafficPolicy"),
     12: Field("healthCheckNodePort", "number"),
     13: Field("publishNotReadyAddresses", "flag"),
-    14: Field("sessionAffinityConfig", {1: Field("clientIP", {1: Field("timeoutSeconds", "number", given=True)})}),
+    14: Field(
+        "sessionAffinityConfig",
+        {1: Field("clientIP", {1: Field("timeoutSeconds", "number", given=True)})},
+    ),
     17: Field("ipFamilyPolicy", given=True),
     18: Field("clusterIPs", many=True),
     19: Field("ipFamilies", many=True),
@@ -84,7 +89,9 @@ _SERVICE_SPEC: Final[Message] = {
 }
 _REFERENCE: Final[Message] = {
     number: Field(name)
-    for number, name in enumerate(("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"), 1)
+    for number, name in enumerate(
+        ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"), 1
+    )
 }
 _EVENT: Final[Message] = {
     1: Field("metadata", _METADATA),
@@ -112,7 +119,9 @@ _LEASE_SPEC: Final[Message] = {
 }
 _DELETE_OPTIONS: Final[Message] = {
     1: Field("gracePeriodSeconds", "number", given=True),
-    2: Field("preconditions", {1: Field("uid", given=True), 2: Field("resourceVersion", given=True)}),
+    2: Field(
+        "preconditions", {1: Field("uid", given=True), 2: Field("resourceVersion", given=True)}
+    ),
     4: Field("propagationPolicy", given=True),
     5: Field("dryRun", many=True),
 }
@@ -128,16 +137,28 @@ _TIME: Final[Message] = {1: Field("seconds", "number"), 2: Field("nanos", "numbe
 
 
 def decode(data: bytes) -> Object:
-    """The object in a body. Raises ApiFailure 400 for what is no such body, or a kind that is not known here."""
+    """The object in a body. Raises ApiFailure 400 for what is no such body, or a kind that is not
+    known here."""
     if not data.startswith(_MAGIC):
-        raise bad_request("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
+        raise bad_request(
+            "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]"
+        )
     try:
         envelope = data[len(_MAGIC) :]
         head = _message(envelope, _UNKNOWN).get("type", {})
-        raw = next((value for number, value in _fields(envelope) if number == 2 and isinstance(value, bytes)), b"")
+        raw = next(
+            (
+                value
+                for number, value in _fields(envelope)
+                if number == 2 and isinstance(value, bytes)
+            ),
+            b"",
+        )
         kind = head.get("kind", "")
         if kind not in _MESSAGES:
-            raise bad_request(f"a {kind or 'nameless kind'} in protobuf is not understood here; send it as JSON")
+            raise bad_request(
+                f"a {kind or 'nameless kind'} in protobuf is not understood here; send it as JSON"
+            )
         return dict(head) | _message(raw, _MESSAGES[kind])
     except (IndexError, UnicodeDecodeError, ValueError, TypeError) as error:
         raise bad_request(f"error decoding protobuf: {error}") from error
@@ -170,7 +191,9 @@ def _value(raw: int | bytes, field: Field) -> Any:
             pair = _message(raw, {1: Field("key"), 2: Field("value")})
             return {pair.get("key", ""): pair.get("value", "")}
         case "number or text":
-            parts = _message(raw, {1: Field("type", "number"), 2: Field("number", "number"), 3: Field("text")})
+            parts = _message(
+                raw, {1: Field("type", "number"), 2: Field("number", "number"), 3: Field("text")}
+            )
             return parts.get("text", "") if parts.get("type") else parts.get("number", 0)
         case "time" | "microtime":
             return _time(raw, micro=field.sort == "microtime")

@@ -1,11 +1,10 @@
 """The verbs: what create, update, patch, apply and delete make of the stored objects. No HTTP.
 
-In: an object or a patch, as decoded, and who sends it. Out: the stored object, or ApiFailure. Each verb runs through
-without awaiting, so writes cannot overlap.
-Invariants: a write that fails changes nothing and takes no address or port; a write that changes nothing stores nothing,
-so the version stays and no watcher hears of it; a Service keeps its addresses until it is really gone.
-Follows the generic registry of the API server (registry/generic/registry/store.go, registry/rest).
-"""
+In: an object or a patch, as decoded, and who sends it. Out: the stored object, or ApiFailure. Each
+verb runs through without awaiting, so writes cannot overlap. Invariants: a write that fails changes
+nothing and takes no address or port; a write that changes nothing stores nothing, so the version
+stays and no watcher hears of it; a Service keeps its addresses until it is really gone. Follows the
+generic registry of the API server (registry/generic/registry/store.go, registry/rest)."""
 
 import secrets
 import uuid
@@ -33,7 +32,14 @@ from fairlead.lab.apiserver.kinds import (
     SERVICES,
     Kind,
 )
-from fairlead.lab.apiserver.ownership import Manager, Owners, leaves, read_owners, record_update, write_owners
+from fairlead.lab.apiserver.ownership import (
+    Manager,
+    Owners,
+    leaves,
+    read_owners,
+    record_update,
+    write_owners,
+)
 from fairlead.lab.apiserver.patch import json_patch, merge, strategic_merge
 from fairlead.lab.apiserver.schema import shape_of
 from fairlead.lab.apiserver.store import Store, Stored
@@ -77,7 +83,9 @@ def _has_generation(kind: Kind) -> bool:
 class Registry:
     """All writes go through here. `now` is the clock, in UTC."""
 
-    def __init__(self, store: Store, allocator: Allocator, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, store: Store, allocator: Allocator, now: Callable[[], datetime] = utc_now
+    ) -> None:
         self.store = store
         self.kinds = Kinds()
         self._allocator = allocator
@@ -95,7 +103,9 @@ class Registry:
     def create(self, kind: Kind, namespace: str, obj: Object, write: Write) -> Stored:
         """Store a new object."""
         if (obj.get("metadata") or {}).get("resourceVersion"):
-            raise failure.in_words_of_storage(500, "resourceVersion should not be set on objects to be created")
+            raise failure.in_words_of_storage(
+                500, "resourceVersion should not be set on objects to be created"
+            )
         obj = self._first_metadata(kind, namespace, without_nulls(obj))
         self._check_namespace(kind, obj["metadata"])
         self._set_defaults(kind, obj)
@@ -104,10 +114,14 @@ class Registry:
         status = validation.first_status(kind, obj)
         if status is not None:
             obj["status"] = status
-        # The first status is the server's own (but for a Node, which its kubelet registers with one): nobody owns it. Nor does
-        # anybody own the finalizer that every Namespace has.
+        # The first status is the server's own (but for a Node, which its kubelet registers with
+        # one): nobody owns it. Nor does anybody own the finalizer that every Namespace has.
         own = ("status",) if kind is not NODES else ()
-        written = {name: value for name, value in obj.items() if name not in (("spec", *own) if kind is NAMESPACES else own)}
+        written = {
+            name: value
+            for name, value in obj.items()
+            if name not in (("spec", *own) if kind is NAMESPACES else own)
+        }
         after = leaves(written, shape_of(kind), containers=True)
         owners = record_update({}, self._manager(kind, write, "Update"), {}, after, self._time())
         return self._store_new(kind, obj, owners, write)
@@ -117,7 +131,9 @@ class Registry:
         check_namespace(obj.get("metadata") or {}, namespace)
         metadata = given_metadata(obj.get("metadata") or {})
         if not metadata.get("name") and metadata.get("generateName"):
-            metadata["name"] = metadata["generateName"][:58] + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(5))
+            metadata["name"] = metadata["generateName"][:58] + "".join(
+                secrets.choice(_SUFFIX_LETTERS) for _ in range(5)
+            )
         if kind.namespaced:
             metadata["namespace"] = namespace
         metadata["uid"] = str(uuid.uuid4())
@@ -158,7 +174,9 @@ class Registry:
         if causes:
             raise failure.rejected(kind.kind, kind.group, name, causes)
         if taken is not None:
-            raise failure.already_exists(kind, name, dying="deletionTimestamp" in taken.object["metadata"])
+            raise failure.already_exists(
+                kind, name, dying="deletionTimestamp" in taken.object["metadata"]
+            )
         obj["metadata"]["managedFields"] = write_owners(owners)
         if write.dry_run:
             return Stored(obj, self.store.version)
@@ -168,27 +186,37 @@ class Registry:
         return self.store.put(kind, obj)
 
     def update(self, kind: Kind, namespace: str, name: str, obj: Object, write: Write) -> Stored:
-        """Replace an object. With a `resourceVersion` only that version: another one is ApiFailure 409."""
+        """Replace an object. With a `resourceVersion` only that version: another one is ApiFailure
+        409."""
         stored = self.store.get(kind, namespace, name)
         metadata = obj.get("metadata") or {}
         check_name(metadata, name)
         if stored is None and kind in _CREATED_BY_UPDATE and not metadata.get("uid"):
-            return self.create(kind, namespace, obj | {"metadata": metadata | {"name": name}}, write)
+            return self.create(
+                kind, namespace, obj | {"metadata": metadata | {"name": name}}, write
+            )
         if stored is None:
             raise failure.not_found(kind, name)
         check_namespace(metadata, namespace)
         if (kind is LEASES or kind.custom is not None) and not metadata.get("resourceVersion"):
-            cause = failure.invalid("metadata.resourceVersion", 0, "must be specified for an update")
+            cause = failure.invalid(
+                "metadata.resourceVersion", 0, "must be specified for an update"
+            )
             raise failure.rejected(kind.plural, kind.group, name, [cause])
         return self._replace(kind, stored, without_nulls(obj | {"metadata": metadata}), write, None)
 
-    def patch(self, kind: Kind, namespace: str, name: str, media_type: str, patch: Any, write: Write) -> Stored:
+    def patch(
+        self, kind: Kind, namespace: str, name: str, media_type: str, patch: Any, write: Write
+    ) -> Stored:
         """Change an object by a JSON patch, merge patch or strategic merge patch."""
         stored = self.get(kind, namespace, name)
         if media_type == JSON_PATCH:
             wanted = json_patch(stored.object, patch)
         elif not isinstance(patch, dict):
-            told = "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}"
+            told = (
+                "error decoding patch: json: cannot unmarshal array into Go value of type "
+                "map[string]interface {}"
+            )
             raise failure.bad_request(told)
         elif media_type == MERGE_PATCH:
             wanted = merge(stored.object, patch)
@@ -198,7 +226,8 @@ class Registry:
         else:
             wanted = strategic_merge(stored.object, patch, shape_of(kind))
         check_name(wanted.get("metadata") or {}, name)
-        # The merged object still shares its untouched parts with the stored one, which must not change.
+        # The merged object still shares its untouched parts with the stored one, which must not
+        # change.
         return self._replace(kind, stored, deepcopy(wanted), write, None)
 
     def apply(self, kind: Kind, namespace: str, name: str, wanted: Object, write: Write) -> Stored:
@@ -207,7 +236,8 @@ class Registry:
         stored = self.store.get(kind, namespace, name)
         manager = self._manager(kind, write, "Apply")
         if stored is None:
-            # What may be made by an update may be by its status too, if that were enough to make it.
+            # What may be made by an update may be by its status too, if that were enough to make
+            # it.
             if write.subresource and kind not in _CREATED_BY_UPDATE:
                 raise failure.not_found(kind, name)
             owners = self._apply(kind, {}, wanted, {}, manager, force=True).owners
@@ -225,16 +255,33 @@ class Registry:
         result = self._apply(kind, stored.object, wanted, owners, manager, force=write.force)
         return self._replace(kind, stored, deepcopy(result.object), write, result.owners)
 
-    def _apply(self, kind: Kind, live: Object, wanted: Object, owners: Owners, manager: Manager, *, force: bool) -> Applied:
+    def _apply(
+        self,
+        kind: Kind,
+        live: Object,
+        wanted: Object,
+        owners: Owners,
+        manager: Manager,
+        *,
+        force: bool,
+    ) -> Applied:
         try:
-            return apply(live, wanted, owners, manager, shape=shape_of(kind), force=force, time=self._time())
+            return apply(
+                live, wanted, owners, manager, shape=shape_of(kind), force=force, time=self._time()
+            )
         except Duplicates as problem:
-            what = f"{wanted['metadata'].get('namespace', '')}/{wanted['metadata']['name']}; {kind.group}/{kind.version}"
+            what = (
+                f"{wanted['metadata'].get('namespace', '')}/{wanted['metadata']['name']}; "
+                f"{kind.group}/{kind.version}"
+            )
             told = f"failed to create typed patch object ({what}, Kind={kind.kind}): {problem}"
             raise failure.in_words_of_storage(500, told) from problem
 
-    def _replace(self, kind: Kind, stored: Stored, wanted: Object, write: Write, owners: Owners | None) -> Stored:
-        """Make `wanted` the next state. `owners`: who owns its fields, if apply has settled that; else by what changed."""
+    def _replace(
+        self, kind: Kind, stored: Stored, wanted: Object, write: Write, owners: Owners | None
+    ) -> Stored:
+        """Make `wanted` the next state. `owners`: who owns its fields, if apply has settled that;
+        else by what changed."""
         old = stored.object
         check_types(kind, wanted)
         obj = next_state(kind, old, wanted, write.subresource)
@@ -286,12 +333,20 @@ class Registry:
     def _check_uid(self, kind: Kind, old: Object, wanted: Object) -> None:
         asked, metadata = wanted.get("uid"), old["metadata"]
         if asked and asked != metadata["uid"]:
-            raise failure.other_uid(kind, metadata.get("namespace", ""), metadata["name"], asked, metadata["uid"])
+            raise failure.other_uid(
+                kind, metadata.get("namespace", ""), metadata["name"], asked, metadata["uid"]
+            )
 
-    def _update_causes(self, kind: Kind, obj: Object, old: Object, write: Write) -> list[failure.Cause]:
+    def _update_causes(
+        self, kind: Kind, obj: Object, old: Object, write: Write
+    ) -> list[failure.Cause]:
         causes = list(validation.check_metadata_update(kind, obj, old))
         if kind is SERVICES:
-            check = service_rules.check_service_status if write.subresource else service_rules.check_service_update
+            check = (
+                service_rules.check_service_status
+                if write.subresource
+                else service_rules.check_service_update
+            )
             causes.extend(check(obj, old))
         elif not write.subresource or kind.custom is not None:
             causes.extend(validation.check_update(kind, obj, old))
@@ -303,24 +358,37 @@ class Registry:
         waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
         if kind is CUSTOM_RESOURCE_DEFINITIONS:
             self.kinds.define(obj)
-        if metadata.get("deletionTimestamp") and not waits and not (kind is NAMESPACES and self._inhabited(metadata["name"])):
+        if (
+            metadata.get("deletionTimestamp")
+            and not waits
+            and not (kind is NAMESPACES and self._inhabited(metadata["name"]))
+        ):
             return self._remove(kind, obj)
         return self.store.put(kind, obj)
 
     def bind(self, namespace: str, name: str, binding: Object) -> None:
-        """Give a Pod its node (the subresource `binding`), which no update may do. Conflict if it has one."""
+        """Give a Pod its node (the subresource `binding`), which no update may do. Conflict if it
+        has one."""
         pod = self.get(PODS, namespace, name).object
         self._check_uid(PODS, pod, binding.get("metadata") or {})
         self.store.put(PODS, bound(pod, binding, self._time()))
 
-    def delete(self, kind: Kind, namespace: str, name: str, deletion: Deletion) -> tuple[Stored, bool]:
-        """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or its grace period."""
+    def delete(
+        self, kind: Kind, namespace: str, name: str, deletion: Deletion
+    ) -> tuple[Stored, bool]:
+        """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or
+        its grace period."""
         stored = self.get(kind, namespace, name)
         obj = stored.object
         metadata = obj["metadata"]
         for asked, field, told, perhaps in (
             (deletion.uid, "uid", "UID", "The object might have been deleted and then recreated"),
-            (deletion.resource_version, "resourceVersion", "ResourceVersion", "The object might have been modified"),
+            (
+                deletion.resource_version,
+                "resourceVersion",
+                "ResourceVersion",
+                "The object might have been modified",
+            ),
         ):
             if asked and asked != metadata[field]:
                 raise failure.precondition_failed(kind, name, told, asked, metadata[field], perhaps)
@@ -331,7 +399,10 @@ class Registry:
             return self._delete_namespace(stored)
         if grace_s == 0 and not metadata.get("finalizers"):
             return self._remove(kind, obj), True
-        if metadata.get("deletionTimestamp") and metadata.get("deletionGracePeriodSeconds", 0) <= grace_s:
+        if (
+            metadata.get("deletionTimestamp")
+            and metadata.get("deletionGracePeriodSeconds", 0) <= grace_s
+        ):
             return stored, False
         return self.store.put(kind, self._marked(kind, obj, grace_s)), False
 
@@ -351,16 +422,24 @@ class Registry:
             message = f'namespaces "{name}" is forbidden: this namespace may not be deleted'
             raise ApiFailure(403, "Forbidden", message, {"name": name, "kind": "namespaces"})
         if not stored.object["metadata"].get("deletionTimestamp"):
-            marked = self._marked(NAMESPACES, stored.object, 0) | {"status": {"phase": "Terminating"}}
+            marked = self._marked(NAMESPACES, stored.object, 0) | {
+                "status": {"phase": "Terminating"}
+            }
             stored = self.store.put(NAMESPACES, marked)
         for kind in self.store.kinds():
-            for item in [item for item in self.store.all_of(kind) if kind.namespaced and item.key[0] == name]:
+            for item in [
+                item for item in self.store.all_of(kind) if kind.namespaced and item.key[0] == name
+            ]:
                 self.delete(kind, name, item.key[1], Deletion())
         return stored, self.store.get(NAMESPACES, "", name) is None or self._finish_namespace(name)
 
     def _finish_namespace(self, name: str) -> bool:
         stored = self.store.get(NAMESPACES, "", name)
-        if stored is None or not stored.object["metadata"].get("deletionTimestamp") or self._inhabited(name):
+        if (
+            stored is None
+            or not stored.object["metadata"].get("deletionTimestamp")
+            or self._inhabited(name)
+        ):
             return False
         if stored.object["metadata"].get("finalizers"):
             return False
@@ -369,19 +448,27 @@ class Registry:
 
     def _inhabited(self, namespace: str) -> bool:
         return any(
-            item.key[0] == namespace for kind in self.store.kinds() if kind.namespaced for item in self.store.all_of(kind)
+            item.key[0] == namespace
+            for kind in self.store.kinds()
+            if kind.namespaced
+            for item in self.store.all_of(kind)
         )
 
     def _remove(self, kind: Kind, obj: Object) -> Stored:
         removed = self.store.remove(kind, obj)
-        if kind is CUSTOM_RESOURCE_DEFINITIONS and (custom := self.kinds.defined_by(obj)) is not None:
+        if (
+            kind is CUSTOM_RESOURCE_DEFINITIONS
+            and (custom := self.kinds.defined_by(obj)) is not None
+        ):
             self.kinds.forget(obj)
             for item in self.store.all_of(custom):
                 self.store.remove(custom, item.object)
             self.store.close_watchers(custom)
         if kind is SERVICES:
             self._allocator.release(obj)
-        if kind.namespaced and self.get(NAMESPACES, "", removed.key[0]).object["metadata"].get("deletionTimestamp"):
+        if kind.namespaced and self.get(NAMESPACES, "", removed.key[0]).object["metadata"].get(
+            "deletionTimestamp"
+        ):
             self._finish_namespace(removed.key[0])
         return removed
 

@@ -1,9 +1,9 @@
 """What a request asks for, read from its method, path, query and headers.
 
-In: the parts of an HTTP request. Out: a Target (which kind, namespace, name, subresource) and its options; ApiFailure 400
-or 404 for what makes no sense. Pure.
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource URIs, query parameters, Table format).
-"""
+In: the parts of an HTTP request. Out: a Target (which kind, namespace, name, subresource) and its
+options; ApiFailure 400 or 404 for what makes no sense. Pure. Follows
+https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource URIs, query parameters, Table
+format)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,8 @@ _TRUE = ("true", "1", "True")
 
 
 class Target(msgspec.Struct, frozen=True, eq=False):
-    """What a path names: a collection (no `name`), an object, or a subresource of one. No `namespace`: all of them."""
+    """What a path names: a collection (no `name`), an object, or a subresource of one. No
+    `namespace`: all of them."""
 
     kind: Kind
     namespace: str = ""
@@ -57,7 +58,11 @@ def read_target(path: str, kinds: Kinds) -> Target:
     if kind is None or (namespace and not kind.namespaced) or len(rest) > 3:
         raise path_not_found()
     name, subresource = (*rest[1:], "", "")[:2]
-    if subresource and not (subresource == "status" and kind.has_status) and not (subresource == BINDING and kind is PODS):
+    if (
+        subresource
+        and not (subresource == "status" and kind.has_status)
+        and not (subresource == BINDING and kind is PODS)
+    ):
         raise subresource_not_found(kind, subresource)
     if name and kind.namespaced and not namespace:
         raise path_not_found()
@@ -65,7 +70,8 @@ def read_target(path: str, kinds: Kinds) -> Target:
 
 
 def read_write(query: Query, user_agent: str, subresource: str) -> Write:
-    """The options of a create, update or patch. Without a fieldManager the first word of the User-Agent stands for it."""
+    """The options of a create, update or patch. Without a fieldManager the first word of the
+    User-Agent stands for it."""
     manager = query.get("fieldManager") or user_agent.partition("/")[0] or "unknown"
     return Write(manager[:128], subresource, read_dry_run(query), query.get("force") in _TRUE)
 
@@ -73,13 +79,23 @@ def read_write(query: Query, user_agent: str, subresource: str) -> Write:
 def read_dry_run(query: Query) -> bool:
     value = query.get("dryRun")
     if value not in (None, "", "All"):
-        raise rejected("PatchOptions", "meta.k8s.io", "", [forbidden("dryRun", f"unsupported value {value!r}, must be All")])
+        raise rejected(
+            "PatchOptions",
+            "meta.k8s.io",
+            "",
+            [forbidden("dryRun", f"unsupported value {value!r}, must be All")],
+        )
     return value == "All"
 
 
 def check_apply(query: Query) -> None:
     if not query.get("fieldManager"):
-        raise rejected("PatchOptions", "meta.k8s.io", "", [required("fieldManager", "is required for apply patch")])
+        raise rejected(
+            "PatchOptions",
+            "meta.k8s.io",
+            "",
+            [required("fieldManager", "is required for apply patch")],
+        )
 
 
 def read_deletion(query: Query, body: Any) -> Deletion:
@@ -99,11 +115,14 @@ def read_number(text: str, parameter: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise bad_request(f'invalid value "{text}" for parameter {parameter}: must be a number') from error
+        raise bad_request(
+            f'invalid value "{text}" for parameter {parameter}: must be a number'
+        ) from error
 
 
 class ListOptions(msgspec.Struct, frozen=True):
-    """The options of a list or watch. `version` None: the client named none. `timeout_s` None: the server's choice."""
+    """The options of a list or watch. `version` None: the client named none. `timeout_s` None: the
+    server's choice."""
 
     labels: str = ""
     fields: str = ""
@@ -149,23 +168,35 @@ def _check(options: ListOptions, initial_events_given: bool) -> None:
     match = options.version_match
     if options.watch and initial_events_given and match != "NotOlderThan":
         causes.append(
-            forbidden("resourceVersionMatch", "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+            forbidden(
+                "resourceVersionMatch",
+                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            )
         )
     if initial_events_given and not options.watch:
         causes.append(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
     if options.watch and match and not initial_events_given:
         causes.append(
             forbidden(
-                "resourceVersionMatch", "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
             )
         )
     if not options.watch and match:
         if options.version is None:
             causes.append(
-                forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden unless resourceVersion is provided")
+                forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                )
             )
         if options.continue_token:
-            causes.append(forbidden("resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided"))
+            causes.append(
+                forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden when continue is provided",
+                )
+            )
         if match not in ("Exact", "NotOlderThan"):
             causes.append(forbidden("resourceVersionMatch", f"unknown value {match!r}"))
     if causes:

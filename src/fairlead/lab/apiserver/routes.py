@@ -1,8 +1,8 @@
 """From an HTTP request to a verb of the registry, and from its result to an answer.
 
-In: requests. Out: answers; every failure is a Status object. Each request is logged, and meets the faults that wait.
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (verbs, media types, dry run, field validation).
-"""
+In: requests. Out: answers; every failure is a Status object. Each request is logged, and meets the
+faults that wait. Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (verbs, media
+types, dry run, field validation)."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -19,7 +19,13 @@ from fairlead.lab.apiserver.failure import ApiFailure, Object
 from fairlead.lab.apiserver.faults import Fault, Faults, Request, RequestLog, read_fault
 from fairlead.lab.apiserver.kinds import ENDPOINTS, NAMESPACES, PODS, SERVICES, Kind
 from fairlead.lab.apiserver.listing import in_scope, list_page, select
-from fairlead.lab.apiserver.registry import JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Registry, utc_now
+from fairlead.lab.apiserver.registry import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    STRATEGIC_MERGE_PATCH,
+    Registry,
+    utc_now,
+)
 from fairlead.lab.apiserver.request import (
     BINDING,
     ListOptions,
@@ -40,16 +46,25 @@ from fairlead.lab.apiserver.wire import unknown_fields
 
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 _PATCHES: Final = (JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, APPLY_PATCH)
-_BODIES: Final = (*_PATCHES, "application/json", "application/yaml", "application/octet-stream", protobuf.MEDIA_TYPE)
+_BODIES: Final = (
+    *_PATCHES,
+    "application/json",
+    "application/yaml",
+    "application/octet-stream",
+    protobuf.MEDIA_TYPE,
+)
 _TOLD_BODIES: Final = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
-_ENDPOINTS_WARNING: Final = '299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"'
+_ENDPOINTS_WARNING: Final = (
+    '299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"'
+)
 _RETURNED_WHEN_DELETED: Final = (SERVICES, PODS, NAMESPACES)
 
 Headers = dict[str, str]
 
 
 class Routes:
-    """Answers requests. `stopping` ends what waits; `refuse_for(seconds)` makes the server refuse connections."""
+    """Answers requests. `stopping` ends what waits; `refuse_for(seconds)` makes the server refuse
+    connections."""
 
     def __init__(
         self,
@@ -74,22 +89,35 @@ class Routes:
         try:
             if http.path.startswith("/_"):
                 return await self._control(http)
-            request = Request(http.method, http.path, http.rel_url.raw_query_string, http.headers.get("User-Agent", ""))
+            request = Request(
+                http.method,
+                http.path,
+                http.rel_url.raw_query_string,
+                http.headers.get("User-Agent", ""),
+            )
             self._requests.add(request)
             fault = self._faults.at_start(request)
-            return await (self._serve(http, request) if fault is None else self._fail(http, request, fault))
+            return await (
+                self._serve(http, request) if fault is None else self._fail(http, request, fault)
+            )
         except ApiFailure as refusal:
             return _failed(refusal)
         except Refused as refusal:
             return _failed(failure.bad_request(str(refusal)))
 
-    async def _fail(self, http: web.BaseRequest, request: Request, fault: Fault) -> web.StreamResponse:
+    async def _fail(
+        self, http: web.BaseRequest, request: Request, fault: Fault
+    ) -> web.StreamResponse:
         """Do what a fault says at the start of a request."""
         if fault.action == "status":
             raise fault.failure()
         if fault.action == "stall":
             await self._stall(fault.stall_s)
-        answer = web.Response(status=500) if fault.action == "reset" else await self._serve(http, request)
+        answer = (
+            web.Response(status=500)
+            if fault.action == "reset"
+            else await self._serve(http, request)
+        )
         if fault.action != "stall" and http.transport is not None:
             http.transport.abort()
         return answer
@@ -106,18 +134,28 @@ class Routes:
         if found is not None:
             return _document(http, found)
         target = read_target(http.path, self._registry.kinds)
-        answer = await (self._object(http, target) if target.name else self._collection(http, request, target))
+        answer = await (
+            self._object(http, target) if target.name else self._collection(http, request, target)
+        )
         if target.kind is ENDPOINTS and not answer.prepared:
             answer.headers.add("Warning", _ENDPOINTS_WARNING)
         return answer
 
-    async def _collection(self, http: web.BaseRequest, request: Request, target: Target) -> web.StreamResponse:
+    async def _collection(
+        self, http: web.BaseRequest, request: Request, target: Target
+    ) -> web.StreamResponse:
         match http.method:
             case "GET":
                 options = read_list_options(http.query)
                 if options.watch:
                     printer = _printer(http, target.kind)
-                    lines = watch(self._store, target, options, printer, bookmark_interval_s=self._bookmark_interval_s)
+                    lines = watch(
+                        self._store,
+                        target,
+                        options,
+                        printer,
+                        bookmark_interval_s=self._bookmark_interval_s,
+                    )
                     stream = Stream(http, request, self._faults, self._stall)
                     return await stream.send(lines)
                 return self._list(http, target, options)
@@ -137,20 +175,38 @@ class Routes:
         if wants_table(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
             return _json(
-                msgspec.json.encode(table(kind, (item.object for item in page.items), page.metadata, utc_now(), include))
+                msgspec.json.encode(
+                    table(
+                        kind,
+                        (item.object for item in page.items),
+                        page.metadata,
+                        utc_now(),
+                        include,
+                    )
+                )
             )
-        head = {"kind": f"{kind.kind}List", "apiVersion": kind.group_version, "metadata": page.metadata}
+        head = {
+            "kind": f"{kind.kind}List",
+            "apiVersion": kind.group_version,
+            "metadata": page.metadata,
+        }
         return _json(_whole_list(head, page.items))
 
     async def _delete_collection(self, http: web.BaseRequest, target: Target) -> web.Response:
         deletion = read_deletion(http.query, await _read_body(http))
         options = read_list_options(http.query)
         selection = select(target, options)
-        there = [item for item in self._store.all_of(target.kind) if in_scope(target, selection, item)]
+        there = [
+            item for item in self._store.all_of(target.kind) if in_scope(target, selection, item)
+        ]
         metadata = {"resourceVersion": str(self._store.version)}
         for stored in there:
             self._registry.delete(target.kind, *stored.key, deletion)
-        head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.group_version, "metadata": metadata}
+        head = {
+            "kind": f"{target.kind.kind}List",
+            "apiVersion": target.kind.group_version,
+            "metadata": metadata,
+        }
         return _json(_whole_list(head, there))
 
     async def _object(self, http: web.BaseRequest, target: Target) -> web.Response:
@@ -159,10 +215,14 @@ class Routes:
             return await self._bind(http, target)
         match http.method:
             case "GET":
-                return _one(http, kind, self._registry.get(kind, target.namespace, target.name), 200, {})
+                return _one(
+                    http, kind, self._registry.get(kind, target.namespace, target.name), 200, {}
+                )
             case "PUT":
                 body, headers = await _read_object(http, kind)
-                write = read_write(http.query, http.headers.get("User-Agent", ""), target.subresource)
+                write = read_write(
+                    http.query, http.headers.get("User-Agent", ""), target.subresource
+                )
                 existed = self._store.get(kind, target.namespace, target.name) is not None
                 updated = self._registry.update(kind, target.namespace, target.name, body, write)
                 return _one(http, kind, updated, 200 if existed else 201, headers)
@@ -173,7 +233,11 @@ class Routes:
                 deleted, gone = self._registry.delete(kind, target.namespace, target.name, deletion)
                 if not gone or kind in _RETURNED_WHEN_DELETED:
                     return _one(http, kind, deleted, 200, {})
-                details = {"name": target.name, "kind": kind.plural, "uid": deleted.object["metadata"]["uid"]}
+                details = {
+                    "name": target.name,
+                    "kind": kind.plural,
+                    "uid": deleted.object["metadata"]["uid"],
+                }
                 details |= {"group": kind.group} if kind.group else {}
                 return _json(msgspec.json.encode(_success(details)))
             case _:
@@ -208,7 +272,9 @@ class Routes:
             if isinstance(body, dict) and media_type == MERGE_PATCH:
                 self._registry.get(kind, target.namespace, target.name)
                 headers = _check_fields(http, kind, body)
-            patched = self._registry.patch(kind, target.namespace, target.name, media_type, body, write)
+            patched = self._registry.patch(
+                kind, target.namespace, target.name, media_type, body, write
+            )
         return _one(http, kind, patched, 200 if existed else 201, headers)
 
     async def _control(self, http: web.BaseRequest) -> web.Response:
@@ -231,7 +297,8 @@ class Routes:
         return _json(b"{}")
 
     def _add_fault(self, document: Any) -> None:
-        """A fault that waits for a request, or one of the two that happen at once: `compact` and `refuse`."""
+        """A fault that waits for a request, or one of the two that happen at once: `compact` and
+        `refuse`."""
         action = document.get("action") if isinstance(document, dict) else None
         if action == "compact":
             self._store.compact()
@@ -246,15 +313,24 @@ def _json(body: bytes, status: int = 200, headers: Headers | None = None) -> web
 
 
 def _document(http: web.BaseRequest, document: Object) -> web.Response:
-    """A document about the server. That of OpenAPI 2.0 goes in protobuf to those who ask so, and they take no other."""
+    """A document about the server. That of OpenAPI 2.0 goes in protobuf to those who ask so, and
+    they take no other."""
     accepted = http.headers.get("Accept", "")
     if "swagger" in document and prefers_protobuf(accepted):
-        return web.Response(body=openapi_protobuf.encode(document), headers={"Content-Type": openapi_protobuf.MEDIA_TYPE})
+        return web.Response(
+            body=openapi_protobuf.encode(document),
+            headers={"Content-Type": openapi_protobuf.MEDIA_TYPE},
+        )
     return _json(msgspec.json.encode(document))
 
 
 def _whole_list(head: Object, items: Iterable[Stored]) -> bytes:
-    return msgspec.json.encode(head)[:-1] + b',"items":[' + b",".join(item.bare for item in items) + b"]}"
+    return (
+        msgspec.json.encode(head)[:-1]
+        + b',"items":['
+        + b",".join(item.bare for item in items)
+        + b"]}"
+    )
 
 
 def _failed(refusal: ApiFailure) -> web.Response:
@@ -268,11 +344,17 @@ def _success(details: Object) -> Object:
     return status | ({"details": details} if details else {})
 
 
-def _one(http: web.BaseRequest, kind: Kind, stored: Stored, status: int, headers: Headers) -> web.Response:
+def _one(
+    http: web.BaseRequest, kind: Kind, stored: Stored, status: int, headers: Headers
+) -> web.Response:
     if wants_table(http.headers.get("Accept", "")):
         include = http.query.get("includeObject", "Metadata")
         metadata = {"resourceVersion": stored.object["metadata"].get("resourceVersion", "")}
-        return _json(msgspec.json.encode(table(kind, [stored.object], metadata, utc_now(), include)), status, headers)
+        return _json(
+            msgspec.json.encode(table(kind, [stored.object], metadata, utc_now(), include)),
+            status,
+            headers,
+        )
     return _json(stored.encoded, status, headers)
 
 
@@ -302,13 +384,17 @@ async def _read_body(http: web.BaseRequest) -> Any:
 
 
 async def _read_object(http: web.BaseRequest, kind: Kind) -> tuple[Object, Headers]:
-    """The object in the body, and the warnings about it. Raises ApiFailure if it is of another kind."""
+    """The object in the body, and the warnings about it. Raises ApiFailure if it is of another
+    kind."""
     body = await _read_body(http)
     if not isinstance(body, dict):
         raise failure.bad_request("the body is not an object")
     given = (body.get("apiVersion") or kind.group_version, body.get("kind") or kind.kind)
     if given != (kind.group_version, kind.kind):
-        told = f'{given[1]} in version "{given[0]}" cannot be handled as a {kind.kind}: converting is not supported'
+        told = (
+            f'{given[1]} in version "{given[0]}" cannot be handled as a {kind.kind}: '
+            "converting is not supported"
+        )
         raise failure.bad_request(told)
     return body, _check_fields(http, kind, body)
 
@@ -321,6 +407,9 @@ def _check_fields(http: web.BaseRequest, kind: Kind, body: Object) -> Headers:
         return {}
     told = ", ".join(f'unknown field "{path}"' for path in unknown)
     if mode == "Strict":
-        message = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: strict decoding error: {told}'
+        message = (
+            f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
+            f"strict decoding error: {told}"
+        )
         raise failure.bad_request(message)
     return {"Warning": '299 - "' + told.replace('"', '\\"') + '"'}

@@ -1,9 +1,8 @@
 """Label and field selectors: which objects a list, a watch or a deletecollection is about.
 
-In: the `labelSelector` and `fieldSelector` query parameters. Out: a Selection, which says yes or no to an object.
-Grammar and messages follow k8s.io/apimachinery (labels.Parse, fields.ParseSelector); the kind's table says which
-fields can be selected.
-"""
+In: the `labelSelector` and `fieldSelector` query parameters. Out: a Selection, which says yes or no
+to an object. Grammar and messages follow k8s.io/apimachinery (labels.Parse, fields.ParseSelector);
+the kind's table says which fields can be selected."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,7 +23,8 @@ _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
 
 
 class FieldTest(msgspec.Struct, frozen=True):
-    """One requirement of a field selector: the field at `path` equals `value`, or (negated) does not."""
+    """One requirement of a field selector: the field at `path` equals `value`, or (negated) does
+    not."""
 
     path: FieldPath
     value: str
@@ -55,12 +55,17 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
 
     def matches(self, obj: Mapping[str, Any]) -> bool:
         labels = obj["metadata"].get("labels") or {}
-        return all(test(labels) for test in self.label_tests) and all(test.matches(obj) for test in self.field_tests)
+        return all(test(labels) for test in self.label_tests) and all(
+            test.matches(obj) for test in self.field_tests
+        )
 
 
 def parse_selection(kind: Kind, label_selector: str, field_selector: str) -> Selection:
-    """Raises ApiFailure 400 for a selector that cannot be read, or a field that the kind cannot be selected by."""
-    return Selection(parse_labels(label_selector), _parse_fields(kind, label_selector, field_selector))
+    """Raises ApiFailure 400 for a selector that cannot be read, or a field that the kind cannot be
+    selected by."""
+    return Selection(
+        parse_labels(label_selector), _parse_fields(kind, label_selector, field_selector)
+    )
 
 
 def parse_labels(text: str) -> tuple[Test, ...]:
@@ -82,8 +87,15 @@ def _label_test(part: str) -> Test:
         return lambda labels: labels.get(key) == value
     if match := _EXISTS.match(part):
         key = match["key"]
-        return (lambda labels: key not in labels) if match["absent"] else (lambda labels: key in labels)
-    raise bad_request(f"unable to parse requirement: found '{part}', expected: a key, '!', or an operator with values")
+        return (
+            (lambda labels: key not in labels)
+            if match["absent"]
+            else (lambda labels: key in labels)
+        )
+    raise bad_request(
+        f"unable to parse requirement: found '{part}', expected: a key, '!', or an operator with "
+        "values"
+    )
 
 
 def _parse_fields(kind: Kind, label_selector: str, field_selector: str) -> tuple[FieldTest, ...]:

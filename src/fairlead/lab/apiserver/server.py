@@ -1,10 +1,10 @@
-"""The API server as an HTTP server: `async with ApiServer() as server:` serves at `server.url` until the block ends.
+"""The API server as an HTTP server: `async with ApiServer() as server:` serves at `server.url`
+until the block ends.
 
-In: HTTP/1.1 requests of the Kubernetes API, from kubectl and other clients. Out: objects, lists, Tables, watches, Status
-objects. It holds its objects in memory and needs no authentication.
-Beside the API: `/_faults` (POST a fault or a list of them, GET, DELETE) and `/_requests` (GET, DELETE).
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/.
-"""
+In: HTTP/1.1 requests of the Kubernetes API, from kubectl and other clients. Out: objects, lists,
+Tables, watches, Status objects. It holds its objects in memory and needs no authentication. Beside
+the API: `/_faults` (POST a fault or a list of them, GET, DELETE) and `/_requests` (GET, DELETE).
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/."""
 
 import asyncio
 import errno
@@ -30,11 +30,11 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class ApiServer:
-    """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already, and are taken over.
+    """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already,
+    and are taken over.
 
-    `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes requests fail, `requests` is
-    their log.
-    """
+    `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes
+    requests fail, `requests` is their log."""
 
     def __init__(
         self,
@@ -55,7 +55,12 @@ class ApiServer:
         self._addresses: list[Address] = []
         self._stopping = asyncio.Event()
         self._routes = Routes(
-            self.registry, self.faults, self.requests, self._stopping, self._refuse_for, bookmark_interval_s=bookmark_interval_s
+            self.registry,
+            self.faults,
+            self.requests,
+            self._stopping,
+            self._refuse_for,
+            bookmark_interval_s=bookmark_interval_s,
         )
         self._runner: web.ServerRunner | None = None
         self._sites: list[web.SockSite] = []
@@ -98,19 +103,22 @@ class ApiServer:
             return
         for sock, address in zip(self._sockets, self._addresses, strict=True):
             _listen(sock, address)
-            # aiohttp closes what it serves on; the duplicate keeps the port ours while connections are refused.
+            # aiohttp closes what it serves on; the duplicate keeps the port ours while connections
+            # are refused.
             site = web.SockSite(self._runner, sock.dup(), backlog=_BACKLOG)
             await site.start()
             self._sites.append(site)
 
     async def refuse(self) -> None:
-        """Refuse new connections and drop those that are open, as a server that is down does, until `accept`."""
+        """Refuse new connections and drop those that are open, as a server that is down does, until
+        `accept`."""
         for site in self._sites:
             await site.stop()
         self._sites.clear()
         for sock in self._sockets:
-            # On Linux this takes a listening socket out of listening, and `listen` brings it back. So it works on an
-            # inherited socket too, which may be of another network namespace and could not be made anew here.
+            # On Linux this takes a listening socket out of listening, and `listen` brings it back.
+            # So it works on an inherited socket too, which may be of another network namespace and
+            # could not be made anew here.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
         if self._runner is not None and self._runner.server is not None:
@@ -144,13 +152,15 @@ def _bind(text: str) -> socket.socket:
     except (OSError, ValueError) as error:
         sock.close()
         raise Refused(
-            f"binding the API server to {text!r} failed: {error}", fix="name a free HOST:PORT of this machine"
+            f"binding the API server to {text!r} failed: {error}",
+            fix="name a free HOST:PORT of this machine",
         ) from error
     return sock
 
 
 def _listen(sock: socket.socket, address: Address) -> None:
-    """Listen, on the same port as before: a port that the kernel chose (bind to 0) was given up when listening ended."""
+    """Listen, on the same port as before: a port that the kernel chose (bind to 0) was given up
+    when listening ended."""
     try:
         sock.bind(address)
     except OSError as error:

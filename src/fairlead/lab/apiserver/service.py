@@ -1,9 +1,8 @@
 """What the API server makes of a Service that is written: defaults, what it keeps, what it drops.
 
-In: a Service as a client sent it, the state that it replaces, the cluster's address families. Out: the same object,
-changed in place, ready for allocation and checking.
-Follows the API server's defaulting (apis/core/v1/defaults.go) and Service strategy; rules A1 and A2 of the tests.
-"""
+In: a Service as a client sent it, the state that it replaces, the cluster's address families. Out:
+the same object, changed in place, ready for allocation and checking. Follows the API server's
+defaulting (apis/core/v1/defaults.go) and Service strategy; rules A1 and A2 of the tests."""
 
 from copy import deepcopy
 
@@ -14,8 +13,22 @@ _DEFAULT_AFFINITY_TIMEOUT_S = 10800
 
 
 _OMITTED_WHEN_EMPTY = (
-    *("type", "sessionAffinity", "externalTrafficPolicy", "clusterIP", "healthCheckNodePort", "externalName"),
-    *("clusterIPs", "ipFamilies", "externalIPs", "loadBalancerIP", "loadBalancerSourceRanges", "ports"),
+    *(
+        "type",
+        "sessionAffinity",
+        "externalTrafficPolicy",
+        "clusterIP",
+        "healthCheckNodePort",
+        "externalName",
+    ),
+    *(
+        "clusterIPs",
+        "ipFamilies",
+        "externalIPs",
+        "loadBalancerIP",
+        "loadBalancerSourceRanges",
+        "ports",
+    ),
     *("publishNotReadyAddresses", "selector"),
 )
 
@@ -37,7 +50,9 @@ def set_defaults(service: Object) -> None:
     elif spec["sessionAffinity"] == "ClientIP":
         config = spec.get("sessionAffinityConfig") or {}
         client = config.get("clientIP") or {}
-        client = client | {"timeoutSeconds": client.get("timeoutSeconds", _DEFAULT_AFFINITY_TIMEOUT_S)}
+        client = client | {
+            "timeoutSeconds": client.get("timeoutSeconds", _DEFAULT_AFFINITY_TIMEOUT_S)
+        }
         spec["sessionAffinityConfig"] = {**config, "clientIP": client}
     spec.setdefault("type", "ClusterIP")
     for port in spec.get("ports") or []:
@@ -65,7 +80,8 @@ def _drop_empty(spec: Object) -> None:
 
 
 def set_status_defaults(service: Object) -> None:
-    """`loadBalancer` is always there, even if nobody owns anything in it; what else is empty is not."""
+    """`loadBalancer` is always there, even if nobody owns anything in it; what else is empty is
+    not."""
     status = {"loadBalancer": {}} | (service.get("status") or {})
     service["status"] = status
     balancer = status["loadBalancer"] or {}
@@ -84,19 +100,23 @@ def prepare_create(service: Object) -> None:
 
 
 def prepare_update(service: Object, old: Object) -> None:
-    """Keep what the client need not repeat; drop what the new type has no use for and the client left as it was."""
+    """Keep what the client need not repeat; drop what the new type has no use for and the client
+    left as it was."""
     _keep_allocated(service, old)
     _match_cluster_addresses(service, old)
     _drop_for_type(service, old)
     service["status"] = old.get("status", {"loadBalancer": {}})
     if service["spec"].get("type") != "LoadBalancer":
-        status = {name: value for name, value in service["status"].items() if name != "loadBalancer"}
+        status = {
+            name: value for name, value in service["status"].items() if name != "loadBalancer"
+        }
         service["status"] = status | {"loadBalancer": {}}
 
 
 def _wants_node_ports(service: Object) -> bool:
     return needs_node_ports(service) and (
-        service["spec"]["type"] == "NodePort" or service["spec"].get("allocateLoadBalancerNodePorts") is not False
+        service["spec"]["type"] == "NodePort"
+        or service["spec"].get("allocateLoadBalancerNodePorts") is not False
     )
 
 
@@ -117,16 +137,26 @@ def _keep_allocated(service: Object, old: Object) -> None:
             known = held.get(port.get("name", ""), 0)
             if not port.get("nodePort") and known and known not in used:
                 port["nodePort"] = known
-    if needs_health_check(service) and needs_health_check(old) and not spec.get("healthCheckNodePort"):
+    if (
+        needs_health_check(service)
+        and needs_health_check(old)
+        and not spec.get("healthCheckNodePort")
+    ):
         spec["healthCheckNodePort"] = before.get("healthCheckNodePort", 0)
 
 
 def _match_cluster_addresses(service: Object, old: Object) -> None:
     """Make `clusterIP` and `clusterIPs` agree, for clients that know only the older one."""
     spec, before = service["spec"], old["spec"]
-    if "clusterIPs" not in spec and "clusterIPs" in before and spec.get("clusterIP") == before.get("clusterIP"):
+    if (
+        "clusterIPs" not in spec
+        and "clusterIPs" in before
+        and spec.get("clusterIP") == before.get("clusterIP")
+    ):
         spec["clusterIPs"] = list(before["clusterIPs"])
-    if spec.get("clusterIP") != before.get("clusterIP") and spec.get("clusterIPs") == before.get("clusterIPs"):
+    if spec.get("clusterIP") != before.get("clusterIP") and spec.get("clusterIPs") == before.get(
+        "clusterIPs"
+    ):
         if spec.get("clusterIP"):
             spec["clusterIPs"] = [spec["clusterIP"]]
         else:

@@ -1,15 +1,23 @@
 """Which Services the API server refuses, and with which words.
 
-In: a Service with its defaults and allocations; for an update, the state that it replaces. Out: the causes, none if it
-is right. Pure. Order and messages follow apis/core/validation of the API server, since kubectl shows them as they are.
-"""
+In: a Service with its defaults and allocations; for an update, the state that it replaces. Out: the
+causes, none if it is right. Pure. Order and messages follow apis/core/validation of the API server,
+since kubectl shows them as they are."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION
 from fairlead.lab.apiserver import names
-from fairlead.lab.apiserver.failure import Cause, Object, duplicate, forbidden, invalid, required, unsupported
+from fairlead.lab.apiserver.failure import (
+    Cause,
+    Object,
+    duplicate,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
 
 _TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _PROTOCOLS: Final = ("TCP", "UDP", "SCTP")
@@ -18,12 +26,15 @@ _FAMILY_POLICIES: Final = ("SingleStack", "PreferDualStack", "RequireDualStack")
 _TRAFFIC_POLICIES: Final = ("Cluster", "Local")
 _DISTRIBUTIONS: Final = ("PreferClose", "PreferSameZone", "PreferSameNode")
 _ONLY_LOAD_BALANCER: Final = "may only be used when `type` is 'LoadBalancer'"
-_ONLY_HEALTH_CHECK: Final = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+_ONLY_HEALTH_CHECK: Final = (
+    "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+)
 _MAX_AFFINITY_TIMEOUT_S: Final = 86400
 
 
 def check_service(service: Object, old: Object | None = None) -> list[Cause]:
-    """All that is wrong with a Service by itself; `old` is what it replaces, whose addresses are not judged again."""
+    """All that is wrong with a Service by itself; `old` is what it replaces, whose addresses are
+    not judged again."""
     spec = service["spec"]
     return [
         *_check_need_of_type(spec),
@@ -47,21 +58,32 @@ def check_service_update(service: Object, old: Object) -> list[Cause]:
     causes = [*_check_addresses_kept(spec, before), *_check_families_kept(spec, before)]
     both = spec.get("type") == before.get("type") == "LoadBalancer"
     if both and spec.get("loadBalancerClass") != before.get("loadBalancerClass"):
-        causes.append(invalid("spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"))
+        causes.append(
+            invalid(
+                "spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"
+            )
+        )
     # The class is checked as a change and as a value; so it is said twice.
     causes.extend(_check_class(spec))
-    local = both and spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
+    local = (
+        both and spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
+    )
     if local and spec.get("healthCheckNodePort") != before.get("healthCheckNodePort"):
         causes.append(forbidden("spec.healthCheckNodePort", "field is immutable"))
     return [*causes, *check_service(service, old)]
 
 
 def check_service_status(service: Object, old: Object) -> list[Cause]:
-    """All that is wrong with `status.loadBalancer`. Addresses that were there before are not judged again."""
+    """All that is wrong with `status.loadBalancer`. Addresses that were there before are not judged
+    again."""
     balancer = (service.get("status") or {}).get("loadBalancer") or {}
     entries = balancer.get("ingress") or []
     if entries and service["spec"].get("type") != "LoadBalancer":
-        return [forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")]
+        return [
+            forbidden(
+                "status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'"
+            )
+        ]
     known = {
         entry.get("ip")
         for entry in ((old.get("status") or {}).get("loadBalancer") or {}).get("ingress") or []
@@ -85,7 +107,10 @@ def _check_ingress(entry: Object, known: set[str | None], path: str) -> Iterable
     elif mode is not None and mode not in ("VIP", "Proxy"):
         yield unsupported(f"{path}.ipMode", mode, ("VIP", "Proxy"))
     if hostname:
-        yield from (invalid(f"{path}.hostname", hostname, problem) for problem in names.dns_subdomain(hostname))
+        yield from (
+            invalid(f"{path}.hostname", hostname, problem)
+            for problem in names.dns_subdomain(hostname)
+        )
         if names.parse_address(hostname):
             yield invalid(f"{path}.hostname", hostname, "must be a DNS name, not an IP address")
 
@@ -102,7 +127,9 @@ def _check_need_of_type(spec: Object) -> Iterable[Cause]:
                 yield forbidden(f"spec.{field}", "may not be set for ExternalName services")
         name = (spec.get("externalName") or "").removesuffix(".")
         if name:
-            yield from (invalid("spec.externalName", name, problem) for problem in names.dns_subdomain(name))
+            yield from (
+                invalid("spec.externalName", name, problem) for problem in names.dns_subdomain(name)
+            )
         else:
             yield required("spec.externalName")
 
@@ -124,17 +151,27 @@ def _check_ports(spec: Object) -> Iterable[Cause]:
 
 
 def _check_port(port: Object, path: str) -> Iterable[Cause]:
-    yield from (invalid(f"{path}.port", port.get("port", 0), problem) for problem in names.port_number(port.get("port", 0)))
+    yield from (
+        invalid(f"{path}.port", port.get("port", 0), problem)
+        for problem in names.port_number(port.get("port", 0))
+    )
     if port["protocol"] not in _PROTOCOLS:
         yield unsupported(f"{path}.protocol", port["protocol"], _PROTOCOLS)
     target = port.get("targetPort")
     if isinstance(target, str):
-        yield from (invalid(f"{path}.targetPort", target, problem) for problem in names.port_name(target))
+        yield from (
+            invalid(f"{path}.targetPort", target, problem) for problem in names.port_name(target)
+        )
     elif target is not None:
-        yield from (invalid(f"{path}.targetPort", target, problem) for problem in names.port_number(target))
+        yield from (
+            invalid(f"{path}.targetPort", target, problem) for problem in names.port_number(target)
+        )
     if port.get("appProtocol"):
         application = port["appProtocol"]
-        yield from (invalid(f"{path}.appProtocol", application, problem) for problem in names.qualified_name(application))
+        yield from (
+            invalid(f"{path}.appProtocol", application, problem)
+            for problem in names.qualified_name(application)
+        )
 
 
 def _check_labels(labels: dict[str, Any], path: str) -> Iterable[Cause]:
@@ -148,7 +185,9 @@ def _check_affinity(spec: Object) -> Iterable[Cause]:
     if affinity not in ("ClientIP", "None"):
         yield unsupported("spec.sessionAffinity", affinity, ("ClientIP", "None"))
     if affinity == "None" and config is not None:
-        yield forbidden("spec.sessionAffinityConfig", "must not be set when session affinity is None")
+        yield forbidden(
+            "spec.sessionAffinityConfig", "must not be set when session affinity is None"
+        )
     if affinity == "ClientIP":
         path = "spec.sessionAffinityConfig.clientIP"
         client = (config or {}).get("clientIP")
@@ -160,7 +199,8 @@ def _check_affinity(spec: Object) -> Iterable[Cause]:
 
 
 def check_cluster_addresses(service: Object, old: Object | None = None) -> list[Cause]:
-    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together. Addresses that `old` has are well formed."""
+    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together. Addresses that
+    `old` has are well formed."""
     spec = service["spec"]
     if spec.get("type") == "ExternalName":
         return []
@@ -182,22 +222,31 @@ def _check_address_pair(first: str | None, addresses: list[str]) -> Iterable[Cau
     elif first and addresses[0] != first:
         yield invalid("spec.clusterIPs", addresses, "first value must match `clusterIP`")
     elif not first and addresses:
-        yield invalid("spec.clusterIPs", addresses, "must be empty when `clusterIP` is not specified")
+        yield invalid(
+            "spec.clusterIPs", addresses, "must be empty when `clusterIP` is not specified"
+        )
 
 
 def _check_form(addresses: list[str], known: list[str]) -> Iterable[Cause]:
     for place, address in enumerate(addresses):
         if place == 0 and address == "None":
             if len(addresses) > 1:
-                yield invalid("spec.clusterIPs", addresses, "'None' must be the first and only value")
+                yield invalid(
+                    "spec.clusterIPs", addresses, "'None' must be the first and only value"
+                )
         elif address not in known:
-            yield from (invalid(f"spec.clusterIPs[{place}]", address, problem) for problem in names.address(address))
+            yield from (
+                invalid(f"spec.clusterIPs[{place}]", address, problem)
+                for problem in names.address(address)
+            )
 
 
 def _check_addresses(addresses: list[str], families: list[str]) -> Iterable[Cause]:
     kinds = [names.family_of(address) for address in addresses]
     if len(kinds) > 1 and (len(set(kinds)) < 2 or len(kinds) > 2):
-        yield invalid("spec.clusterIPs", addresses, "may specify no more than one IP for each IP family")
+        yield invalid(
+            "spec.clusterIPs", addresses, "may specify no more than one IP for each IP family"
+        )
     if addresses[:1] == ["None"]:
         return
     for place, (address, kind, family) in enumerate(zip(addresses, kinds, families, strict=False)):
@@ -218,7 +267,9 @@ def _check_families(families: list[str], policy: str | None) -> Iterable[Cause]:
 
 def _check_external_addresses(spec: Object, known: Collection[str]) -> Iterable[Cause]:
     for place, address in enumerate(spec.get("externalIPs") or []):
-        problems = ([] if address in known else names.address(address)) or names.special_address(address)
+        problems = ([] if address in known else names.address(address)) or names.special_address(
+            address
+        )
         yield from (invalid(f"spec.externalIPs[{place}]", address, problem) for problem in problems)
 
 
@@ -227,7 +278,9 @@ def _check_node_ports(spec: Object) -> Iterable[Cause]:
     if spec["type"] == "ClusterIP":
         for place, port in enumerate(ports):
             if port.get("nodePort"):
-                yield forbidden(f"spec.ports[{place}].nodePort", "may not be used when `type` is 'ClusterIP'")
+                yield forbidden(
+                    f"spec.ports[{place}].nodePort", "may not be used when `type` is 'ClusterIP'"
+                )
     seen: set[tuple[str, int]] = set()
     for place, port in enumerate(ports):
         pair = (port["protocol"], port.get("nodePort") or 0)
@@ -238,7 +291,14 @@ def _check_node_ports(spec: Object) -> Iterable[Cause]:
     for place, port in enumerate(ports):
         pair = (port["protocol"], port.get("port", 0))
         if pair in seen:
-            shown = {"Name": "", "Protocol": pair[0], "AppProtocol": None, "Port": pair[1], "TargetPort": 0, "NodePort": 0}
+            shown = {
+                "Name": "",
+                "Protocol": pair[0],
+                "AppProtocol": None,
+                "Port": pair[1],
+                "TargetPort": 0,
+                "NodePort": 0,
+            }
             yield duplicate(f"spec.ports[{place}]", shown)
         seen.add(pair)
 
@@ -274,21 +334,33 @@ def _check_class(spec: Object) -> Iterable[Cause]:
     if name is None:
         return
     if spec["type"] == "LoadBalancer":
-        yield from (invalid("spec.loadBalancerClass", name, problem) for problem in names.qualified_name(name))
+        yield from (
+            invalid("spec.loadBalancerClass", name, problem)
+            for problem in names.qualified_name(name)
+        )
     else:
         yield forbidden("spec.loadBalancerClass", _ONLY_LOAD_BALANCER)
 
 
 def _check_traffic_policies(spec: Object) -> Iterable[Cause]:
     external = spec.get("externalTrafficPolicy")
-    reachable = spec["type"] in ("LoadBalancer", "NodePort") or (spec["type"] == "ClusterIP" and bool(spec.get("externalIPs")))
+    reachable = spec["type"] in ("LoadBalancer", "NodePort") or (
+        spec["type"] == "ClusterIP" and bool(spec.get("externalIPs"))
+    )
     if external and not reachable:
-        yield invalid("spec.externalTrafficPolicy", external, "may only be set for externally-accessible services")
+        yield invalid(
+            "spec.externalTrafficPolicy",
+            external,
+            "may only be set for externally-accessible services",
+        )
     if reachable and external not in _TRAFFIC_POLICIES:
         yield unsupported("spec.externalTrafficPolicy", external, _TRAFFIC_POLICIES)
     health_port = spec.get("healthCheckNodePort") or 0
     if spec["type"] == "LoadBalancer" and external == "Local":
-        yield from (invalid("spec.healthCheckNodePort", health_port, problem) for problem in names.port_number(health_port))
+        yield from (
+            invalid("spec.healthCheckNodePort", health_port, problem)
+            for problem in names.port_number(health_port)
+        )
     elif health_port:
         yield invalid("spec.healthCheckNodePort", health_port, _ONLY_HEALTH_CHECK)
     internal = spec.get("internalTrafficPolicy")
@@ -296,18 +368,24 @@ def _check_traffic_policies(spec: Object) -> Iterable[Cause]:
         yield unsupported("spec.internalTrafficPolicy", internal, _TRAFFIC_POLICIES)
     distribution = spec.get("trafficDistribution")
     if distribution is not None and distribution not in _DISTRIBUTIONS:
-        choices = ", ".join(f'"{choice}"' for choice in _DISTRIBUTIONS)  # in the order of the API, not of the alphabet
+        choices = ", ".join(
+            f'"{choice}"' for choice in _DISTRIBUTIONS
+        )  # in the order of the API, not of the alphabet
         told = f'Unsupported value: "{distribution}": supported values: {choices}'
         yield Cause("FieldValueNotSupported", "spec.trafficDistribution", told)
 
 
 def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
-    if "ExternalName" in (spec.get("type"), before.get("type")) or (_headless(spec) and _headless(before)):
+    if "ExternalName" in (spec.get("type"), before.get("type")) or (
+        _headless(spec) and _headless(before)
+    ):
         return
     new, old = spec.get("clusterIPs") or [], before.get("clusterIPs") or []
     if old and not new:
         yield invalid("spec.clusterIPs[0]", new, "primary clusterIP can not be unset")
-    changed = [place for place, (now, then) in enumerate(zip(new, old, strict=False)) if now != then]
+    changed = [
+        place for place, (now, then) in enumerate(zip(new, old, strict=False)) if now != then
+    ]
     for place in changed if len(new) == len(old) else [place for place in changed if place == 0]:
         yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
@@ -316,12 +394,18 @@ def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
 
 
 def _check_families_kept(spec: Object, before: Object) -> Iterable[Cause]:
-    if "ExternalName" in (spec.get("type"), before.get("type")) or _headless(spec) or _headless(before):
+    if (
+        "ExternalName" in (spec.get("type"), before.get("type"))
+        or _headless(spec)
+        or _headless(before)
+    ):
         return
     new, old = spec.get("ipFamilies") or [], before.get("ipFamilies") or []
     path, told = "spec.ipFamilies[0]", "may not change once set"
     if len(new) == len(old):
-        yield from (invalid(path, new, told) for now, then in zip(new, old, strict=True) if now != then)
+        yield from (
+            invalid(path, new, told) for now, then in zip(new, old, strict=True) if now != then
+        )
     elif new and old and new[0] != old[0]:
         # The value in the message is that of the addresses: so it is upstream.
         yield invalid(path, spec.get("clusterIPs") or [], told)

@@ -1,11 +1,13 @@
-"""The objects, their versions and their history: what etcd and the watch cache are to a real API server. No HTTP.
+"""The objects, their versions and their history: what etcd and the watch cache are to a real API
+server. No HTTP.
 
 In: whole objects, already checked. Out: objects, lists as of a version, and the events since one.
-Invariants: the version is one counter over all kinds and rises by one with each write; a stored object is never changed
-in place (a write stores another one), so it is encoded once, however many watchers and lists it goes to; an event older
-than the compacted version is never given out, the caller gets ApiFailure 410 instead.
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource versions, efficient detection of changes).
-"""
+Invariants: the version is one counter over all kinds and rises by one with each write; a stored
+object is never changed in place (a write stores another one), so it is encoded once, however many
+watchers and lists it goes to; an event older than the compacted version is never given out, the
+caller gets ApiFailure 410 instead. Follows
+https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource versions, efficient detection
+of changes)."""
 
 import asyncio
 from collections import deque
@@ -24,7 +26,8 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class Stored:
-    """One version of one object. `object` is shared by everybody who reads it and must not be changed."""
+    """One version of one object. `object` is shared by everybody who reads it and must not be
+    changed."""
 
     def __init__(self, obj: Object, version: int) -> None:
         self.object = obj
@@ -37,7 +40,13 @@ class Stored:
     @cached_property
     def bare(self) -> bytes:
         """As an item of a list, which says once for all of what kind they are."""
-        return _ENCODE({name: value for name, value in self.object.items() if name not in ("apiVersion", "kind")})
+        return _ENCODE(
+            {
+                name: value
+                for name, value in self.object.items()
+                if name not in ("apiVersion", "kind")
+            }
+        )
 
     @property
     def key(self) -> Key:
@@ -45,9 +54,12 @@ class Stored:
 
 
 class Change:
-    """One write as watchers see it. `previous` is None for a creation; for a deletion `stored` is the last state."""
+    """One write as watchers see it. `previous` is None for a creation; for a deletion `stored` is
+    the last state."""
 
-    def __init__(self, kind: Kind, event: EventType, stored: Stored, previous: Stored | None) -> None:
+    def __init__(
+        self, kind: Kind, event: EventType, stored: Stored, previous: Stored | None
+    ) -> None:
         self.kind = kind
         self.event = event
         self.stored = stored
@@ -88,7 +100,8 @@ class Watcher:
 
     def offer(self, change: Change) -> None:
         if len(self._waiting) >= self.limit:
-            # A client that does not read must not hold all of history in memory: it is cut off and lists again.
+            # A client that does not read must not hold all of history in memory: it is cut off and
+            # lists again.
             self.closed = self.overflowed = True
         else:
             self._waiting.append(change)
@@ -103,7 +116,8 @@ class Watcher:
         self._wake.set()
 
     async def take(self, timeout_s: float) -> list[Change]:
-        """All changes that wait, in order; none if `timeout_s` passes or the watcher is woken or closed first."""
+        """All changes that wait, in order; none if `timeout_s` passes or the watcher is woken or
+        closed first."""
         if not self._waiting and not self.closed:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -138,7 +152,8 @@ class Store:
         return tuple(self._objects)
 
     def all_of(self, kind: Kind) -> list[Stored]:
-        """All objects of a kind, sorted by namespace and name. The list is shared: do not change it."""
+        """All objects of a kind, sorted by namespace and name. The list is shared: do not change
+        it."""
         items = self._sorted.get(kind)
         if items is None:
             objects = self._objects.get(kind, {})
@@ -146,11 +161,14 @@ class Store:
         return items
 
     def list_at(self, kind: Kind, version: int) -> list[Stored]:
-        """The list as it was at `version`: today's, with everything since undone. Raises ApiFailure 410 if it is too old."""
+        """The list as it was at `version`: today's, with everything since undone. Raises ApiFailure
+        410 if it is too old."""
         if version >= self.version:
             return self.all_of(kind)
         if version < self.compacted:
-            raise expired("The provided continue parameter is too old to display a consistent list result.")
+            raise expired(
+                "The provided continue parameter is too old to display a consistent list result."
+            )
         objects = dict(self._objects.get(kind, {}))
         for change in reversed(self._history):
             if change.version <= version:
@@ -164,7 +182,8 @@ class Store:
         return [objects[key] for key in sorted(objects)]
 
     def put(self, kind: Kind, obj: Object) -> Stored:
-        """Store a new object or a new state of one, under the next version, and tell the watchers."""
+        """Store a new object or a new state of one, under the next version, and tell the
+        watchers."""
         objects = self._objects.setdefault(kind, {})
         key = key_of(obj)
         previous = objects.get(key)
@@ -184,7 +203,10 @@ class Store:
 
     def _stamp(self, obj: Object) -> Stored:
         self.version += 1
-        return Stored({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}, self.version)
+        return Stored(
+            {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}},
+            self.version,
+        )
 
     def _record(self, change: Change) -> None:
         self._history.append(change)
@@ -199,7 +221,8 @@ class Store:
         self.compacted = self.version
 
     def since(self, kind: Kind, version: int) -> list[Change]:
-        """The changes of a kind after `version`. Raises ApiFailure 410 if they are no longer all known."""
+        """The changes of a kind after `version`. Raises ApiFailure 410 if they are no longer all
+        known."""
         if version < self.compacted:
             raise too_old(version, self.compacted)
         changes = []
@@ -212,7 +235,8 @@ class Store:
         return changes
 
     def watch(self, kind: Kind, version: int | None) -> Watcher:
-        """A Watcher with the changes since `version`, or from now on (None). Give it back to `unwatch`."""
+        """A Watcher with the changes since `version`, or from now on (None). Give it back to
+        `unwatch`."""
         backlog = [] if version is None else self.since(kind, version)
         watcher = Watcher(backlog, self._watcher_limit)
         self._watchers.setdefault(kind, set()).add(watcher)
@@ -234,6 +258,8 @@ class Store:
 
     def close_watchers(self, kind: Kind | None = None) -> None:
         """End every watch, of one kind or (None) of all, as a server does that shuts down."""
-        for watchers in self._watchers.values() if kind is None else [self._watchers.get(kind, set())]:
+        for watchers in (
+            self._watchers.values() if kind is None else [self._watchers.get(kind, set())]
+        ):
             for watcher in watchers:
                 watcher.close()

@@ -1,8 +1,7 @@
 """A watch on its way to the client, and the faults that it meets there.
 
-In: the lines of a watch. Out: a chunked HTTP answer that carries each line as soon as it is there. Faults may stall it,
-end it, cut it in the middle of a line, or put an ERROR event in it.
-"""
+In: the lines of a watch. Out: a chunked HTTP answer that carries each line as soon as it is there.
+Faults may stall it, end it, cut it in the middle of a line, or put an ERROR event in it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -19,7 +18,11 @@ class Stream:
     """Sends one watch. `stall(seconds)` waits so long, or until the server stops."""
 
     def __init__(
-        self, http: web.BaseRequest, request: Request, faults: Faults, stall: Callable[[float | None], Awaitable[None]]
+        self,
+        http: web.BaseRequest,
+        request: Request,
+        faults: Faults,
+        stall: Callable[[float | None], Awaitable[None]],
     ) -> None:
         self._http = http
         self._request = request
@@ -29,7 +32,9 @@ class Stream:
 
     async def send(self, lines: AsyncIterator[Line]) -> web.StreamResponse:
         """Send the lines until they end, a fault ends them, or the client goes away."""
-        response = web.StreamResponse(headers={"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "application/json", "Cache-Control": "no-cache, private"}
+        )
         response.enable_chunked_encoding()
         await response.prepare(self._http)
         # An async generator that is left early must be closed, or its watcher stays with the store.
@@ -53,7 +58,11 @@ class Stream:
                 await self._stall(fault.stall_s)
                 return False
             case "expire":
-                await response.write(error_line(expired("The resourceVersion for the provided watch is too old.")).data)
+                await response.write(
+                    error_line(
+                        expired("The resourceVersion for the provided watch is too old.")
+                    ).data
+                )
             case "cut":
                 data = line.data or b'{"type":"MODIFIED","object":{"kind":"Service"}}\n'
                 await response.write(data[: len(data) // 2])

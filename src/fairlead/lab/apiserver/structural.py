@@ -1,10 +1,12 @@
-"""Custom resources by their schema: what is cut off, filled in, wrong, unknown, and how their lists merge.
+"""Custom resources by their schema: what is cut off, filled in, wrong, unknown, and how their lists
+merge.
 
-In: an object, the `openAPIV3Schema` of its CustomResourceDefinition. Out: the object with defaults and without fields that the
-schema does not have, and causes, in the words of the API server. Pure; `settle` changes the object in place.
-Of CEL only the rule `self == oldSelf` is understood (`definitions` refuses others), of formats only `date-time`.
-Follows https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/ (structural schemas).
-"""
+In: an object, the `openAPIV3Schema` of its CustomResourceDefinition. Out: the object with defaults
+and without fields that the schema does not have, and causes, in the words of the API server. Pure;
+`settle` changes the object in place. Of CEL only the rule `self == oldSelf` is understood
+(`definitions` refuses others), of formats only `date-time`. Follows
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
+(structural schemas)."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +25,8 @@ RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
         new["metadata"]["name"] == new["spec"]["address"] or ":" in new["spec"]["address"]
     ),
 }
-"""The rules, in CEL, that are understood here, and whether a value that replaces an old one (None: none) follows them."""
+"""The rules, in CEL, that are understood here, and whether a value that replaces an old one (None:
+none) follows them."""
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "object": dict,
     "array": list,
@@ -48,7 +51,9 @@ _ANYTHING: Final = {"x-kubernetes-preserve-unknown-fields": True}
 def _settle(schema: Schema, value: Any) -> None:
     if isinstance(value, dict):
         properties = schema.get("properties", {})
-        for name in [name for name in value if name not in properties and not _keeps_unknown(schema)]:
+        for name in [
+            name for name in value if name not in properties and not _keeps_unknown(schema)
+        ]:
             del value[name]
         for name, below in properties.items():
             if name not in value and "default" in below:
@@ -61,7 +66,9 @@ def _settle(schema: Schema, value: Any) -> None:
 
 
 def _keeps_unknown(schema: Schema) -> bool:
-    return bool(schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema)
+    return bool(
+        schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    )
 
 
 def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
@@ -85,7 +92,8 @@ def check(schema: Schema, obj: Object, old: Object | None) -> Iterator[Cause]:
     """All that is wrong with an object; `old` is what it replaces."""
     body = {name: value for name, value in obj.items() if name not in _HEAD}
     wrong = list(_check(schema, body, "", None if old is None else old))
-    # Rules are asked about objects of the right shape only, and those of the whole about its head as well.
+    # Rules are asked about objects of the right shape only, and those of the whole about its head
+    # as well.
     yield from wrong or _break_rules(schema, obj, "<nil>", old)
 
 
@@ -97,10 +105,14 @@ def _break_rules(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Ca
 
 def _check(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
     type_ = schema.get("type", "")
-    if type_ in _TYPES and (not isinstance(value, _TYPES[type_]) or (isinstance(value, bool) and type_ != "boolean")):
+    if type_ in _TYPES and (
+        not isinstance(value, _TYPES[type_]) or (isinstance(value, bool) and type_ != "boolean")
+    ):
         given = next((name for name, of in _TYPES.items() if isinstance(value, of)), "null")
         yield Cause(
-            "FieldValueTypeInvalid", path, f'Invalid value: "{given}": {path} in body must be of type {type_}: "{given}"'
+            "FieldValueTypeInvalid",
+            path,
+            f'Invalid value: "{given}": {path} in body must be of type {type_}: "{given}"',
         )
         return
     if path:
@@ -121,21 +133,31 @@ def _check_object(schema: Schema, value: Object, path: str, old: Object | None) 
     for name, item in value.items():
         below = properties.get(name) or schema.get("additionalProperties")
         if isinstance(below, Mapping):
-            yield from _check(below, item, f"{path}.{name}" if path else name, (old or {}).get(name))
+            yield from _check(
+                below, item, f"{path}.{name}" if path else name, (old or {}).get(name)
+            )
 
 
 def _check_list(schema: Schema, value: list[Any], path: str) -> Iterator[Cause]:
     if len(value) < schema.get("minItems", 0):
-        yield invalid(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
+        yield invalid(
+            path, len(value), f"{path} in body should have at least {schema['minItems']} items"
+        )
     if len(value) > schema.get("maxItems", len(value)):
-        yield Cause("FieldValueTooMany", path, f"Too many: {len(value)}: must have at most {schema['maxItems']} items")
+        yield Cause(
+            "FieldValueTooMany",
+            path,
+            f"Too many: {len(value)}: must have at most {schema['maxItems']} items",
+        )
     seen: list[Any] = []
     keys: Sequence[str] = schema.get("x-kubernetes-list-map-keys", ())
     for place, item in enumerate(value):
         here = f"{path}[{place}]"
         yield from _check(schema.get("items") or _ANYTHING, item, here, None)
         if schema.get("x-kubernetes-list-type") in ("map", "set"):
-            identity = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
+            identity = (
+                {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
+            )
             if identity in seen:
                 yield Cause("FieldValueDuplicate", here, f"Duplicate value: {shown(identity)}")
             seen.append(identity)
@@ -146,18 +168,30 @@ def _check_plain(schema: Schema, value: Any, path: str) -> Iterator[Cause]:
         yield unsupported(path, value, schema["enum"])
     if isinstance(value, str):
         if len(value) < schema.get("minLength", 0):
-            yield invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+            yield invalid(
+                path, value, f"{path} in body should be at least {schema['minLength']} chars long"
+            )
         if len(value) > schema.get("maxLength", len(value)):
-            yield Cause("FieldValueTooLong", path, f"Too long: may not be more than {schema['maxLength']} bytes")
+            yield Cause(
+                "FieldValueTooLong",
+                path,
+                f"Too long: may not be more than {schema['maxLength']} bytes",
+            )
         if "pattern" in schema and not re.search(schema["pattern"], value):
             yield invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
         if schema.get("format") == "date-time" and not _is_time(value):
             yield invalid(path, value, f"{path} in body must be of type date-time: {shown(value)}")
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         if value < schema.get("minimum", value):
-            yield invalid(path, value, f"{path} in body should be greater than or equal to {schema['minimum']}")
+            yield invalid(
+                path,
+                value,
+                f"{path} in body should be greater than or equal to {schema['minimum']}",
+            )
         if value > schema.get("maximum", value):
-            yield invalid(path, value, f"{path} in body should be less than or equal to {schema['maximum']}")
+            yield invalid(
+                path, value, f"{path} in body should be less than or equal to {schema['maximum']}"
+            )
 
 
 def _is_time(text: str) -> bool:
@@ -173,14 +207,20 @@ def shape(schema: Schema) -> Shape:
 
 
 def _fields(schema: Schema) -> dict[str, Shape]:
-    return {name: _shape(below) for name, below in schema.get("properties", {}).items() if name not in _HEAD}
+    return {
+        name: _shape(below)
+        for name, below in schema.get("properties", {}).items()
+        if name not in _HEAD
+    }
 
 
 def _shape(schema: Schema) -> Shape:
     if schema.get("type") == "array":
         match schema.get("x-kubernetes-list-type"):
             case "map":
-                return keyed(*schema["x-kubernetes-list-map-keys"], fields=_fields(schema.get("items", {})))
+                return keyed(
+                    *schema["x-kubernetes-list-map-keys"], fields=_fields(schema.get("items", {}))
+                )
             case "set":
                 return SET
             case _:

@@ -1,8 +1,8 @@
 """Server-side printing: what `kubectl get` shows, a Table of cells for each kind.
 
-In: objects and the time. Out: a `meta.k8s.io/v1` Table. Pure. Columns, their order and the texts in the cells are those of
-the API server (pkg/printers/internalversion); columns of priority 1 are shown by `-o wide`.
-"""
+In: objects and the time. Out: a `meta.k8s.io/v1` Table. Pure. Columns, their order and the texts in
+the cells are those of the API server (pkg/printers/internalversion); columns of priority 1 are
+shown by `-o wide`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,8 +29,15 @@ Cells = list[Any]
 Fields = Mapping[str, Any]
 
 
-def table(kind: Kind, objects: Iterable[Object], metadata: Object, now: datetime, include: str = "Metadata") -> Object:
-    """A Table of these objects. `include`: how much of each object a row carries, `None`, `Metadata` or `Object`."""
+def table(
+    kind: Kind,
+    objects: Iterable[Object],
+    metadata: Object,
+    now: datetime,
+    include: str = "Metadata",
+) -> Object:
+    """A Table of these objects. `include`: how much of each object a row carries, `None`,
+    `Metadata` or `Object`."""
     if kind.custom is not None:
         return _custom_table(kind.custom, objects, metadata, now, include)
     names, cells = _PRINTERS[kind]
@@ -43,9 +50,17 @@ def table(kind: Kind, objects: Iterable[Object], metadata: Object, now: datetime
     }
 
 
-def _custom_table(custom: Definition, objects: Iterable[Object], metadata: Object, now: datetime, include: str) -> Object:
-    shown = [_column(each.name) | {"type": each.type, "priority": each.priority} for each in custom.columns]
-    rows = [_row(obj, columns.cells(custom.columns, obj, lambda stamp: age(stamp, now)), include) for obj in objects]
+def _custom_table(
+    custom: Definition, objects: Iterable[Object], metadata: Object, now: datetime, include: str
+) -> Object:
+    shown = [
+        _column(each.name) | {"type": each.type, "priority": each.priority}
+        for each in custom.columns
+    ]
+    rows = [
+        _row(obj, columns.cells(custom.columns, obj, lambda stamp: age(stamp, now)), include)
+        for obj in objects
+    ]
     head = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
     return head | {"columnDefinitions": [_column("Name"), *shown], "rows": rows}
 
@@ -67,7 +82,11 @@ def _row(obj: Object, cells: Cells, include: str) -> Object:
     if include == "Object":
         row["object"] = obj
     elif include != "None":
-        row["object"] = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+        row["object"] = {
+            "kind": "PartialObjectMetadata",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": obj["metadata"],
+        }
     return row
 
 
@@ -76,7 +95,9 @@ def age(stamp: str | None, now: datetime) -> str:
     if not stamp:
         return "<unknown>"
     then = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
-    return duration(max(0, int((now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())))
+    return duration(
+        max(0, int((now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()))
+    )
 
 
 def duration(seconds: int) -> str:
@@ -134,7 +155,9 @@ def _external_address(service: Object) -> str:
     if spec["type"] != "LoadBalancer":
         return _joined(external)
     ingress = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or []
-    published = ",".join(sorted({entry.get("ip") or entry.get("hostname") or "" for entry in ingress} - {""}))
+    published = ",".join(
+        sorted({entry.get("ip") or entry.get("hostname") or "" for entry in ingress} - {""})
+    )
     return _joined([*([published] if published else []), *external], "<pending>")
 
 
@@ -144,7 +167,9 @@ def _pod(pod: Object, now: datetime) -> Cells:
     ready = sum(bool(item.get("ready")) for item in statuses)
     gates = spec.get("readinessGates") or []
     true = {item["type"] for item in status.get("conditions") or [] if item.get("status") == "True"}
-    addresses = [item["ip"] for item in status.get("podIPs") or []] or [status.get("podIP") or "<none>"]
+    addresses = [item["ip"] for item in status.get("podIPs") or []] or [
+        status.get("podIP") or "<none>"
+    ]
     return [
         metadata["name"],
         f"{ready}/{len(spec.get('containers') or [])}",
@@ -154,7 +179,9 @@ def _pod(pod: Object, now: datetime) -> Cells:
         addresses[0],
         spec.get("nodeName") or "<none>",
         status.get("nominatedNodeName") or "<none>",
-        f"{sum(gate['conditionType'] in true for gate in gates)}/{len(gates)}" if gates else "<none>",
+        f"{sum(gate['conditionType'] in true for gate in gates)}/{len(gates)}"
+        if gates
+        else "<none>",
     ]
 
 
@@ -163,18 +190,26 @@ def _pod_state(pod: Object) -> str:
     state = status.get("reason") or status.get("phase") or "Unknown"
     for item in reversed(status.get("containerStatuses") or []):
         current = item.get("state") or {}
-        state = (current.get("waiting") or {}).get("reason") or (current.get("terminated") or {}).get("reason") or state
+        state = (
+            (current.get("waiting") or {}).get("reason")
+            or (current.get("terminated") or {}).get("reason")
+            or state
+        )
     return "Terminating" if pod["metadata"].get("deletionTimestamp") else state
 
 
 def _node(node: Object, now: datetime) -> Cells:
     metadata, status = node["metadata"], node.get("status") or {}
-    ready = next((item["status"] for item in status.get("conditions") or [] if item["type"] == "Ready"), None)
+    ready = next(
+        (item["status"] for item in status.get("conditions") or [] if item["type"] == "Ready"), None
+    )
     states = ["Unknown" if ready is None else "Ready" if ready == "True" else "NotReady"]
     if node["spec"].get("unschedulable"):
         states.append("SchedulingDisabled")
     prefix = "node-role.kubernetes.io/"
-    roles = {key.removeprefix(prefix) for key in metadata.get("labels") or {} if key.startswith(prefix)} - {""}
+    roles = {
+        key.removeprefix(prefix) for key in metadata.get("labels") or {} if key.startswith(prefix)
+    } - {""}
     info = status.get("nodeInfo") or {}
     return [
         metadata["name"],
@@ -191,7 +226,10 @@ def _node(node: Object, now: datetime) -> Cells:
 
 
 def _node_address(status: Fields, sort: str) -> str:
-    return next((item["address"] for item in status.get("addresses") or [] if item["type"] == sort), "<none>")
+    return next(
+        (item["address"] for item in status.get("addresses") or [] if item["type"] == sort),
+        "<none>",
+    )
 
 
 def _endpoints(endpoints: Object, now: datetime) -> Cells:
@@ -208,7 +246,11 @@ def _endpoints(endpoints: Object, now: datetime) -> Cells:
 
 def _endpoint_slice(endpoint_slice: Object, now: datetime) -> Cells:
     ports = [str(port.get("port", "*")) for port in endpoint_slice.get("ports") or []]
-    addresses = [endpoint["addresses"][0] for endpoint in endpoint_slice.get("endpoints") or [] if endpoint.get("addresses")]
+    addresses = [
+        endpoint["addresses"][0]
+        for endpoint in endpoint_slice.get("endpoints") or []
+        if endpoint.get("addresses")
+    ]
     metadata = endpoint_slice["metadata"]
     return [
         metadata["name"],
@@ -237,7 +279,10 @@ def _event(event: Object, now: datetime) -> Cells:
         event.get("reason", ""),
         subject,
         about.get("fieldPath", ""),
-        _joined(filter(None, (component, source.get("host") or event.get("reportingInstance") or "")), ""),
+        _joined(
+            filter(None, (component, source.get("host") or event.get("reportingInstance") or "")),
+            "",
+        ),
         (event.get("message") or "").strip(),
         age(first, now),
         str(series.get("count") or event.get("count") or 1),
@@ -257,7 +302,11 @@ def _namespace(namespace: Object, now: datetime) -> Cells:
 
 def _config_map(config_map: Object, now: datetime) -> Cells:
     entries = len(config_map.get("data") or {}) + len(config_map.get("binaryData") or {})
-    return [config_map["metadata"]["name"], str(entries), age(config_map["metadata"]["creationTimestamp"], now)]
+    return [
+        config_map["metadata"]["name"],
+        str(entries),
+        age(config_map["metadata"]["creationTimestamp"], now),
+    ]
 
 
 def _definition(crd: Object, now: datetime) -> Cells:
@@ -270,9 +319,15 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], Cells]]]] = {
-    SERVICES: (_columns("Name | Type | Cluster-IP | External-IP | Port(s) | Age | +Selector"), _service),
+    SERVICES: (
+        _columns("Name | Type | Cluster-IP | External-IP | Port(s) | Age | +Selector"),
+        _service,
+    ),
     PODS: (
-        _columns("Name | Ready | Status | Restarts | Age | +IP | +Node | +Nominated Node | +Readiness Gates"),
+        _columns(
+            "Name | Ready | Status | Restarts | Age | +IP | +Node | +Nominated Node | +Readiness "
+            "Gates"
+        ),
         _pod,
     ),
     NODES: (
@@ -285,7 +340,10 @@ _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], 
     ENDPOINTS: (_columns("Name | Endpoints | Age"), _endpoints),
     ENDPOINT_SLICES: (_columns("Name | AddressType | Ports | Endpoints | Age"), _endpoint_slice),
     EVENTS: (
-        _columns("Last Seen | Type | Reason | Object | +Subobject | +Source | Message | +First Seen | +Count | +Name"),
+        _columns(
+            "Last Seen | Type | Reason | Object | +Subobject | +Source | Message | +First Seen | "
+            "+Count | +Name"
+        ),
         _event,
     ),
     LEASES: (_columns("Name | Holder | Age"), _lease),

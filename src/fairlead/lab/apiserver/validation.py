@@ -1,9 +1,10 @@
-"""Metadata of all kinds, and the kinds other than Services: defaults, and what the API server refuses.
+"""Metadata of all kinds, and the kinds other than Services: defaults, and what the API server
+refuses.
 
-In: an object that is being written, and the state that it replaces. Out: the object with its defaults (in place), and
-the causes, none if it is right. Only the rules that a client of a load balancer can run into are here; every field that
-is given is kept. Messages follow the API server's apis/*/validation.
-"""
+In: an object that is being written, and the state that it replaces. Out: the object with its
+defaults (in place), and the causes, none if it is right. Only the rules that a client of a load
+balancer can run into are here; every field that is given is kept. Messages follow the API server's
+apis/*/validation."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -30,9 +31,15 @@ _NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
 _STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
 _MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
 
-_POD_CHANGEABLE: Final = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates")
+_POD_CHANGEABLE: Final = (
+    "activeDeadlineSeconds",
+    "tolerations",
+    "terminationGracePeriodSeconds",
+    "schedulingGates",
+)
 _POD_RULE: Final = (
-    "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
+    "pod updates may not change fields other than "
+    "`spec.containers[*].image`,`spec.initContainers[*].image`,"
     "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
     "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
@@ -47,29 +54,55 @@ def check_metadata(kind: Kind, obj: Object) -> Iterable[Cause]:
     else:
         yield from (invalid("metadata.name", name, problem) for problem in rule(name))
     for key, value in (metadata.get("labels") or {}).items():
-        yield from (invalid("metadata.labels", key, problem) for problem in names.qualified_name(key))
-        yield from (invalid("metadata.labels", value, problem) for problem in names.label_value(value))
+        yield from (
+            invalid("metadata.labels", key, problem) for problem in names.qualified_name(key)
+        )
+        yield from (
+            invalid("metadata.labels", value, problem) for problem in names.label_value(value)
+        )
     annotations = metadata.get("annotations") or {}
     for key in annotations:
-        yield from (invalid("metadata.annotations", key, problem) for problem in names.qualified_name(key.lower()))
+        yield from (
+            invalid("metadata.annotations", key, problem)
+            for problem in names.qualified_name(key.lower())
+        )
     if sum(len(key) + len(value) for key, value in annotations.items()) > _MAX_ANNOTATIONS_BYTES:
         yield Cause(
-            "FieldValueTooLong", "metadata.annotations", f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes"
+            "FieldValueTooLong",
+            "metadata.annotations",
+            f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
         )
     for place, finalizer in enumerate(metadata.get("finalizers") or []):
         path = f"metadata.finalizers[{place}]"
-        yield from (invalid(path, finalizer, problem) for problem in names.qualified_name(finalizer))
+        yield from (
+            invalid(path, finalizer, problem) for problem in names.qualified_name(finalizer)
+        )
         if "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS:
-            yield invalid(path, finalizer, "name is neither a standard finalizer name nor is it fully qualified")
+            yield invalid(
+                path,
+                finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            )
 
 
 def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
     metadata, before = obj["metadata"], old["metadata"]
     if before.get("deletionTimestamp"):
-        new = [text for text in metadata.get("finalizers") or [] if text not in (before.get("finalizers") or [])]
+        new = [
+            text
+            for text in metadata.get("finalizers") or []
+            if text not in (before.get("finalizers") or [])
+        ]
         if new:
             shown = ", ".join(f'"{text}"' for text in new)
-            told = "no new finalizers can be added if the object is being deleted, found new finalizers []string{" + shown + "}"
+            told = (
+                (
+                    "no new finalizers can be added if the object is being deleted, found new "
+                    "finalizers []string{"
+                )
+                + shown
+                + "}"
+            )
             yield forbidden("metadata.finalizers", told)
     yield from check_metadata(kind, obj)
 
@@ -105,7 +138,9 @@ def _set_pod_defaults(pod: Object) -> None:
     spec.setdefault("securityContext", {})
     for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
         tag = str(container.get("image", "")).rpartition("/")[2].partition(":")[2]
-        container.setdefault("imagePullPolicy", "Always" if tag in ("", "latest") else "IfNotPresent")
+        container.setdefault(
+            "imagePullPolicy", "Always" if tag in ("", "latest") else "IfNotPresent"
+        )
         container.setdefault("terminationMessagePath", "/dev/termination-log")
         container.setdefault("terminationMessagePolicy", "File")
         container.setdefault("resources", {})
@@ -114,7 +149,8 @@ def _set_pod_defaults(pod: Object) -> None:
 
 
 def first_status(kind: Kind, obj: Object) -> Object | None:
-    """The status that a new object starts with, whatever the client sent. None: the client's stands (a Node's does)."""
+    """The status that a new object starts with, whatever the client sent. None: the client's stands
+    (a Node's does)."""
     if kind is PODS:
         return {"phase": "Pending", "qosClass": "BestEffort"}
     if kind is NAMESPACES:
@@ -150,7 +186,9 @@ def check_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
     if kind is NODES:
         before, now = old["spec"].get("podCIDRs") or [], obj["spec"].get("podCIDRs") or []
         if before and now != before:
-            yield forbidden("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
+            yield forbidden(
+                "spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid'
+            )
     if kind.custom is not None:
         yield from structural.check(kind.custom.schema, obj, old)
     else:
@@ -162,7 +200,10 @@ def _fixed(spec: Object) -> Object:
     fixed = {name: value for name, value in spec.items() if name not in _POD_CHANGEABLE}
     for field in ("containers", "initContainers"):
         if field in fixed:
-            fixed[field] = [{name: value for name, value in item.items() if name != "image"} for item in fixed[field]]
+            fixed[field] = [
+                {name: value for name, value in item.items() if name != "image"}
+                for item in fixed[field]
+            ]
     return fixed
 
 
@@ -192,19 +233,27 @@ def _check_container_ports(ports: list[dict[str, Any]], path: str) -> Iterable[C
         if not number:
             yield required(f"{path}[{place}].containerPort")
         else:
-            yield from (invalid(f"{path}[{place}].containerPort", number, problem) for problem in names.port_number(number))
+            yield from (
+                invalid(f"{path}[{place}].containerPort", number, problem)
+                for problem in names.port_number(number)
+            )
         if name:
-            yield from (invalid(f"{path}[{place}].name", name, problem) for problem in names.port_name(name))
+            yield from (
+                invalid(f"{path}[{place}].name", name, problem) for problem in names.port_name(name)
+            )
 
 
 def _check_node(node: Object) -> Iterable[Cause]:
     spec = node.setdefault("spec", {})
     for place, text in enumerate(spec.get("podCIDRs") or []):
-        yield from (invalid(f"spec.podCIDRs[{place}]", text, problem) for problem in names.cidr(text))
+        yield from (
+            invalid(f"spec.podCIDRs[{place}]", text, problem) for problem in names.cidr(text)
+        )
     for place, taint in enumerate(spec.get("taints") or []):
         path = f"metadata.taints[{place}]"
         yield from (
-            invalid(f"{path}.key", taint.get("key", ""), problem) for problem in names.qualified_name(taint.get("key", ""))
+            invalid(f"{path}.key", taint.get("key", ""), problem)
+            for problem in names.qualified_name(taint.get("key", ""))
         )
         effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
         if not taint.get("effect"):

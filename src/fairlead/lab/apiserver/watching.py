@@ -1,10 +1,10 @@
 """Watches: the events of a collection, as lines, for as long as the client and the server want.
 
-In: the store, what is watched, and since when. Out: lines, as they come to be; each is one JSON document.
-Invariants: no event is left out and none comes twice between the version that the client named and the last one that it
-got; a watcher that starts too early in history gets an ERROR event 410 and nothing else; a bookmark is sent only when
-every event up to its version has been.
-Follows KEP-365 (pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
+In: the store, what is watched, and since when. Out: lines, as they come to be; each is one JSON
+document. Invariants: no event is left out and none comes twice between the version that the client
+named and the last one that it got; a watcher that starts too early in history gets an ERROR event
+410 and nothing else; a bookmark is sent only when every event up to its version has been. Follows
+KEP-365 (pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
 """
 
 import math
@@ -24,20 +24,23 @@ from fairlead.lab.apiserver.table import table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 3600.0
-"""How long a watch lasts whose client names no `timeoutSeconds`. The API server takes 30 to 60 minutes."""
+"""How long a watch lasts whose client names no `timeoutSeconds`. The API server takes 30 to 60
+minutes."""
 
 _TICK_S = 5.0
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a watch sends next. `sort` is the event's type; `WAKE`, with no bytes: look whether something else is to be done."""
+    """What a watch sends next. `sort` is the event's type; `WAKE`, with no bytes: look whether
+    something else is to be done."""
 
     sort: str
     data: bytes
 
 
 class Printer(msgspec.Struct, frozen=True):
-    """How objects are written: as they are, or (kubectl) as a Table of one row. `include` is the Table's option."""
+    """How objects are written: as they are, or (kubectl) as a Table of one row. `include` is the
+    Table's option."""
 
     kind: Kind
     now: Callable[[], datetime]
@@ -64,7 +67,11 @@ class Printer(msgspec.Struct, frozen=True):
         if self.as_table:
             obj = table(self.kind, [], metadata, self.now())
         else:
-            obj = {"kind": self.kind.kind, "apiVersion": self.kind.group_version, "metadata": metadata}
+            obj = {
+                "kind": self.kind.kind,
+                "apiVersion": self.kind.group_version,
+                "metadata": metadata,
+            }
         return Line("BOOKMARK", event_line("BOOKMARK", msgspec.json.encode(obj)))
 
 
@@ -83,15 +90,27 @@ class View(msgspec.Struct, frozen=True):
         event = event_for(self.target, self.selection, change)
         if event is None:
             return None
-        return _deletion(self.printer, change) if event == "DELETED" else self.printer.change(event, change)
+        return (
+            _deletion(self.printer, change)
+            if event == "DELETED"
+            else self.printer.change(event, change)
+        )
 
 
 async def watch(
-    store: Store, target: Target, options: ListOptions, printer: Printer, *, bookmark_interval_s: float
+    store: Store,
+    target: Target,
+    options: ListOptions,
+    printer: Printer,
+    *,
+    bookmark_interval_s: float,
 ) -> AsyncIterator[Line]:
-    """Every line of one watch. It ends with its time-out, when the store closes its watchers, or after an ERROR event."""
+    """Every line of one watch. It ends with its time-out, when the store closes its watchers, or
+    after an ERROR event."""
     selection = select(target, options)
-    deadline = time.monotonic() + (DEFAULT_TIMEOUT_S if options.timeout_s is None else options.timeout_s)
+    deadline = time.monotonic() + (
+        DEFAULT_TIMEOUT_S if options.timeout_s is None else options.timeout_s
+    )
     # Without a version (or with 0) a watch begins with what is there, as ADDED events.
     from_start = options.initial_events or not options.version
     try:
@@ -123,7 +142,9 @@ async def _follow(
     """The changes as they come, and bookmarks in between, until the deadline."""
     next_bookmark = time.monotonic() + bookmark_interval_s
     while not watcher.closed and (now := time.monotonic()) < deadline:
-        for change in await watcher.take(max(0.001, min(deadline - now, next_bookmark - now, _TICK_S))):
+        for change in await watcher.take(
+            max(0.001, min(deadline - now, next_bookmark - now, _TICK_S))
+        ):
             line = view.line(change)
             if line is not None:
                 yield line
@@ -135,7 +156,8 @@ async def _follow(
 
 
 def event_for(target: Target, selection: Selection, change: Change) -> str | None:
-    """What a change is to one watcher: what comes to match its selectors is ADDED to it, what ceases to is DELETED."""
+    """What a change is to one watcher: what comes to match its selectors is ADDED to it, what
+    ceases to is DELETED."""
     now = change.event != "DELETED" and in_scope(target, selection, change.stored)
     before = change.previous is not None and in_scope(target, selection, change.previous)
     match now, before:
@@ -150,7 +172,8 @@ def event_for(target: Target, selection: Selection, change: Change) -> str | Non
 
 
 def _deletion(printer: Printer, change: Change) -> Line:
-    """An object that is gone comes in its last state; one that only left the selection in the state that still matched."""
+    """An object that is gone comes in its last state; one that only left the selection in the state
+    that still matched."""
     if change.event == "DELETED" or change.previous is None:
         return printer.change("DELETED", change)
     last = change.previous.object

@@ -1,10 +1,10 @@
-"""What is checked about an object as it comes in: the types of its fields, and whether its kind has them at all.
+"""What is checked about an object as it comes in: the types of its fields, and whether its kind has
+them at all.
 
-In: an object as decoded. Out: ApiFailure 400 if a field has the wrong type, in the words of the API server's decoder, and
-the list of fields that the kind does not know, which `fieldValidation=Strict` refuses.
-What lies below a field declared as `Free` is neither checked nor judged. Pure, but for `check_types`, which changes the
-object in place.
-"""
+In: an object as decoded. Out: ApiFailure 400 if a field has the wrong type, in the words of the API
+server's decoder, and the list of fields that the kind does not know, which `fieldValidation=Strict`
+refuses. What lies below a field declared as `Free` is neither checked nor judged. Pure, but for
+`check_types`, which changes the object in place."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -59,8 +59,8 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
 
 
 def check_types(kind: Kind, obj: Object) -> None:
-    """Raises ApiFailure 400 if a field that the server works with has the wrong type. Fields that the kind does not have are
-    taken out of `obj`, as decoding does."""
+    """Raises ApiFailure 400 if a field that the server works with has the wrong type. Fields that
+    the kind does not have are taken out of `obj`, as decoding does."""
     fields = FIELDS_OF.get(kind, Whole)
     try:
         msgspec.convert(obj, fields)
@@ -92,7 +92,8 @@ def _types_of(of: type[Fields]) -> Mapping[str, tuple[type[Fields] | None, bool]
 
 
 def _mistakes(of: type[Fields], value: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """The wrong types, in the words of Go's decoder: `string into Go struct field ServicePort.spec.ports.port of type int32`"""
+    """The wrong types, in the words of Go's decoder: `string into Go struct field
+    ServicePort.spec.ports.port of type int32`"""
     for field in msgspec.structs.fields(of):
         here, given = (*path, field.encode_name), value.get(field.encode_name)
         option = next(option for option in get_args(field.type) if option is not NoneType)
@@ -104,7 +105,11 @@ def _mistakes(of: type[Fields], value: Any, path: tuple[str, ...]) -> Iterator[s
             msgspec.convert(given, field.type)
         except msgspec.ValidationError:
             items = given if is_list else [given]
-            if struct is not None and isinstance(items, list) and all(isinstance(item, dict) for item in items):
+            if (
+                struct is not None
+                and isinstance(items, list)
+                and all(isinstance(item, dict) for item in items)
+            ):
                 for item in items:
                     yield from _mistakes(struct, item, here)
             elif get_origin(option) is dict and isinstance(given, dict):
@@ -127,11 +132,14 @@ def _go_type(declared: Any) -> str:
         return "map[string]string"
     if isinstance(declared, type) and issubclass(declared, Fields):
         return f"v1.{declared.__name__}"
-    return {int: "int32"}.get(declared, getattr(declared, "__name__", "")).replace("str", "string", 1)
+    return {int: "int32"}.get(declared, getattr(declared, "__name__", "")).replace(
+        "str", "string", 1
+    )
 
 
 def unknown_fields(kind: Kind, obj: Object) -> list[str]:
-    """The paths of the fields that the kind does not have, as the API server tells them: `spec.foo`."""
+    """The paths of the fields that the kind does not have, as the API server tells them:
+    `spec.foo`."""
     if kind.custom is not None:
         return list(structural.unknown(kind.custom.schema, obj))
     return list(_unknown(FIELDS_OF[kind], obj, ""))
@@ -158,7 +166,11 @@ def struct_in(declared: Any) -> tuple[type[Fields] | None, bool]:
     for option in get_args(declared) or (declared,):
         if get_origin(option) is list:
             inner = get_args(option)[0]
-            return (inner, True) if isinstance(inner, type) and issubclass(inner, Fields) else (None, True)
+            return (
+                (inner, True)
+                if isinstance(inner, type) and issubclass(inner, Fields)
+                else (None, True)
+            )
         if isinstance(option, type) and issubclass(option, Fields):
             return option, False
     return None, False

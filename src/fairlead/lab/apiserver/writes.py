@@ -1,9 +1,8 @@
 """How a write is meant, and which part of what a client sends counts.
 
-In: an object as a client sent it, and the state that it replaces. Out: the state that it asks for, with what only the
-server sets put back. Pure, and no argument is changed.
-Follows the generic strategies of the API server (registry/rest) and the fields that each subresource may write.
-"""
+In: an object as a client sent it, and the state that it replaces. Out: the state that it asks for,
+with what only the server sets put back. Pure, and no argument is changed. Follows the generic
+strategies of the API server (registry/rest) and the fields that each subresource may write."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,7 +33,8 @@ _NEVER_GIVEN: Final = (
 
 
 class Write(msgspec.Struct, frozen=True):
-    """How a write is meant: by which field manager, on which subresource, for show only (`dry_run`), by force (apply)."""
+    """How a write is meant: by which field manager, on which subresource, for show only
+    (`dry_run`), by force (apply)."""
 
     manager: str = "unknown"
     subresource: str = ""
@@ -43,7 +43,8 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """The options of a delete. `grace_period_s` matters to pods alone; empty preconditions always hold."""
+    """The options of a delete. `grace_period_s` matters to pods alone; empty preconditions always
+    hold."""
 
     grace_period_s: int | None = None
     uid: str = ""
@@ -52,7 +53,8 @@ class Deletion(msgspec.Struct, frozen=True):
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without null fields: to the API, null is absent. It is a copy, as deep as there are maps and lists."""
+    """The value without null fields: to the API, null is absent. It is a copy, as deep as there are
+    maps and lists."""
     if isinstance(value, dict):
         return {name: without_nulls(below) for name, below in value.items() if below is not None}
     if isinstance(value, list):
@@ -62,20 +64,34 @@ def without_nulls(value: Any) -> Any:
 
 def given_metadata(metadata: Mapping[str, Any]) -> Object:
     """The metadata of a new object that a client may choose."""
-    return {name: value for name, value in metadata.items() if name not in _NEVER_GIVEN and value not in (None, {}, [])}
+    return {
+        name: value
+        for name, value in metadata.items()
+        if name not in _NEVER_GIVEN and value not in (None, {}, [])
+    }
 
 
 def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Object:
-    """`wanted` with what a client cannot set taken from `old`. A status write keeps all but status and metadata."""
-    metadata = {name: value for name, value in (wanted.get("metadata") or {}).items() if name not in _KEPT_METADATA}
+    """`wanted` with what a client cannot set taken from `old`. A status write keeps all but status
+    and metadata."""
+    metadata = {
+        name: value
+        for name, value in (wanted.get("metadata") or {}).items()
+        if name not in _KEPT_METADATA
+    }
     metadata |= {name: old["metadata"][name] for name in _KEPT_METADATA if name in old["metadata"]}
-    metadata |= {"name": old["metadata"]["name"], "resourceVersion": old["metadata"]["resourceVersion"]}
+    metadata |= {
+        "name": old["metadata"]["name"],
+        "resourceVersion": old["metadata"]["resourceVersion"],
+    }
     metadata = {name: value for name, value in metadata.items() if value not in (None, {}, [])}
     if kind.namespaced:
         metadata["namespace"] = old["metadata"]["namespace"]
     if subresource and kind.custom is not None:
         # Of a custom resource the subresource takes the status only.
-        metadata = old["metadata"] | {name: metadata[name] for name in ("managedFields",) if name in metadata}
+        metadata = old["metadata"] | {
+            name: metadata[name] for name in ("managedFields",) if name in metadata
+        }
     if subresource:
         return old | {"metadata": metadata, "status": wanted.get("status") or {}}
     obj = wanted | {"apiVersion": kind.group_version, "kind": kind.kind, "metadata": metadata}
@@ -92,7 +108,8 @@ def desired(obj: Object) -> Object:
 
 
 def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Object:
-    """What of an applied object counts: no nulls, no status but through its subresource, and then nothing else.
+    """What of an applied object counts: no nulls, no status but through its subresource, and then
+    nothing else.
 
     Raises ApiFailure 400 for an object that is another one than the URL says.
     """
@@ -107,7 +124,11 @@ def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Objec
     cleaned: Object = without_nulls(wanted)
     cleaned["metadata"] = cleaned.get("metadata", {}) | {"name": name}
     if subresource:
-        return {field: value for field, value in cleaned.items() if field in ("apiVersion", "kind", "metadata", "status")}
+        return {
+            field: value
+            for field, value in cleaned.items()
+            if field in ("apiVersion", "kind", "metadata", "status")
+        }
     if kind.has_status and kind is not NODES:
         cleaned.pop("status", None)
     return cleaned
@@ -116,17 +137,24 @@ def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Objec
 def check_name(metadata: Mapping[str, Any], name: str) -> None:
     given = metadata.get("name") or name
     if given != name:
-        raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({name})"
+        )
 
 
 def check_namespace(metadata: Mapping[str, Any], namespace: str) -> None:
     if (metadata.get("namespace") or namespace) != namespace:
-        raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        raise bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
 
 
 def grace_period_s(pod: Object, asked_s: int | None) -> int:
     """How long a pod may take to stop. One that never ran, or has ended, needs no time."""
-    if not pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+    if not pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase") in (
+        "Succeeded",
+        "Failed",
+    ):
         return 0
     if asked_s is not None:
         return max(asked_s, 0)
