@@ -48,11 +48,11 @@ def service(
     )
     ingress = (LoadBalancerIngress(held, ip_mode="VIP"),) if held else ()
     spec = ServiceSpec(
-        type=kind,
+        type=kind,  # type: ignore[arg-type]
         cluster_ips=("10.96.0.1",),
         ports=(ServicePort(80),),
         load_balancer_class=class_name,
-    )  # type: ignore[arg-type]
+    )
     return Service(meta, spec, ServiceStatus(LoadBalancerStatus(ingress)))
 
 

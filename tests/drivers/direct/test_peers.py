@@ -12,6 +12,7 @@ import struct
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -173,12 +174,15 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def connected_to(gateway: Gateway, count: int) -> bool:
+    """Report whether the gateway is connected to this number of peers."""
+    return sum(peer.connected for peer in gateway.peers.shown) == count
+
+
 async def acquainted(*gateways: Gateway) -> None:
     """Wait until each follows all others."""
     for each in gateways:
-        await until(
-            lambda each=each: sum(peer.connected for peer in each.peers.shown) == len(gateways) - 1
-        )  # type: ignore[misc]
+        await until(partial(connected_to, each, len(gateways) - 1))
 
 
 async def told(count: int, *gateways: Gateway) -> None:

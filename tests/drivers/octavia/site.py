@@ -30,6 +30,7 @@ from fairlead.model import (
     OctaviaPlace,
     OctaviaSettings,
     Outcome,
+    Protocol,
     ServiceKey,
 )
 from fairlead.sections import OctaviaConfig
@@ -46,10 +47,9 @@ def member(number: int, weight: int = 1) -> Member:
     return Member(f"node{number}", f"10.1.0.{number}", weight, "active" if weight else "draining")
 
 
-def listener(port: int = 80, *members: Member, protocol: str = "TCP") -> Listener:
-    return Listener(
-        "IPv4", port, protocol, "Local", 30000 + port, members or (member(1), member(2, 2))
-    )  # type: ignore[arg-type]
+def listener(port: int = 80, *members: Member, protocol: Protocol = "TCP") -> Listener:
+    members = members or (member(1), member(2, 2))
+    return Listener("IPv4", port, protocol, "Local", 30000 + port, members)
 
 
 def settings(**fields: object) -> OctaviaSettings:
