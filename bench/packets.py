@@ -126,7 +126,7 @@ def furnish(made: Stand) -> None:
         before, after = ["L2-0", "L2-1"], ["L2-2", "L2-3"]
         for number in (CHANGED, KNOWN):
             made.serve(vip(number, ipv6=ipv6), before)
-            made.serve(vip(number, ipv6=ipv6), after, keepers=before)
+            made.serve(vip(number, ipv6=ipv6), after, retained_nodes=before)
         everybody = "2001:db8:c::/64" if ipv6 else "10.0.0.0/8"
         others = [
             f"2001:db8:a:{n:x}::/64"

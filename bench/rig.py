@@ -23,7 +23,7 @@ import msgspec
 import yaml
 from bench.stream import Recording, Replay
 
-from fairlead.drivers.direct.layout import pack_listener_key
+from fairlead.drivers.direct.maps.records import pack_listener_key
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.objects import SERVICES, Service

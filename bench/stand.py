@@ -17,7 +17,8 @@ from typing import Literal
 from bench.subject import ROOT
 from hatch_build import bpf_compiler
 
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.records import (
     DROPS,
     INDEX,
     IPIP,
@@ -27,10 +28,9 @@ from fairlead.drivers.direct.layout import (
     SETTINGS,
     TAG_KEY,
     VXLAN,
-    Way,
+    NextHop,
 )
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
-from fairlead.drivers.direct.tables import Tables
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
@@ -54,7 +54,7 @@ SIZES = {
     "new_connections": 1 << 21,
     "new_datagrams": 1 << 21,
 }
-"""Room for a million flows of each kind, and for 10,000 tables."""
+"""TableAllocator for a million flows of each kind, and for 10,000 tables."""
 ANY_NUMBER = 1 << 31
 VARIATION = Struct("=5I")
 
@@ -67,7 +67,7 @@ class Stand:
         self.kind = kind
         self.programs = programs
         self._maps = maps
-        self._tables = Tables(maps)
+        self._tables = ListenerMaps(maps)
         self._draw = random.Random(2)
         maps["settings"].update(
             INDEX.pack(0),
@@ -93,7 +93,7 @@ class Stand:
             first = IPv6Address(network) if ipv6 else IPv4Address(network)
             address = str(first + number % 200 + 1)
             tunnelled = way != "L2"
-            made = Way(
+            made = NextHop(
                 WAYS[way],
                 LOOPBACK,
                 address,
@@ -112,10 +112,10 @@ class Stand:
         nodes: Sequence[str],
         *,
         protocols: Sequence[ListenerProtocol] = ("TCP", "UDP"),
-        keepers: Sequence[str] = (),
+        retained_nodes: Sequence[str] = (),
         ranges: Sequence[str] = (),
     ) -> None:
-        """Have listeners there, on these nodes; called again, connections of `keepers` stay."""
+        """Have listeners there, on these nodes; called again, connections of `retained_nodes` stay."""
         service = ServiceKey("bench", f"at-{address}")
         if ranges:
             self._tables.set_ranges(service, tuple(ranges))
@@ -124,10 +124,14 @@ class Stand:
             before = self._tables.installed(key)
             shares = tuple((node, 1) for node in sorted(nodes))
             slots = transition(
-                before.slots if before else Slots(), table(shares), {*nodes, *keepers}
+                before.slots if before else Slots(), table(shares), {*nodes, *retained_nodes}
             )
             spec = ListenerSpec(
-                key, False, shares, tuple(sorted({*nodes, *keepers})), restricted=bool(ranges)
+                key,
+                False,
+                shares,
+                tuple(sorted({*nodes, *retained_nodes})),
+                restricted=bool(ranges),
             )
             self._tables.set_listener(SetListener(service, "uid", spec, slots))
 

@@ -129,11 +129,11 @@ static __always_inline void forget(const struct flow_key *key)
 		tell(key, NONE);
 }
 
-static __always_inline bool is_keeper(__u32 node, __u32 previous, const struct choice *choice, __u32 statistics)
+static __always_inline bool is_retained(__u32 node, __u32 previous, const struct choice *choice, __u32 statistics)
 {
-	struct keeper key = { .statistics = statistics, .node = node };
+	struct retained_node key = { .statistics = statistics, .node = node };
 
-	return node == choice->current || node == previous || bpf_map_lookup_elem(&keepers, &key);
+	return node == choice->current || node == previous || bpf_map_lookup_elem(&retained_nodes, &key);
 }
 
 /* Anybody can send a SYN with the ports of an open connection, whose own segments have other sequence numbers: they stay where
@@ -168,7 +168,7 @@ static __always_inline void choose_opening(const struct packet *packet, const st
 	choice->keeping = OPEN;
 	choice->entry = flow;
 	/* Without a note the connection's later packets go where those of the flow go now, so its SYN has to go there too. */
-	choice->otherwise = flow && is_keeper(flow->node, previous, choice, listener->statistics) ? flow->node : untracked;
+	choice->otherwise = flow && is_retained(flow->node, previous, choice, listener->statistics) ? flow->node : untracked;
 }
 
 static __always_inline void choose_stream(const struct packet *packet, const struct listener *listener, __u32 previous,
@@ -196,7 +196,7 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
 	}
-	if (!flow || !is_keeper(flow->node, previous, choice, listener->statistics))
+	if (!flow || !is_retained(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
 	if (packet->error)
@@ -226,7 +226,7 @@ static __always_inline void choose_datagram(const struct packet *packet, const s
 	choice->now = tick();
 	/* A QUIC datagram that opens nothing belongs to the flow of the entry, however long that was silent. */
 	alive = flow && (!flow->seen || choice->now - flow->seen < DATAGRAM_LIFETIME || packet->continuing);
-	if (flow && (choice->changing ? alive && is_keeper(flow->node, previous, choice, listener->statistics)
+	if (flow && (choice->changing ? alive && is_retained(flow->node, previous, choice, listener->statistics)
 				      : flow->node == choice->current)) {
 		choice->node = flow->node;
 		if (!packet->error && flow->seen != choice->now)
@@ -256,7 +256,7 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 		__u32 hash = by_source == previous_by_source ? packet->hash : hash_flow(&packet->flow, previous_by_source);
 		previous = slot(listener->previous_offset, listener->previous_size, hash);
 	}
-	if (previous == NONE && listener->flags & YOUNG)
+	if (previous == NONE && listener->flags & CONVERGING)
 		previous = TRACKED;
 	choice->changing = previous != NONE;
 	if (packet->flow.protocol == IPPROTO_UDP)
@@ -293,13 +293,13 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 	const struct flow_key *key = &packet->flow;
 
 	if (key->protocol == IPPROTO_UDP) {
-		if (!insert(&datagrams, KEPT_DATAGRAMS, key, choice->node, choice->now))
+		if (!insert(&datagrams, ESTABLISHED_DATAGRAMS, key, choice->node, choice->now))
 			return;
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
 		if (!choice->entry)
 			return; /* the verifier cannot know */
-		if (!insert(&connections, KEPT_CONNECTIONS, key, choice->node, 0)) {
+		if (!insert(&connections, ESTABLISHED_CONNECTIONS, key, choice->node, 0)) {
 			choice->entry->sequence = packet->sequence;
 			return;
 		}

@@ -92,9 +92,9 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct keeper);
+	__type(key, struct retained_node);
 	__type(value, __u32);
-} keepers SEC(".maps");
+} retained_nodes SEC(".maps");
 
 /* Where the first fragment of a datagram went. */
 struct {

@@ -15,7 +15,7 @@
 #define PREVIOUS_BY_SOURCE 2 /* so is the previous one */
 #define RANGES 4             /* only sources in the set `ranges` may pass; the set may be empty */
 #define REFUSES 16 /* the Service has no endpoints: a packet for which there is no node is answered with a refusal */
-#define YOUNG 8              /* other gateways may not have the same tables yet: slots that are NONE count as TRACKED */
+#define CONVERGING 8              /* other gateways may not have the same tables yet: slots that are NONE count as TRACKED */
 
 /* What is counted, for all listeners together; those before DROPS are packets that were dropped, also counted per listener. */
 enum event {
@@ -116,7 +116,7 @@ struct flow {
 };
 
 /* That a node may keep flows of a listener, which is known by the index at which it counts. */
-struct keeper {
+struct retained_node {
 	__u32 statistics;
 	__u32 node;
 };
@@ -217,8 +217,8 @@ struct settings {
 enum limited {
 	NEW_CONNECTIONS,
 	NEW_DATAGRAMS,
-	KEPT_CONNECTIONS,
-	KEPT_DATAGRAMS,
+	ESTABLISHED_CONNECTIONS,
+	ESTABLISHED_DATAGRAMS,
 	CLOSED_CONNECTIONS,
 	ECHO_REPLIES,
 	SIZE_MESSAGES, /* "too big" */

@@ -27,7 +27,7 @@ LONGEST_SUFFIX = 253 - 40
 """Of the 253 characters of a name an IPv6 address takes 39, and a dot."""
 
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
-WayKind = Literal["auto", "l2", "ipip", "vxlan"]
+ForwardingMethod = Literal["auto", "l2", "ipip", "vxlan"]
 TunnelKind = Literal["none", "ipip", "vxlan"]
 
 
@@ -126,7 +126,7 @@ class GatewayConfig(Section, frozen=True):
     attach: AttachKind = "auto"
     """Where in the kernel packets are taken. `auto`: XDP in the driver on a network card that has
     it, else tc."""
-    way: WayKind = "auto"
+    way: ForwardingMethod = "auto"
     """How packets get to a node. `auto`: l2 where the node is on a link with the gateway, else the
     tunnel of `tunnel.kind`, if there is one."""
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0

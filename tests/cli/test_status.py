@@ -10,8 +10,8 @@ import pytest
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401 - `run` is a fixture
 
 from fairlead.config import ApiServerConfig
-from fairlead.drivers.direct import pins
-from fairlead.drivers.direct.layout import COUNTER, INDEX
+from fairlead.drivers.direct.maps import pins
+from fairlead.drivers.direct.maps.records import COUNTER, INDEX
 from fairlead.drivers.host import Finding
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer

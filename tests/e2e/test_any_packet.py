@@ -25,7 +25,7 @@ from tests.e2e.load import CLIENT, DEADLINE_S, NAME, addresses_of, drops, fetch,
 from tests.e2e.scenes import PROXY_NAME_LABEL
 from tests.e2e.test_shares import SOURCES
 
-from fairlead.drivers.direct.layout import HOPS_LEFT
+from fairlead.drivers.direct.maps.records import HOPS_LEFT
 from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site

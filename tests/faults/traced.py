@@ -23,7 +23,7 @@ from fairlead.net.bpf import Map
 TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
 DEADLINE_S = 60.0
-COUNTED = ("listeners", "owners", "addresses", "ranges", "keepers", "ways", "node_names")
+COUNTED = ("listeners", "owners", "addresses", "ranges", "retained_nodes", "ways", "node_names")
 """The maps of a gateway whose entries must not be left behind. Connections come and go with
 packets."""
 BLACKHOLES = "7471100"
@@ -133,9 +133,9 @@ class Traced:
         pinned = sorted(pin.name for pin in layout.iterdir())
         entries = _entries(layout)
         if entries["listeners"]:
-            # A listener has keepers after its nodes were proved one by one, and none if they were
+            # A listener has retained_nodes after its nodes were proved one by one, and none if they were
             # so at once: a matter of time.
-            del entries["keepers"]
+            del entries["retained_nodes"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}
 
     async def _trace(self, number: int, moment: str, *what: str) -> None:

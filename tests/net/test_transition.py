@@ -95,11 +95,11 @@ def new_connections(source: Random, count: int) -> list[Connection]:
 def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
-        keepers = step.draining | step.weights.keys()
+        retained_nodes = step.draining | step.weights.keys()
         slots = transition(
-            slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source
+            slots, table(tuple(step.weights.items())), retained_nodes, by_source=step.by_source
         )
-        connections = [each for each in connections if each.node in keepers]
+        connections = [each for each in connections if each.node in retained_nodes]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
         connections += [
             each for each in new_connections(source, 60) if open_connection(slots, each)
@@ -111,13 +111,16 @@ def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
 def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
     slots = Slots()
     for step in steps:
-        wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
-        slots = transition(slots, wanted, keepers, by_source=step.by_source)
-        assert transition(slots, wanted, keepers, by_source=step.by_source) == slots
+        wanted, retained_nodes = (
+            table(tuple(step.weights.items())),
+            step.draining | step.weights.keys(),
+        )
+        slots = transition(slots, wanted, retained_nodes, by_source=step.by_source)
+        assert transition(slots, wanted, retained_nodes, by_source=step.by_source) == slots
         named = [slots.nodes[i] for i in array("H", slots.current)]
         assert named == [wanted.nodes[i] for i in array("H", wanted.slots)]
         previous = {slots.nodes[i] for i in {*array("H", slots.previous)} - {NONE, TRACKED}}
-        assert previous <= keepers
+        assert previous <= retained_nodes
         assert set(slots.nodes) == previous | set(named)
         assert list(slots.nodes) == sorted(set(slots.nodes))
 
@@ -135,9 +138,12 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
             by_source=step.by_source,
         )
     for step in (*steps, last):
-        wanted, keepers = table(tuple(step.weights.items())), step.draining | step.weights.keys()
-        if is_settled(slots, wanted, keepers, by_source=step.by_source):
-            assert by_rule(slots, wanted, keepers, by_source=step.by_source) == slots
+        wanted, retained_nodes = (
+            table(tuple(step.weights.items())),
+            step.draining | step.weights.keys(),
+        )
+        if is_settled(slots, wanted, retained_nodes, by_source=step.by_source):
+            assert by_rule(slots, wanted, retained_nodes, by_source=step.by_source) == slots
 
 
 def gone_through(steps: list[Step]) -> Slots:
@@ -184,7 +190,9 @@ NUMBERS = st.one_of(st.integers(0, 5), st.just(NONE), st.just(TRACKED))
 
 
 @given(st.data(), st.sampled_from([1, 2, 12]), st.frozensets(st.integers(0, 6)))
-def test_c_follows_as_python_does(data: st.DataObject, size: int, keepers: frozenset[int]) -> None:
+def test_c_follows_as_python_does(
+    data: st.DataObject, size: int, retained_nodes: frozenset[int]
+) -> None:
     """Tables of other sizes, and empty ones, among them."""
 
     def numbers() -> "array[int]":
@@ -196,7 +204,9 @@ def test_c_follows_as_python_does(data: st.DataObject, size: int, keepers: froze
     was, before, now = numbers(), numbers(), numbers()
     longest = max(len(was), len(before), len(now))
     if all(not each or longest % len(each) == 0 for each in (was, before, now)):
-        assert follow_in_c(was, before, now, keepers) == follow_in_python(was, before, now, keepers)
+        assert follow_in_c(was, before, now, retained_nodes) == follow_in_python(
+            was, before, now, retained_nodes
+        )
 
 
 @given(st.lists(NUMBERS), st.lists(st.integers(0, 65535), min_size=6, max_size=6))
@@ -234,10 +244,13 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
 ) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step, size in steps:
-        weights, keepers = tuple(sorted(step.weights.items())), step.draining | step.weights.keys()
-        slots = transition(slots, table_of(weights, size), keepers, by_source=step.by_source)
+        weights, retained_nodes = (
+            tuple(sorted(step.weights.items())),
+            step.draining | step.weights.keys(),
+        )
+        slots = transition(slots, table_of(weights, size), retained_nodes, by_source=step.by_source)
         assert len(slots.current) in (0, 2 * size)
-        connections = [each for each in connections if each.node in keepers]
+        connections = [each for each in connections if each.node in retained_nodes]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
         connections += [
             each for each in new_connections(source, 60) if open_connection(slots, each)
@@ -258,18 +271,21 @@ def test_what_is_written_over_moves_only_what_no_table_can_say(
     table with the size and the hash of the current one."""
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
-        keepers = step.draining | step.weights.keys()
+        retained_nodes = step.draining | step.weights.keys()
         slots = transition(
-            slots, table(tuple(step.weights.items())), keepers, by_source=step.by_source
+            slots, table(tuple(step.weights.items())), retained_nodes, by_source=step.by_source
         )
-        connections = [each for each in connections if each.node in keepers]
+        connections = [each for each in connections if each.node in retained_nodes]
         connections += [
             each for each in new_connections(source, 60) if open_connection(slots, each)
         ]
     for step in over:
         if not slots.current:
             return
-        weights, keepers = tuple(sorted(step.weights.items())), step.draining | step.weights.keys()
+        weights, retained_nodes = (
+            tuple(sorted(step.weights.items())),
+            step.draining | step.weights.keys(),
+        )
         exact = (
             len(slots.previous) >= len(slots.current)
             and slots.by_source == slots.previous_by_source
@@ -277,20 +293,24 @@ def test_what_is_written_over_moves_only_what_no_table_can_say(
         old, slots = (
             slots,
             in_place(
-                slots, table_of(weights, len(slots.current) // 2) if weights else EMPTY, keepers
+                slots,
+                table_of(weights, len(slots.current) // 2) if weights else EMPTY,
+                retained_nodes,
             ),
         )
         assert len(slots.current) == (len(old.current) if weights else 0)
         assert len(slots.previous) == len(old.previous)
         assert {slots.nodes[i] for i in array("H", slots.current)} <= step.weights.keys()
-        assert {slots.nodes[i] for i in {*array("H", slots.previous)} - {NONE, TRACKED}} <= keepers
+        assert {
+            slots.nodes[i] for i in {*array("H", slots.previous)} - {NONE, TRACKED}
+        } <= retained_nodes
         assert all(
             now == was
             for was, now in zip(old.current, slots.current, strict=False)
             if old.nodes == slots.nodes and set(old.nodes) <= step.weights.keys()
         )
         connections = [
-            each for each in connections if each.node in (keepers if exact else step.weights)
+            each for each in connections if each.node in (retained_nodes if exact else step.weights)
         ]
         assert [node_of(slots, each) for each in connections] == [each.node for each in connections]
         connections += [

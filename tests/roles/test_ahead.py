@@ -10,7 +10,7 @@ from tests.drivers.test_prober import running
 from fairlead.errors import Refused
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.roles.ahead import Ahead
+from fairlead.roles.ahead import StartupPrefetch
 from fairlead.state import State
 
 OTHER = ServiceKey("default", "refused")
@@ -32,7 +32,7 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
         def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
             return {key: known[key] for key in keys}
 
-        ahead = Ahead(plan, prober, foreseen.extend)
+        ahead = StartupPrefetch(plan, prober, foreseen.extend)
         going_on = asyncio.create_task(ahead.run(state))
         state.update_services(
             {ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known}
@@ -58,5 +58,5 @@ async def test_nothing_to_plan_keeps_nobody_waiting() -> None:
     state = State(("services",))
     state.synced("services")
     async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
-        await Ahead(lambda _: {}, prober, lambda _: None).run(state)
+        await StartupPrefetch(lambda _: {}, prober, lambda _: None).run(state)
         await prober.settled()

@@ -6,7 +6,7 @@ import pytest
 from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
-from fairlead.drivers.direct.pins import OBJECT
+from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.kube.events import LONGEST_MESSAGE
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey

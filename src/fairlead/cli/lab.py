@@ -11,7 +11,7 @@ import click
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.config import AttachKind, TunnelKind, WayKind
+from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def lab() -> None:
 )
 @click.option(
     "--way",
-    type=click.Choice(get_args(WayKind)),
+    type=click.Choice(get_args(ForwardingMethod)),
     default="auto",
     show_default=True,
     help="gateway.way",
@@ -116,7 +116,7 @@ def up(
     name: str,
     no_roles: bool,
     tunnel: TunnelKind,
-    way: WayKind,
+    way: ForwardingMethod,
     attach: AttachKind,
     peers: bool,
     **size: Unpack[_Hosts],

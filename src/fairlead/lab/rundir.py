@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fairlead.config import AttachKind, TunnelKind, WayKind
+from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
@@ -35,7 +35,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
     the configuration. `peers`: whether gateways tell each other their new entries."""
 
     tunnel: TunnelKind = "none"
-    way: WayKind = "auto"
+    way: ForwardingMethod = "auto"
     attach: AttachKind = "auto"
     peers: bool = False
 

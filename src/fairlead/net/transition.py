@@ -48,37 +48,39 @@ class Slots(NamedTuple):
     previous_by_source: bool = False
 
 
-def transition(old: Slots, table: Table, keepers: Set[str], *, by_source: bool = False) -> Slots:
+def transition(
+    old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool = False
+) -> Slots:
     """The slots that serve new connections by `table` and leave each open connection of the
-    `keepers` where it is.
+    `retained_nodes` where it is.
 
-    Repeating it changes nothing. A node that is not among `keepers` loses its connections.
+    Repeating it changes nothing. A node that is not among `retained_nodes` loses its connections.
     """
     new = Slots(table.nodes, table.slots, b"", by_source, by_source)
     if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
         return new
     if not old.current and not old.previous:
         return new  # nothing is open
-    if len(table.nodes) <= 1 and keepers <= set(table.nodes):
+    if len(table.nodes) <= 1 and retained_nodes <= set(table.nodes):
         return new  # whatever is open is on the only node: there is nothing to tell apart
     return (
         old
-        if is_settled(old, table, keepers, by_source=by_source)
-        else by_rule(old, table, keepers, by_source=by_source)
+        if is_settled(old, table, retained_nodes, by_source=by_source)
+        else by_rule(old, table, retained_nodes, by_source=by_source)
     )
 
 
-def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> Slots:
+def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> Slots:
     """The slots after going through all of them, one by one."""
-    # Keepers that no table names count as well: entries may name them.
-    names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
+    # RetainedNodes that no table names count as well: entries may name them.
+    names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
     place = {name: i for i, name in enumerate(names)}
     was, before = (
         _renumber(old.current, old.nodes, place),
         _renumber(old.previous, old.nodes, place),
     )
     now = _renumber(table.slots, table.nodes, place)
-    rule = _rule({place[name] for name in keepers})
+    rule = _rule({place[name] for name in retained_nodes})
     if before and old.previous_by_source != old.by_source:
         previous, previous_by_source = _without_current(before, rule), old.previous_by_source
     elif old.by_source != by_source and (was or before):
@@ -88,38 +90,38 @@ def by_rule(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> 
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            follow_in_c(was, before, now, {place[name] for name in keepers}),
+            follow_in_c(was, before, now, {place[name] for name in retained_nodes}),
             by_source,
         )
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
 
 
 def follow_in_python(
-    was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]
+    was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
     """The reference: what `previous` becomes, slot by slot, where all tables are indexed by the
     same hash."""
     size = max(len(was), len(before), len(now))
     stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
-    return array("H", starmap(_rule(keepers), stretched))
+    return array("H", starmap(_rule(retained_nodes), stretched))
 
 
 def follow_in_c(
-    was: "array[int]", before: "array[int]", now: "array[int]", keepers: Set[int]
+    was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
     """The same through bpf/transition.c. Raises Refused if it has not been built."""
     size = max(len(was), len(before), len(now))
     may_keep = bytearray(TRACKED)  # for any number of a node
-    for keeper in keepers:
-        may_keep[keeper] = 1
+    for retained_node in retained_nodes:
+        may_keep[retained_node] = 1
     previous = array("H", bytes(2 * size))
     tables = (number for each in (was, before, now) for number in (c_uint32(len(each)), at(each)))
     keeping = (c_uint8 * TRACKED).from_buffer(may_keep)
-    library().follow(c_uint32(size), *tables, keeping, c_uint32(len(keepers)), at(previous))
+    library().follow(c_uint32(size), *tables, keeping, c_uint32(len(retained_nodes)), at(previous))
     return previous
 
 
-def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
+def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
     """Slots that can be written over `old`, one by one, because both tables keep their sizes: in
     slots whose node is not in `table`, the node of `table` replaces it; no other slot changes. For
     use when there is no memory for a second pair of tables.
@@ -128,7 +130,7 @@ def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
     nodes that have left, so shares may differ from the weights. A connection without an entry moves
     if its node has left but may keep connections, and no table remembers its slot: `old` has no
     previous table, or one with fewer slots than the current table or with another hash."""
-    names = tuple(sorted({*old.nodes, *table.nodes, *keepers}))
+    names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
     place = {name: i for i, name in enumerate(names)}
     was, before = (
         _renumber(old.current, old.nodes, place),
@@ -137,7 +139,7 @@ def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
     dealt, stay = _renumber(table.slots, table.nodes, place), {place[name] for name in table.nodes}
     pairs = zip(was, dealt, strict=True) if dealt else ()
     now = array("H", (node if node in stay else new for node, new in pairs))
-    may_keep = {place[name] for name in keepers}
+    may_keep = {place[name] for name in retained_nodes}
     if before and old.by_source == old.previous_by_source and len(before) >= len(was):
         previous = follow_in_c(was, before, now, may_keep)
     else:
@@ -145,17 +147,17 @@ def in_place(old: Slots, table: Table, keepers: Set[str]) -> Slots:
     return _canonical(names, now, previous, old.by_source, old.previous_by_source)
 
 
-def is_settled(old: Slots, table: Table, keepers: Set[str], *, by_source: bool) -> bool:
+def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> bool:
     """Whether the rule would say again what `previous` says already: no slot has another node, and
-    no keeper has gone. Saves going through all slots where nothing has changed."""
+    no retained_node has gone. Saves going through all slots where nothing has changed."""
     if (
         not old.previous
         or not old.by_source == old.previous_by_source == by_source
-        or len(keepers) < 2
+        or len(retained_nodes) < 2
     ):
         return False
     named = nodes_in(array("H", old.previous))
-    if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= keepers:
+    if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= retained_nodes:
         return False
     place = {name: i for i, name in enumerate(table.nodes)}
     return (
@@ -190,21 +192,21 @@ def tracked_as(own: Slots, other: Slots) -> Slots:
     return own._replace(previous=_condense(previous).tobytes(), previous_by_source=by_source)
 
 
-def _rule(keepers: Set[int]) -> Callable[[int, int, int], int]:
+def _rule(retained_nodes: Set[int]) -> Callable[[int, int, int], int]:
     """What `previous` becomes for a hash, from its old current node, its old previous one, and its
     new current one."""
 
     @cache
     def previous(was: int, before: int, now: int) -> int:
-        if before in keepers:
+        if before in retained_nodes:
             return before  # the oldest: only its connections have no entries
         if before == NONE and was == now:
             return NONE
-        if was != now and was in keepers:
+        if was != now and was in retained_nodes:
             return was
         if before == NONE:
             return NONE  # all connections were on a node that is gone
-        return TRACKED if keepers - {now} else NONE
+        return TRACKED if retained_nodes - {now} else NONE
 
     return previous
 

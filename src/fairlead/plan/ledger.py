@@ -81,9 +81,11 @@ class Ledger:
 
     def kept_in(self, namespace: str) -> int:
         """How many addresses this namespace keeps."""
-        keepers = self._keepers.get(namespace, ())
+        retained_nodes = self._keepers.get(namespace, ())
         return sum(
-            taken.kept for key in keepers for taken in self._records[key].facts.taken.values()
+            taken.kept
+            for key in retained_nodes
+            for taken in self._records[key].facts.taken.values()
         )
 
     @property
@@ -145,12 +147,12 @@ class Ledger:
         return doubted - {key}
 
     def _note_keeper(self, key: ServiceKey) -> None:
-        keepers = self._keepers.setdefault(key.namespace, set())
+        retained_nodes = self._keepers.setdefault(key.namespace, set())
         if any(taken.kept for taken in self._records[key].facts.taken.values()):
-            keepers.add(key)
+            retained_nodes.add(key)
         else:
-            keepers.discard(key)
-        if not keepers:
+            retained_nodes.discard(key)
+        if not retained_nodes:
             del self._keepers[key.namespace]
 
     def _refresh(self, key: ServiceKey) -> None:

@@ -17,7 +17,7 @@ from fairlead.reconcile import Plan
 from fairlead.state import State
 
 
-class Ahead:
+class StartupPrefetch:
     """`plan` is for the loop that probes; `run` ends when all that there was at the start has been
     handed on."""
 
@@ -25,13 +25,13 @@ class Ahead:
         self,
         plan: Plan[LoadBalancer],
         prober: Prober,
-        foresee: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
+        precompute_tables: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:
-        """`plan`: costs little for what was planned and has not changed. `foresee`: called in a
+        """`plan`: costs little for what was planned and has not changed. `precompute_tables`: called in a
         thread, with Services that have just been planned."""
         self._plan = plan
         self._prober = prober
-        self._foresee = foresee
+        self._foresee = precompute_tables
         self._over = False
         self._planned: set[ServiceKey] = set()
         self._some = asyncio.Event()

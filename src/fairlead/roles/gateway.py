@@ -29,7 +29,7 @@ from fairlead.drivers.direct import (
     DirectDriver,
     Peers,
     PeerTLS,
-    ProbeWays,
+    ProbePaths,
     Rules,
     Sizes,
     remove_pins,
@@ -49,7 +49,7 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING,
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
-from fairlead.roles.ahead import Ahead
+from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
 from fairlead.roles.presence import Announcer
@@ -114,11 +114,11 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         drain_s=section.drain_timeout_s,
         old_workers=section.proxy_old_workers,
     )
-    probe_ways = ProbeWays(
+    probe_paths = ProbePaths(
         rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels")
     )
     try:
-        await probe_ways.open()
+        await probe_paths.open()
         async with (
             Client(access) as client,
             AsyncExitStack() as shown,
@@ -128,11 +128,11 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             proxy.switched = partial(tell_switch, recorder)
             proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
             command = probing_command(
-                section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_ways.needed
+                section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_paths.needed
             )
-            prober = Prober(state.observe, command, probe_ways.have)
+            prober = Prober(state.observe, command, probe_paths.have)
             planned = Planned(state, config)
-            ahead = Ahead(planned.unconfirmed, prober, direct.foresee)
+            ahead = StartupPrefetch(planned.unconfirmed, prober, direct.precompute_tables)
             report = Reporter[LoadBalancer](
                 view,
                 state,
@@ -176,7 +176,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             # What others work at, the API server, the prober and the kernel, goes on at the same
             # time.
             group.create_task(prober.run())
-            group.create_task(probe_ways.follow())
+            group.create_task(probe_paths.follow())
             feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
             group.create_task(freshness.run())
             group.create_task(announcer.run(resume=report.resume))
@@ -208,7 +208,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             group.create_task(forwarding.run())
             group.create_task(proxy.follow())
     finally:
-        probe_ways.close()
+        probe_paths.close()
         await direct.close(remove=False)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from fairlead.drivers.direct.counters import Counters
-from fairlead.drivers.direct.layout import HOPS_LEFT
+from fairlead.drivers.direct.maps.records import HOPS_LEFT
 from fairlead.kube.events import Recorder, stamp
 from fairlead.model import ServiceKey
 from fairlead.plan.members import listed

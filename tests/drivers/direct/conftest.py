@@ -22,10 +22,10 @@ from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, Sizes
-from fairlead.drivers.direct.layout import HERE, INDEX, LINK, SETTINGS, Way
-from fairlead.drivers.direct.pins import OBJECT, OBJECTS
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.pins import OBJECT, OBJECTS
+from fairlead.drivers.direct.maps.records import HERE, INDEX, LINK, SETTINGS, NextHop
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
-from fairlead.drivers.direct.tables import Tables
 from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs
@@ -59,7 +59,7 @@ SIZES = {
     **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), LISTENERS),
     **dict.fromkeys(("node_names", "node_statistics"), NODES),
     "ways": 2 * NODES,
-    "keepers": 16384,
+    "retained_nodes": 16384,
     "ranges": 16384,
 }
 """What tests need. Maps of the size that gateways have take longer to make and to read than most
@@ -90,7 +90,7 @@ class Forwarder:
 
     def __init__(self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool) -> None:
         self.maps, self.tc, self.xdp, self.fast = maps, tc, xdp, fast
-        self.tables = Tables(maps)
+        self.tables = ListenerMaps(maps)
         self.passed_on = 0
         """Packets that the program at XDP left to the one at tc."""
         self.allow_inserts(1_000_000)
@@ -109,13 +109,13 @@ class Forwarder:
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            way = Way(HERE if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
+            way = NextHop(HERE if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
             self.tables.nodes.set_way(name, way, ipv6=":" in address)
 
     def serve(
         self,
         weights: dict[str, int],
-        keepers: set[str] | None = None,
+        retained_nodes: set[str] | None = None,
         *,
         address: str = VIP4,
         port: int = 80,
@@ -128,7 +128,7 @@ class Forwarder:
         connections."""
         key = ListenerKey(address, port, protocol)
         installed = self.tables.installed(key)
-        keeping = frozenset(weights if keepers is None else keepers)
+        keeping = frozenset(weights if retained_nodes is None else retained_nodes)
         shares = tuple(sorted(weights.items()))
         after = transition(
             installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source

@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, Sizes
-from fairlead.drivers.direct.pins import OBJECTS
+from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer
 from fairlead.telemetry import configure_logging

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.drivers.direct.arena import GRACE_S, Arena
+from fairlead.drivers.direct.maps.arena import GRACE_S, Arena
 from fairlead.errors import Unavailable
 
 

@@ -28,8 +28,8 @@ from tests.drivers.direct.site import (
 from tests.drivers.inside import run_inside
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct.attach import choose, tags_of
-from fairlead.drivers.direct.pins import OBJECTS
+from fairlead.drivers.direct.host_network.attach import choose, tags_of
+from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.errors import Refused
 from fairlead.lab import namespace
 from fairlead.net import bpffs, tc, xdp

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
 
 from fairlead.drivers.direct.driver import AT_ONCE
-from fairlead.drivers.direct.layout import pack_listener_key
+from fairlead.drivers.direct.maps.records import pack_listener_key
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.bpf import Map

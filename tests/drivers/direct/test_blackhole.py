@@ -13,8 +13,8 @@ from scapy.packet import Packet
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import remove_pins
-from fairlead.drivers.direct.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.driver import ASKED_AGAIN_S
+from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.blackhole import Blackholes, Rule
 

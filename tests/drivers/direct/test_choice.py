@@ -24,7 +24,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import DROPS
+from fairlead.drivers.direct.maps.records import DROPS
 from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root

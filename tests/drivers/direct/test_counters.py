@@ -4,10 +4,10 @@ outlives a process."""
 import pytest
 from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
 
-from fairlead.drivers.direct.arena import GRACE_S
 from fairlead.drivers.direct.counters import Counters, NodeTraffic, ServiceTraffic
-from fairlead.drivers.direct.pins import OBJECT
-from fairlead.drivers.direct.tables import Tables
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.net.elf import read_object
 
 pytestmark = pytest.mark.root
@@ -35,7 +35,7 @@ def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
     assert (nodes["node2"].packets, nodes["node3"].packets) == (1, 0)
     assert {reason: count for reason, count in counted.drops().items() if count} == {"hop_limit": 1}
     forwarder.tables.close()
-    forwarder.tables = Tables(forwarder.maps)
+    forwarder.tables = ListenerMaps(forwarder.maps)
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
     assert counters(forwarder).services() == counted.services(), "another process goes on counting"
     assert counters(forwarder).nodes() == nodes
@@ -44,7 +44,7 @@ def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
 def test_who_takes_a_number_over_begins_at_nothing(forwarder: Forwarder) -> None:
     now_s = 0.0
     forwarder.tables.close()
-    forwarder.tables = Tables(forwarder.maps, clock=lambda: now_s)
+    forwarder.tables = ListenerMaps(forwarder.maps, clock=lambda: now_s)
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
     forwarder.serve({"node3": 1})
     forwarder.run(tcp("S"))

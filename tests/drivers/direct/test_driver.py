@@ -19,15 +19,15 @@ from tests.drivers.direct.conftest import (
 )
 
 from fairlead.drivers.direct import remove_pins
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.records import (
     INDEX,
     LISTENER,
     REFUSES,
     SETTINGS,
     ListenerRecord,
-    Way,
-    unpack_way,
+    NextHop,
+    unpack_next_hop,
 )
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
@@ -43,11 +43,11 @@ SET_NODE1 = [
 ]
 
 
-def way_to_node1() -> Way:
+def way_to_node1() -> NextHop:
     """As the pinned map has it: of the first node that was set, over IPv4."""
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "ways") as ways:
-        return unpack_way(ways.lookup(INDEX.pack(0)) or b"")
+        return unpack_next_hop(ways.lookup(INDEX.pack(0)) or b"")
 
 
 def refuses() -> bool:

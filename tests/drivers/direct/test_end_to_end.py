@@ -17,7 +17,7 @@ from tests.drivers.direct.site import (
     shown_filters,
 )
 
-from fairlead.drivers.direct.layout import DROPS
+from fairlead.drivers.direct.maps.records import DROPS
 
 pytestmark = pytest.mark.root
 

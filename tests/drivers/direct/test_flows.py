@@ -25,7 +25,8 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.listeners import Listeners
+from fairlead.drivers.direct.maps.records import (
     FLOW,
     HOPS_LEFT,
     INDEX,
@@ -34,7 +35,6 @@ from fairlead.drivers.direct.layout import (
     pack_address,
     pack_listener_key,
 )
-from fairlead.drivers.direct.listeners import Listeners
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.net.ringbuf import RingBuffer
 
@@ -51,8 +51,8 @@ SPOOFED = 10 * FLOWS
 
 def in_transition(forwarder: Forwarder, protocol: str = "TCP", port: int = 80) -> None:
     """From node1 to node2: what is open stays with node1, what opens goes to node2."""
-    for weights, keepers in (({"node1": 1}, {"node1"}), ({"node2": 1}, BOTH)):
-        forwarder.serve(weights, keepers, protocol=protocol, port=port)  # type: ignore[arg-type]  # one of three words
+    for weights, retained_nodes in (({"node1": 1}, {"node1"}), ({"node2": 1}, BOTH)):
+        forwarder.serve(weights, retained_nodes, protocol=protocol, port=port)  # type: ignore[arg-type]  # one of three words
 
 
 def spoofed(template: Packet, count: int) -> list[bytes]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.drivers.direct import layout
-from fairlead.drivers.direct.layout import Way
-from fairlead.drivers.direct.pins import OBJECT
+from fairlead.drivers.direct.maps import records as layout
+from fairlead.drivers.direct.maps.pins import OBJECT
+from fairlead.drivers.direct.maps.records import NextHop
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, canonical
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
@@ -25,7 +25,7 @@ RECORDS = {
     "settings": layout.SETTINGS,
     "node_traffic": layout.NODE_TRAFFIC,
     "range_key": layout.RANGE_KEY,
-    "keeper": layout.KEEPER,
+    "retained_node": layout.KEEPER,
 }
 
 
@@ -73,7 +73,7 @@ def test_keys_of_listeners_come_back(
 
 
 def test_records_come_back() -> None:
-    link = Way(
+    link = NextHop(
         layout.LINK,
         4,
         "192.0.2.1",
@@ -83,11 +83,11 @@ def test_records_come_back() -> None:
         tag=7,
     )
     for way in (
-        Way(),
+        NextHop(),
         link,
-        Way(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471),
+        NextHop(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471),
     ):
-        assert layout.unpack_way(layout.pack_way(way)) == way
+        assert layout.unpack_next_hop(layout.pack_next_hop(way)) == way
     owner = ServiceKey("n" * 63, "s" * 63), "01234567-89ab-cdef-0123-456789abcdef"
     assert layout.unpack_owner(layout.pack_owner(*owner)) == owner
 

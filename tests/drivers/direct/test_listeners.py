@@ -7,10 +7,10 @@ import pytest
 from scapy.layers.inet import TCP
 from tests.drivers.direct.conftest import DROP, VIP4, Forwarder, tcp
 
-from fairlead.drivers.direct.layout import INDEX, LISTENER, LISTENER_KEY, pack_listener_key
-from fairlead.drivers.direct.listeners import Listeners
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.listeners import Listeners
+from fairlead.drivers.direct.maps.records import INDEX, LISTENER, LISTENER_KEY, pack_listener_key
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.drivers.direct.tables import Tables
 
 pytestmark = pytest.mark.root
 
@@ -55,7 +55,7 @@ def test_the_next_process_begins_with_what_the_last_has_written(forwarder: Forwa
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
     forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
-    Tables(forwarder.maps).close()
+    ListenerMaps(forwarder.maps).close()
     assert forwarder.run(tcp("A")).verdict == DROP
 
 

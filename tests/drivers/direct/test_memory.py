@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.deploy.chart import CHART
 
-from fairlead.drivers.direct.pins import OBJECT, Sizes
+from fairlead.drivers.direct.maps.pins import OBJECT, Sizes
 from fairlead.net.bpf import create_maps
 from fairlead.net.elf import MapSpec, read_object
 

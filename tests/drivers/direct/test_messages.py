@@ -31,7 +31,7 @@ from tests.drivers.direct.conftest import (
 )
 from tests.drivers.direct.test_ways import segments, serve_by, way
 
-from fairlead.drivers.direct.layout import DROPS, IPIP, LINK, pack_address
+from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK, pack_address
 
 pytestmark = pytest.mark.root
 

@@ -1,9 +1,9 @@
-"""Room for neighbours: found to be too small before nodes find no place, for each family apart."""
+"""TableAllocator for neighbours: found to be too small before nodes find no place, for each family apart."""
 
 import pytest
 from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
 
-from fairlead.drivers.direct.needs import needs_of
+from fairlead.drivers.direct.host_network.requirements import needs_of
 from fairlead.drivers.host import findings
 
 IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "ipv6"))

@@ -19,10 +19,18 @@ from tests.drivers.direct.conftest import (
     load_balancer,
 )
 
-from fairlead.drivers.direct.layout import HERE, INDEX, IPIP, LINK, VXLAN, Way, unpack_way
-from fairlead.drivers.direct.neighbours import RETRY_S, Surroundings
-from fairlead.drivers.direct.networks import among_nodes
-from fairlead.drivers.direct.ways import Rules, way_to
+from fairlead.drivers.direct.host_network.host_network import RETRY_S, HostNetwork
+from fairlead.drivers.direct.host_network.networks import among_nodes
+from fairlead.drivers.direct.host_network.next_hops import Rules, next_hop_to
+from fairlead.drivers.direct.maps.records import (
+    HERE,
+    INDEX,
+    IPIP,
+    LINK,
+    VXLAN,
+    NextHop,
+    unpack_next_hop,
+)
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Member
 from fairlead.net import sysctl
@@ -41,64 +49,64 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
 @pytest.mark.parametrize(
     ("address", "route", "rules", "way"),
     [
-        ("192.0.2.21", ON_LINK, Rules(), Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
+        ("192.0.2.21", ON_LINK, Rules(), NextHop(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
         (
             "192.0.2.21",
             ON_LINK._replace(mtu=1300),
             Rules(),
-            Way(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1300),
+            NextHop(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1300),
         ),
         (
             "192.0.2.10",
             Route(True, 1, "", "192.0.2.10", 0),
             Rules(way="ipip"),
-            Way(HERE, 1, "192.0.2.10"),
+            NextHop(HERE, 1, "192.0.2.10"),
         ),
         (
             FAR,
             ROUTED,
             Rules(tunnel="ipip"),
-            Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
+            NextHop(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
         ),
         (
             FAR,
             ROUTED,
             Rules(tunnel="vxlan"),
-            Way(VXLAN, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1450, vni=7471),
+            NextHop(VXLAN, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1450, vni=7471),
         ),
         (
             FAR6,
             ROUTED6,
             Rules(tunnel="ipip"),
-            Way(IPIP, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1460),
+            NextHop(IPIP, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1460),
         ),
         (
             FAR6,
             ROUTED6,
             Rules(tunnel="vxlan", vni=5),
-            Way(VXLAN, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1430, vni=5),
+            NextHop(VXLAN, 2, "2001:db8::254", "2001:db8::10", FAR6, own_mac=OWN, mtu=1430, vni=5),
         ),
         (
             "192.0.2.21",
             ON_LINK,
             Rules(way="ipip"),
-            Way(IPIP, 2, "192.0.2.21", "192.0.2.10", "192.0.2.21", own_mac=OWN, mtu=1480),
+            NextHop(IPIP, 2, "192.0.2.21", "192.0.2.10", "192.0.2.21", own_mac=OWN, mtu=1480),
         ),
         (
             FAR,
             ROUTED,
             Rules(tunnel="ipip", gateways=("192.0.2.0/24",)),
-            Way(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
+            NextHop(IPIP, 2, ROUTER, "192.0.2.10", FAR, own_mac=OWN, mtu=1480),
         ),
     ],
 )
-def test_ways(address: str, route: Route, rules: Rules, way: Way) -> None:
-    assert way_to("node", address, route, CARD, rules) == way
+def test_ways(address: str, route: Route, rules: Rules, way: NextHop) -> None:
+    assert next_hop_to("node", address, route, CARD, rules) == way
 
 
 def test_a_vlan_is_named_for_xdp() -> None:
-    way = way_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
-    assert way == Way(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
+    way = next_hop_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
+    assert way == NextHop(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_no_way(
     route: Route | None, rules: Rules, error: type[FairleadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        way_to("node", FAR, route, CARD, rules)
+        next_hop_to("node", FAR, route, CARD, rules)
 
 
 @pytest.mark.root
@@ -146,7 +154,7 @@ def test_ways_by_the_kernels_routes(
     async def scenario() -> None:
         ip("route", "add", "198.51.100.0/24", "via", "192.0.2.254", "mtu", "1300")
         index = socket.if_nametoindex("eth0")
-        around = Surroundings(Rules(tunnel=tunnel))
+        around = HostNetwork(Rules(tunnel=tunnel))
         nodes = [
             ("near", "192.0.2.21"),
             ("self", "192.0.2.10"),
@@ -154,9 +162,9 @@ def test_ways_by_the_kernels_routes(
             ("lost", "203.0.113.1"),
         ]
         near, here, far, lost = around.ways(nodes).values()
-        assert isinstance(near, Way)
-        assert isinstance(here, Way)
-        assert isinstance(far, Way)
+        assert isinstance(near, NextHop)
+        assert isinstance(here, NextHop)
+        assert isinstance(far, NextHop)
         assert isinstance(lost, Unavailable)
         assert (near.kind, near.interface, near.mtu) == (LINK, index, 1500)
         assert here.kind == HERE
@@ -176,9 +184,9 @@ def test_ways_by_the_kernels_routes(
 def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
     async def scenario() -> None:
         ip("neighbour", "add", "192.0.2.21", "lladdr", "02:00:00:00:00:21", "dev", "eth0")
-        around = Surroundings(Rules())
+        around = HostNetwork(Rules())
         (way,) = around.ways([("near", "192.0.2.21")]).values()
-        assert isinstance(way, Way)
+        assert isinstance(way, NextHop)
         assert way.mac == bytes(6)
         around.fast = frozenset({way.interface})
         assert around.with_mac(way).mac == b"\2\0\0\0\0\x21"
@@ -200,13 +208,13 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
         sysctl.write("net/ipv4/neigh/eth0/retrans_time_ms", "10")
         now_s = 1000.0
         with (
-            closing(Surroundings(Rules(), clock=lambda: now_s)) as around,
+            closing(HostNetwork(Rules(), clock=lambda: now_s)) as around,
             arp_socket("eth0-end") as asked,
         ):
             (way,) = (
                 each
                 for each in around.ways([("dead", "192.0.2.21")]).values()
-                if isinstance(each, Way)
+                if isinstance(each, NextHop)
             )
             around.fast = frozenset({way.interface})
             following = asyncio.create_task(hear(around))
@@ -226,7 +234,7 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
 @pytest.mark.root
 def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) -> None:
     async def scenario() -> None:
-        with closing(Surroundings(Rules())) as around:
+        with closing(HostNetwork(Rules())) as around:
             nodes = [("needed", "192.0.2.21"), ("gone", "192.0.2.22")]
             for _, address in nodes:
                 ip(
@@ -242,7 +250,7 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
                 )
             around.renew()
             around.fast = frozenset({socket.if_nametoindex("eth0")})
-            needed, _ = (each for each in around.ways(nodes).values() if isinstance(each, Way))
+            needed, _ = (each for each in around.ways(nodes).values() if isinstance(each, NextHop))
             around.watch_only([needed])
             following = asyncio.create_task(hear(around))
             for _, address in reversed(nodes):
@@ -265,7 +273,7 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
     run(scenario)
 
 
-async def hear(around: Surroundings) -> None:
+async def hear(around: HostNetwork) -> None:
     """As the driver does: ask for the news again and again."""
     while True:
         await around.news()
@@ -300,12 +308,12 @@ def requests(asked: socket.socket, address: str) -> int:
 def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
     """No audit: another route, another size of packets, no route at all and one again."""
 
-    def way() -> Way:
+    def way() -> NextHop:
         (layout,) = PINS.glob("layout-*")
         with Map.open(layout / "ways") as ways:
-            return unpack_way(ways.lookup(INDEX.pack(0)) or b"")
+            return unpack_next_hop(ways.lookup(INDEX.pack(0)) or b"")
 
-    async def until(wanted: Way) -> None:
+    async def until(wanted: NextHop) -> None:
         while way()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
             await asyncio.sleep(0.01)
 
@@ -317,15 +325,15 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
         await bring(made, load_balancer(Member("node1", "192.0.2.21", 1)))
         following = asyncio.create_task(made.follow())
         ip("route", "add", "192.0.2.21", "dev", "eth1")
-        await until(Way(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1500))
+        await until(NextHop(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1500))
         ip("link", "set", "eth1", "mtu", "1400")
-        await until(Way(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1400))
+        await until(NextHop(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1400))
         assert touched == []
         ip("route", "replace", "unreachable", "192.0.2.21")
         while "default/web" not in touched:
             await asyncio.sleep(0.01)
         ip("route", "delete", "unreachable", "192.0.2.21")
-        await until(Way(LINK, socket.if_nametoindex("eth0"), "192.0.2.21", mtu=1500))
+        await until(NextHop(LINK, socket.if_nametoindex("eth0"), "192.0.2.21", mtu=1500))
         following.cancel()
         await made.close(remove=True)
 
@@ -335,7 +343,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
 @pytest.mark.root
 def test_a_host_is_a_node_where_a_way_leads_to_itself(run: Run) -> None:
     async def scenario() -> None:
-        around = Surroundings(Rules(tunnel="ipip"))
+        around = HostNetwork(Rules(tunnel="ipip"))
         others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]
         assert among_nodes(around.ways([("self", "192.0.2.10"), *others]).values())
         assert not among_nodes(around.ways(others).values())

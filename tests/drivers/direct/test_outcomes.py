@@ -6,7 +6,7 @@ import pytest
 from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import DirectDriver
-from fairlead.drivers.direct.arena import GRACE_S
+from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
 
 pytestmark = pytest.mark.root

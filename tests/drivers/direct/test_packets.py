@@ -39,7 +39,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import DROPS, HOPS_LEFT, INDEX, NODE_TRAFFIC, TRAFFIC
+from fairlead.drivers.direct.maps.records import DROPS, HOPS_LEFT, INDEX, NODE_TRAFFIC, TRAFFIC
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import FairleadError
 from fairlead.net.program import TEST_CHECKSUM_COMPLETE

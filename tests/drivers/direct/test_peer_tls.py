@@ -31,10 +31,10 @@ from tests.drivers.direct.test_peers import (
 )
 
 from fairlead.config import PeerTLSConfig, parse
-from fairlead.drivers.direct.peer_messages import Hello, read_message
-from fairlead.drivers.direct.peer_tls import PEER_NAME, PeerTLS
-from fairlead.drivers.direct.peers import Peers
-from fairlead.drivers.direct.refusals import Refusals
+from fairlead.drivers.direct.peers.messages import HelloMessage, read_message
+from fairlead.drivers.direct.peers.peers import Peers
+from fairlead.drivers.direct.peers.refusals import Refusals
+from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS
 from fairlead.errors import Refused, Unavailable
 from fairlead.roles.gateway import peers_of
 
@@ -238,7 +238,7 @@ async def shown_by(number: int, files: PeerTLSConfig) -> str:
         ssl=PeerTLS(files).client,
         server_hostname=PEER_NAME,
     )
-    assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
+    assert isinstance(await read_message(reader, within_s=DEADLINE_S), HelloMessage)
     found = serial(writer)
     writer.close()
     return found

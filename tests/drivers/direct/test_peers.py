@@ -19,26 +19,26 @@ import msgspec
 import pytest
 from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_forwarder, tcp, udp
 
-from fairlead.drivers.direct import peers as peers_module
-from fairlead.drivers.direct.exchange import Exchange
-from fairlead.drivers.direct.followers import Follower
-from fairlead.drivers.direct.layout import CLOSING, INDEX, TELL
-from fairlead.drivers.direct.peer_messages import (
+from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.records import CLOSING, INDEX, TELL
+from fairlead.drivers.direct.peers import peers as peers_module
+from fairlead.drivers.direct.peers.exchange import Exchange
+from fairlead.drivers.direct.peers.followers import Follower
+from fairlead.drivers.direct.peers.messages import (
     ENTRY,
     LONGEST_BYTES,
-    Entries,
-    Hello,
+    CompleteMessage,
+    FlowsMessage,
+    HelloMessage,
     Message,
-    Tables,
-    Whole,
+    TablesMessage,
     decode,
     frame,
     read_message,
 )
-from fairlead.drivers.direct.peers import Peers
+from fairlead.drivers.direct.peers.peers import Peers
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.drivers.direct.tables import Tables as OwnTables
-from fairlead.drivers.direct.youth import YOUNG_S
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.net.transition import NONE, Slots
@@ -66,7 +66,7 @@ class Gateway:
     def among_others(self, clock: Callable[[], float]) -> None:
         """As the driver does where peers are configured."""
         self.forwarder.tables.close()
-        self.forwarder.tables = made = OwnTables(self.forwarder.maps, peers=True, clock=clock)
+        self.forwarder.tables = made = ListenerMaps(self.forwarder.maps, peers=True, clock=clock)
         made.adopt(made.survey(made.known()))
 
     def serve(self, weights: dict[str, int]) -> None:
@@ -315,7 +315,7 @@ async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_t
             (node, {each: there[each] for each in there.keys() - {key}}),
         ):
             number = numbers[name]
-            exchange.put(Entries({number: name}, key + INDEX.pack(number | CLOSING)))
+            exchange.put(FlowsMessage({number: name}, key + INDEX.pack(number | CLOSING)))
             assert entries(one) == left
         assert entries(one, "closing_connections") == {key: node}
         assert one.nodes(PORTS) == opened
@@ -344,7 +344,7 @@ async def test_a_new_service_may_seem_another_one_to_each_gateway(
     packet: Callable[..., object],
 ) -> None:
     """Each finds another node first, and sends it all connections that come just then. They are
-    young: where nothing is in transition their connections have entries all the same. Once they are
+    converging: where nothing is in transition their connections have entries all the same. Once they are
     grown up, new ones need none."""
     all_nodes, protocol = dict.fromkeys(EVERYBODY, 1), "TCP" if packet is tcp else "UDP"
     key = ListenerKey(VIP4, 80, protocol)  # type: ignore[arg-type]  # one of two words
@@ -369,10 +369,10 @@ async def test_a_new_service_may_seem_another_one_to_each_gateway(
         # Long before they are grown up each has heard of the other's past, in which every slot had
         # another node at one of them.
         await until(lambda: not any(untracked(each, key) for each in (one, two)))
-        while young(one, key) or young(
+        while converging(one, key) or converging(
             two, key
-        ):  # what one tells late makes the other young once more
-            now_s += YOUNG_S
+        ):  # what one tells late makes the other converging once more
+            now_s += CONVERGENCE_S
             await asyncio.sleep(0.1)
         for each in (one, two):
             assert [each.nodes(ports, packet) for ports in opened] == opened
@@ -387,19 +387,19 @@ async def test_a_listener_that_was_the_same_from_the_first_is_grown_up_without_a
         await made.join(one)
         young_ones = one.open(PORTS)
         assert len(entries(one)) == len(PORTS)
-        now_s += YOUNG_S
-        await until(lambda: not young(one, WEB))
+        now_s += CONVERGENCE_S
+        await until(lambda: not converging(one, WEB))
         assert slots(one).previous == b""
-        assert not one.forwarder.maps["keepers"].count()
+        assert not one.forwarder.maps["retained_nodes"].count()
         one.forwarder.maps["connections"].delete_all(list(entries(one)))
         assert one.nodes(PORTS) == young_ones, "nothing rests on their entries"
         one.open(range(41000, 41300))
         assert not entries(one)
 
 
-def young(gateway: Gateway, key: ListenerKey) -> bool:
+def converging(gateway: Gateway, key: ListenerKey) -> bool:
     installed = gateway.forwarder.tables.installed(key)
-    return installed is not None and installed.record.young
+    return installed is not None and installed.record.converging
 
 
 def untracked(gateway: Gateway, key: ListenerKey) -> bool:
@@ -565,7 +565,7 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
         (stored,) = map(theirs.entries, theirs.stored())
         reader, peer = asyncio.StreamReader(), address(2)
         listening = asyncio.create_task(
-            one.peers._listen_to(peer, Hello("two", 0.0), reader, mine, Backoff(0.1, 1.0))
+            one.peers._listen_to(peer, HelloMessage("two", 0.0), reader, mine, Backoff(0.1, 1.0))
         )
         made.stack.push_async_callback(stop, listening)
         reader.feed_data(
@@ -574,7 +574,7 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
         await told(1, one)
         again = one.open(PORTS)
         assert entries(one) != entries(two)
-        reader.feed_data(frame(stored) + frame(Whole()))
+        reader.feed_data(frame(stored) + frame(CompleteMessage()))
         await until(lambda: one.peers.shown[0].connected)
         assert one.nodes(PORTS) == again
         mine.close()
@@ -643,7 +643,7 @@ async def test_strangers_are_told_nothing() -> None:
         reader, writer = await asyncio.open_connection(
             "127.0.77.1", 9445, local_addr=("127.0.77.2", 0)
         )
-        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), HelloMessage)
         writer.close()
 
 
@@ -689,7 +689,7 @@ async def test_an_address_may_be_written_in_any_way() -> None:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         await Site(stack, 1).join(Gateway(forwarder, Peers("[::1]:9447", ["[0:0:0::0001]:9448"])))
         reader, writer = await asyncio.open_connection("::1", 9447)
-        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Hello)
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), HelloMessage)
         writer.close()
 
 
@@ -703,9 +703,9 @@ async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_s
         exchange = Exchange(forwarder.tables, forwarder.maps)
         stack.callback(exchange.close)
         (key,) = exchange.listeners()
-        follower, hello = Follower(exchange), Hello("long" * 10_000, 0.0)
+        follower, hello = Follower(exchange), HelloMessage("long" * 10_000, 0.0)
         reader, writer = await _connected(stack, follower, hello)
-        while not isinstance(await read_message(reader, within_s=DEADLINE_S), Whole):
+        while not isinstance(await read_message(reader, within_s=DEADLINE_S), CompleteMessage):
             pass
         much = 100  # more than the connection takes unread
         follower.tell((), [frame(hello) * much])
@@ -713,12 +713,12 @@ async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_s
         follower.tell([key], ())
         for _ in range(much):
             assert await read_message(reader, within_s=DEADLINE_S) == hello
-        assert isinstance(await read_message(reader, within_s=DEADLINE_S), Tables)
+        assert isinstance(await read_message(reader, within_s=DEADLINE_S), TablesMessage)
         writer.close()
 
 
 async def _connected(
-    stack: AsyncExitStack, follower: Follower, hello: Hello
+    stack: AsyncExitStack, follower: Follower, hello: HelloMessage
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """What is at the other end of a connection that the follower serves."""
     here, there = socket.socketpair()
@@ -743,8 +743,8 @@ async def test_where_nobody_can_listen() -> None:
 SLOTS = Slots(("a", "b"), bytes((0, 0, 1, 0) * 510 + (0, 0)), b"")
 
 
-def tables(slots: Slots) -> Tables:
-    return Tables(
+def tables(slots: Slots) -> TablesMessage:
+    return TablesMessage(
         VIP4, 80, "TCP", ("default", "web"), "uid", *slots, keeping=(), restricted=False, used=True
     )
 
@@ -752,14 +752,14 @@ def tables(slots: Slots) -> Tables:
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (Hello("x", 1.0, version=2), "version 2"),
+        (HelloMessage("x", 1.0, version=2), "version 2"),
         (tables(SLOTS._replace(nodes=("a",))), "none"),
         (tables(SLOTS._replace(nodes=("a", ""))), "none"),
         (tables(SLOTS._replace(current=SLOTS.current[:-2])), "none"),
         (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "none"),
-        (Entries({}, b"x" * 43), "none"),
-        (Entries({}, bytes(44 * 4097)), "none"),
-        (Entries({}, bytes(44), (1.0, 2.0)), "none"),
+        (FlowsMessage({}, b"x" * 43), "none"),
+        (FlowsMessage({}, bytes(44 * 4097)), "none"),
+        (FlowsMessage({}, bytes(44), (1.0, 2.0)), "none"),
     ],
 )
 def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
@@ -768,8 +768,8 @@ def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
 
 
 def test_what_is_a_message_comes_back_as_it_was() -> None:
-    some, aged = Entries({7: "a"}, bytes(88)), Entries({7: "a"}, bytes(44), (1.5,))
-    for message in (Hello("x", 1.0), tables(SLOTS), some, aged, Whole()):
+    some, aged = FlowsMessage({7: "a"}, bytes(88)), FlowsMessage({7: "a"}, bytes(44), (1.5,))
+    for message in (HelloMessage("x", 1.0), tables(SLOTS), some, aged, CompleteMessage()):
         assert decode(frame(message)[4:]) == message
 
 
@@ -798,12 +798,12 @@ async def test_an_entry_of_a_node_without_a_name_says_nothing() -> None:
         exchange = one.peers._exchange
         assert exchange is not None
         key = bytes(36) + b"\x06" + bytes(3)
-        exchange.put(Entries({}, key + struct.pack("=I", 3)))
+        exchange.put(FlowsMessage({}, key + struct.pack("=I", 3)))
         assert entries(one) == {}
-        exchange.put(Entries({3: "node9"}, key + struct.pack("=I", 3)))
+        exchange.put(FlowsMessage({3: "node9"}, key + struct.pack("=I", 3)))
         assert entries(one) == {key: "node9"}
-        exchange.put(Entries({3: "node1"}, key + struct.pack("=I", 3)), known=({key},))
+        exchange.put(FlowsMessage({3: "node1"}, key + struct.pack("=I", 3)), known=({key},))
         assert entries(one) == {key: "node9"}
-        exchange.put(Entries({}, key + struct.pack("=I", NONE)))
+        exchange.put(FlowsMessage({}, key + struct.pack("=I", NONE)))
         assert entries(one) == {}
         exchange.close()

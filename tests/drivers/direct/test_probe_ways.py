@@ -14,8 +14,8 @@ from scapy.packet import Packet
 from tests.drivers.direct.conftest import PINS, Run, add_cable, ip, to_us
 
 from fairlead.config import TunnelKind
-from fairlead.drivers.direct import ProbeWays, Rules, remove_pins
-from fairlead.drivers.direct.probe_ways import filter_name
+from fairlead.drivers.direct import ProbePaths, Rules, remove_pins
+from fairlead.drivers.direct.host_network.probe_paths import filter_name
 from fairlead.net import tc
 from fairlead.net.httpprobe import PROBE_MARK
 
@@ -26,12 +26,12 @@ FAR6, NEAR6, OWN6 = "2001:db8:3::16", "2001:db8:1::15", "2001:db8:1::a"
 REDIRECT, UNTOUCHED = 7, 0xFFFFFFFF
 
 
-def made(kind: TunnelKind, told: dict[str, str]) -> ProbeWays:
+def made(kind: TunnelKind, told: dict[str, str]) -> ProbePaths:
     def tell(tunnels: Mapping[str, str]) -> None:
         told.clear()
         told.update(tunnels)
 
-    return ProbeWays(Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, tell)
+    return ProbePaths(Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, tell)
 
 
 def prepare() -> None:
@@ -40,7 +40,7 @@ def prepare() -> None:
     ip("route", "add", "2001:db8:3::/64", "via", "2001:db8:1::1")
 
 
-def sent(ways: ProbeWays, packet: Packet, mark: int) -> tuple[int, bytes]:
+def sent(ways: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes]:
     """The verdict on a packet from a socket with this mark, and the packet after it. `mark` is the
     third word of __sk_buff."""
     assert ways.program

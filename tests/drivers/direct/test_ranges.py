@@ -17,10 +17,10 @@ from tests.drivers.direct.conftest import (
 )
 
 from fairlead.drivers.direct import spec
-from fairlead.drivers.direct.layout import DROPS
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.records import DROPS
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec
 from fairlead.drivers.direct.steps import carry_out
-from fairlead.drivers.direct.tables import Tables
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.bpf import Map
 
@@ -39,7 +39,7 @@ def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
     return DirectSpec("uid", listeners, (), cidrs)
 
 
-def bring(tables: Tables, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
+def bring(tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
     return carry_out(tables, spec.diff(specs, tables.actual(None)), {})
 
 
@@ -52,7 +52,7 @@ def lets_in(forwarder: Forwarder, client: str) -> bool:
 def restart(forwarder: Forwarder) -> None:
     """Another process adopts the maps."""
     forwarder.tables.close()
-    forwarder.tables = Tables(forwarder.maps)
+    forwarder.tables = ListenerMaps(forwarder.maps)
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known(), with_entries=True))
 
 
@@ -172,7 +172,7 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
     full = forwarder.maps["ranges"].spec._replace(max_entries=8)
     with Map.create(full) as small:
         forwarder.tables.close()
-        forwarder.tables = Tables(forwarder.maps | {"ranges": small})
+        forwarder.tables = ListenerMaps(forwarder.maps | {"ranges": small})
         forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
         bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
         many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])

@@ -2,7 +2,7 @@
 
 import math
 
-from fairlead.drivers.direct.recent import Recent
+from fairlead.drivers.direct.peers.recent import Recent
 
 
 def test_a_flow_that_is_met_again_was_met_then() -> None:

@@ -22,7 +22,7 @@ from tests.drivers.direct.conftest import (
 )
 from tests.drivers.direct.test_messages import ones_sum, valid
 
-from fairlead.drivers.direct.layout import DROPS
+from fairlead.drivers.direct.maps.records import DROPS
 from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root

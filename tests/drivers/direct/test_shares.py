@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from tests.drivers.direct.conftest import NODE1, SERVICE, VIP4, Forwarder, Run, driver, tcp, udp
 
 from fairlead.drivers.direct import DirectDriver, spec
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.quota import NoRoom
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.quota import OutOfMemory
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerProtocol, ListenerSpec
 from fairlead.drivers.direct.steps import carry_out
-from fairlead.drivers.direct.tables import Tables
 from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
 from fairlead.net.bpf import Map
 from fairlead.net.maglev import quotas, table
@@ -167,7 +167,7 @@ class Full:
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder, self.now_s = forwarder, 1000.0
         forwarder.tables.close()
-        forwarder.tables = self.tables = Tables(forwarder.maps, clock=lambda: self.now_s)
+        forwarder.tables = self.tables = ListenerMaps(forwarder.maps, clock=lambda: self.now_s)
         forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
         for name in ("node1", "node2", "node3"):
             forwarder.add_node(name, f"192.0.2.{name[-1]}")
@@ -189,15 +189,15 @@ class Full:
                         used=True,
                     )
                     self.fillers.append(key)
-            except NoRoom:
+            except OutOfMemory:
                 pass
 
     def bring(
-        self, weights: dict[str, int], keepers: Collection[str] | None = None
+        self, weights: dict[str, int], retained_nodes: Collection[str] | None = None
     ) -> dict[ServiceKey, Outcome]:
         shares = tuple(sorted(weights.items()))
         listener = ListenerSpec(
-            KEY, False, shares, tuple(sorted(weights if keepers is None else keepers))
+            KEY, False, shares, tuple(sorted(weights if retained_nodes is None else retained_nodes))
         )
         return carry_out(
             self.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, self.actual()), {}
@@ -276,7 +276,9 @@ def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
     (same,) = full.actual()[SERVICE].listeners
     assert same == before
     full.tables.close()
-    full.forwarder.tables = full.tables = Tables(full.forwarder.maps, clock=lambda: full.now_s)
+    full.forwarder.tables = full.tables = ListenerMaps(
+        full.forwarder.maps, clock=lambda: full.now_s
+    )
     full.tables.adopt(full.tables.survey(full.tables.known(), with_entries=True))
     (found,) = full.actual()[SERVICE].listeners
     assert found.slots == before.slots
@@ -285,12 +287,12 @@ def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
 
 
 class Small:
-    """Tables with one small map, of which one namespace gets at most half without the reserve."""
+    """ListenerMaps with one small map, of which one namespace gets at most half without the reserve."""
 
     def __init__(self, forwarder: Forwarder, name: str, entries: int) -> None:
         self.map = Map.create(forwarder.maps[name].spec._replace(max_entries=entries))
         forwarder.tables.close()
-        forwarder.tables = self.tables = Tables(forwarder.maps | {name: self.map}, share=0.5)
+        forwarder.tables = self.tables = ListenerMaps(forwarder.maps | {name: self.map}, share=0.5)
         self.tables.adopt(self.tables.survey(self.tables.known()))
         for i in range(1, 21):
             forwarder.add_node(f"node{i}", f"192.0.2.{i}")
@@ -343,7 +345,7 @@ def test_listeners_of_one_namespace(small: Small) -> None:
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
-@pytest.mark.parametrize("small", [("keepers", 32)], indirect=True, ids=["keepers"])
+@pytest.mark.parametrize("small", [("retained_nodes", 32)], indirect=True, ids=["retained_nodes"])
 def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> None:
     """The listener is served, with fewer nodes that keep what they have."""
     told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")

@@ -71,7 +71,7 @@ def after(
             case SetNode(node=node, address=address):
                 addresses.add((node, address))
             case SetListener(service=service, uid=uid, listener=listener, slots=slots):
-                keeping = tuple(sorted({*listener.keepers, *listener.left}))
+                keeping = tuple(sorted({*listener.retained_nodes, *listener.left}))
                 listeners[listener.key] = (
                     service,
                     uid,
@@ -113,8 +113,8 @@ def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
         WEB
     ].listeners
     assert sctp.weights == tcp.weights == udp.weights == (("node0", 2),)
-    assert sctp.keepers == tcp.keepers == ("node0", "node1", "node2", "node3")
-    assert udp.keepers == ("node0", "node1", "node3")
+    assert sctp.retained_nodes == tcp.retained_nodes == ("node0", "node1", "node2", "node3")
+    assert udp.retained_nodes == ("node0", "node1", "node3")
 
 
 def test_spelling_of_addresses_makes_no_difference() -> None:
@@ -190,7 +190,7 @@ def test_after_a_start_the_plan_says_again_what_listeners_are_for() -> None:
     actual = after(steps(intent, actual={}), {})
     (change,) = steps(intent, actual=forgotten(actual))
     assert isinstance(change, SetListener)
-    assert change.listener.keepers == ("node1", "node2")
+    assert change.listener.retained_nodes == ("node1", "node2")
     assert change.slots == slots_of(actual)
 
 
@@ -226,7 +226,7 @@ def cluster(
 def kept(changes: tuple[DirectChange, ...]) -> set[str]:
     """The nodes that the one change of a listener lets keep their connections."""
     (change,) = (each for each in changes if isinstance(each, SetListener))
-    return {*change.listener.keepers, *change.listener.left}
+    return {*change.listener.retained_nodes, *change.listener.left}
 
 
 def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None:

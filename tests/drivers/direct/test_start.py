@@ -22,7 +22,7 @@ from tests.drivers.direct.site import Conversation, made_site, pods, running_gat
 
 from fairlead.config import AttachKind, GatewayConfig
 from fairlead.drivers.direct import DirectDriver, Sizes, remove_pins
-from fairlead.drivers.direct.pins import OBJECTS
+from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.lab.rundir import RunDirectory
 from fairlead.net import bpffs, tc, xdp

@@ -6,22 +6,22 @@ from msgspec.structs import replace
 from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.mirror import InstalledListener
+from fairlead.drivers.direct.maps.quota import RESERVE
+from fairlead.drivers.direct.maps.records import (
     LINK,
     LISTENER,
     LISTENER_KEY,
-    Way,
+    NextHop,
     pack_address,
     pack_listener_key,
     unpack_address,
 )
-from fairlead.drivers.direct.mirror import InstalledListener
-from fairlead.drivers.direct.quota import RESERVE
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
-from fairlead.drivers.direct.tables import Tables
-from fairlead.drivers.direct.youth import YOUNG_S
 from fairlead.errors import Unavailable
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.maglev import table
@@ -34,7 +34,7 @@ KEEP_LEFT_S = 60.0
 OTHER = ServiceKey("default", "other")
 
 
-def installed_by_key(tables: Tables) -> dict[ListenerKey, InstalledListener | None]:
+def installed_by_key(tables: ListenerMaps) -> dict[ListenerKey, InstalledListener | None]:
     keys = tables.keys()
     return {key: tables.installed(key) for key in sorted(keys)}
 
@@ -225,14 +225,14 @@ class Clocked:
 
     def restart(self, *, peers: bool = False) -> None:
         self.tables.close()
-        self.tables = Tables(self.forwarder.maps, peers=peers, clock=lambda: self.now_s)
+        self.tables = ListenerMaps(self.forwarder.maps, peers=peers, clock=lambda: self.now_s)
         self.tables.adopt(self.tables.survey(self.tables.known(), with_entries=True))
         self.forwarder.tables = self.tables
 
     def bring(self, weights: dict[str, int]) -> None:
         """Policy Cluster: the members are those with a weight."""
         listener = ListenerSpec(
-            KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), keeps_left=True
+            KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), retain_departed=True
         )
         addresses = tuple(sorted((node, f"192.0.2.{node[-1]}") for node in weights))
         changes = spec.diff(
@@ -241,7 +241,7 @@ class Clocked:
             KEEP_LEFT_S,
         )
         ways = {
-            change: Way(LINK, 1, change.address)
+            change: NextHop(LINK, 1, change.address)
             for change in changes
             if isinstance(change, SetNode)
         }
@@ -379,39 +379,39 @@ def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(
 ) -> None:
     """A restart begins the time anew; without other gateways it is over at once."""
 
-    def young() -> bool:
+    def converging() -> bool:
         installed = clocked.tables.installed(KEY)
         assert installed
-        return installed.record.young
+        return installed.record.converging
 
     clocked.restart(peers=True)
     clocked.bring({"node1": 1})
-    clocked.now_s += YOUNG_S
-    clocked.tables.grow_up()
-    assert not young()
+    clocked.now_s += CONVERGENCE_S
+    clocked.tables.end_convergence()
+    assert not converging()
     clocked.bring({"node1": 1, "node2": 1})
-    assert young()
-    clocked.now_s += YOUNG_S / 2
+    assert converging()
+    clocked.now_s += CONVERGENCE_S / 2
     clocked.bring({"node1": 1, "node3": 1})
-    clocked.now_s += YOUNG_S / 2
-    clocked.tables.grow_up()
-    assert young()
+    clocked.now_s += CONVERGENCE_S / 2
+    clocked.tables.end_convergence()
+    assert converging()
     clocked.restart(peers=True)
-    clocked.now_s += YOUNG_S / 2
-    clocked.tables.grow_up()
-    assert young()
+    clocked.now_s += CONVERGENCE_S / 2
+    clocked.tables.end_convergence()
+    assert converging()
     clocked.nodes(OLD, "S")
-    clocked.now_s += YOUNG_S / 2
-    clocked.tables.grow_up()
-    assert not young()
+    clocked.now_s += CONVERGENCE_S / 2
+    clocked.tables.end_convergence()
+    assert not converging()
     clocked.bring({"node2": 1, "node3": 1})
-    assert not young(), "it has a past"
+    assert not converging(), "it has a past"
     clocked.tables.remove_listener(KEY, SERVICE)
     clocked.bring({"node1": 1})
     clocked.restart()
-    assert young()
-    clocked.tables.grow_up()
-    assert not young()
+    assert converging()
+    clocked.tables.end_convergence()
+    assert not converging()
 
 
 def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked: Clocked) -> None:
@@ -427,23 +427,25 @@ def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked
 def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked: Clocked) -> None:
     """It has been to node3 and back meanwhile; connections that it opened there come here with the
     slots that it tells of."""
-    keepers = ("node1", "node2", "node3")
+    retained_nodes = ("node1", "node2", "node3")
     clocked.bring({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     here = clocked.tables.installed(KEY)
     assert here
-    there = transition(here.slots, table((("node2", 1), ("node3", 1))), frozenset(keepers))
+    there = transition(here.slots, table((("node2", 1), ("node3", 1))), frozenset(retained_nodes))
     told = tracked_as(
         here.slots,
-        transition(there, table(here.spec.weights if here.spec else ()), frozenset(keepers)),
+        transition(there, table(here.spec.weights if here.spec else ()), frozenset(retained_nodes)),
     )
-    listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), keepers)
+    listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), retained_nodes)
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
-    clocked.tables.carry_over(KEY, SERVICE, "uid", told, keepers, restricted=False, used=True)
+    clocked.tables.carry_over(
+        KEY, SERVICE, "uid", told, retained_nodes, restricted=False, used=True
+    )
     assert carry_out(clocked.tables, changes, {}) == {}
     installed = clocked.tables.installed(KEY)
     assert installed
-    assert installed.slots == transition(told, table(listener.weights), frozenset(keepers))
+    assert installed.slots == transition(told, table(listener.weights), frozenset(retained_nodes))
     assert [each.slots for each in changes if isinstance(each, SetListener)] != [installed.slots]
     assert (
         spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)) == ()
@@ -509,10 +511,10 @@ def test_nodes_that_keep_datagrams_are_those_that_serve(clocked: Clocked) -> Non
     assert set(send(OLD).values()) == {"node1"}
     bring("node3")
     assert set(send(OLD).values()) == {"node3"}
-    assert clocked.forwarder.maps["keepers"].count() == 1
+    assert clocked.forwarder.maps["retained_nodes"].count() == 1
     bring("node3", also="node4")
-    assert clocked.forwarder.maps["keepers"].count() == 2, "also where no slot changes"
+    assert clocked.forwarder.maps["retained_nodes"].count() == 2, "also where no slot changes"
     bring("node3")
-    assert clocked.forwarder.maps["keepers"].count() == 1
+    assert clocked.forwarder.maps["retained_nodes"].count() == 1
     clocked.tables.remove_listener(key, SERVICE)
-    assert clocked.forwarder.maps["keepers"].count() == 0
+    assert clocked.forwarder.maps["retained_nodes"].count() == 0

@@ -22,9 +22,9 @@ from tests.drivers.direct.site import (
     running_gateway,
 )
 
-from fairlead.drivers.direct import pins, upgrade
-from fairlead.drivers.direct.layout import CHUNK_BYTES
-from fairlead.drivers.direct.pins import OBJECT, OBJECTS
+from fairlead.drivers.direct.maps import pins, upgrade
+from fairlead.drivers.direct.maps.pins import OBJECT, OBJECTS
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Refused
 from fairlead.model import Member
 from fairlead.net import bpffs, tc

@@ -28,7 +28,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.layout import HOPS_LEFT, IPIP, LINK, NOWHERE, VXLAN, Way
+from fairlead.drivers.direct.maps.records import HOPS_LEFT, IPIP, LINK, NOWHERE, VXLAN, NextHop
 
 pytestmark = pytest.mark.root
 
@@ -38,16 +38,16 @@ VNI = 7471
 TOO_BIG = 5
 
 
-def way(kind: int, *, outer6: bool = False) -> Way:
+def way(kind: int, *, outer6: bool = False) -> NextHop:
     """A way of node1; where it is a tunnel, with outer addresses of this family."""
     outer = OUTER[outer6] if kind in (IPIP, VXLAN) else ("", "")
     next_hop = "2001:db8::fe" if outer6 else "192.0.2.254"
-    return Way(
+    return NextHop(
         kind, 1, next_hop, *outer, mac=NODE_MAC, own_mac=OWN_MAC, vni=VNI if kind == VXLAN else 0
     )
 
 
-def serve_by(forwarder: Forwarder, of_node1: Way) -> None:
+def serve_by(forwarder: Forwarder, of_node1: NextHop) -> None:
     """Have node1 serve all listeners, by this way."""
     for ipv6 in (False, True):
         forwarder.tables.nodes.set_way("node1", of_node1, ipv6=ipv6)

@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import COUNTER, DROPS, NOWHERE, Way
-from fairlead.drivers.direct.nodes import NO_WAYS
-from fairlead.drivers.direct.quota import Filled
-from fairlead.drivers.direct.tables import Tables
-from fairlead.drivers.direct.ways import WAY_NAMES
+from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.nodes import NO_WAYS
+from fairlead.drivers.direct.maps.quota import Filled
+from fairlead.drivers.direct.maps.records import COUNTER, DROPS, NOWHERE, NextHop
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 
@@ -65,7 +65,9 @@ class Counters:
 
     `events`: the numbers of what is counted for all, by name."""
 
-    def __init__(self, tables: Tables, maps: Mapping[str, Map], events: Mapping[str, int]) -> None:
+    def __init__(
+        self, tables: ListenerMaps, maps: Mapping[str, Map], events: Mapping[str, int]
+    ) -> None:
         self._maps, self._events = maps, events
         self._listeners = tables.statistics()
         self._resources = tables.quotas.filled()
@@ -144,7 +146,7 @@ def _reasons(row: list[int]) -> dict[str, int]:
     return {reason: count for reason, count in zip(DROPS, row, strict=True) if count}
 
 
-def _how(ways: tuple[Way, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _how(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     there = [way for way in ways if way.kind != NOWHERE]
     return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(
         way.next_hop for way in there

@@ -26,15 +26,20 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct import attach, blackhole, pins, probe_ways, spec
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.attach import Attachment, Attachments, Programs
-from fairlead.drivers.direct.blackhole import BlackholeRoutes
+from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.counters import Counters
-from fairlead.drivers.direct.mirror import Draining
-from fairlead.drivers.direct.needs import needs_of
-from fairlead.drivers.direct.neighbours import Node
-from fairlead.drivers.direct.networks import Limits, Networks
+from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
+from fairlead.drivers.direct.host_network.attach import Attachment, Attachments, Programs
+from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
+from fairlead.drivers.direct.host_network.host_network import Node
+from fairlead.drivers.direct.host_network.networks import Limits, Networks
+from fairlead.drivers.direct.host_network.next_hops import Rules
+from fairlead.drivers.direct.host_network.requirements import needs_of
+from fairlead.drivers.direct.maps import pins
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.mirror import Draining
+from fairlead.drivers.direct.maps.survey import Survey
 from fairlead.drivers.direct.spec import (
     DirectActual,
     DirectChange,
@@ -44,10 +49,7 @@ from fairlead.drivers.direct.spec import (
     SetListener,
     SetNode,
 )
-from fairlead.drivers.direct.steps import Work
-from fairlead.drivers.direct.survey import Survey
-from fairlead.drivers.direct.tables import Tables
-from fairlead.drivers.direct.ways import Rules
+from fairlead.drivers.direct.steps import ChangeRun
 from fairlead.drivers.host import Need
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -86,7 +88,7 @@ MESSAGES_PER_S = 1000
 
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
-Inherit = Callable[[Tables, dict[str, Map]], Awaitable[None]]
+Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
 
 
 class DirectDriver:
@@ -141,7 +143,7 @@ class DirectDriver:
         self._drain_s, self._share = drain_s, share
         self._lock = -1
         self._pins: pins.Pins | None = None
-        self._tables: Tables | None = None
+        self._tables: ListenerMaps | None = None
         self._networks: Networks | None = None
         self._blackholes: BlackholeRoutes | None = None
         self._troubled: set[ServiceKey] = set()
@@ -172,7 +174,7 @@ class DirectDriver:
             self._pins = await asyncio.to_thread(
                 pins.open_pins, self._pin_path, self._sizes, self._objects
             )
-            self._tables = Tables(
+            self._tables = ListenerMaps(
                 self._pins.maps,
                 peers=self._inherit is not None,
                 share=self._share,
@@ -212,7 +214,7 @@ class DirectDriver:
         try:
             if remove:
                 await attach.detach(self._pin_path)
-                await probe_ways.detach(probe_ways.filter_name(self._pin_path))
+                await probe_paths.detach(probe_paths.filter_name(self._pin_path))
                 await asyncio.to_thread(pins.remove, self._pin_path)
                 blackhole.remove(self._priority)
         finally:
@@ -230,7 +232,7 @@ class DirectDriver:
         self._tables, self._pins, self._networks, self._lock = None, None, None, -1
         self._attached = self._audited = False
 
-    def _opened(self) -> tuple[Tables, pins.Pins, Networks]:
+    def _opened(self) -> tuple[ListenerMaps, pins.Pins, Networks]:
         if self._tables is None or self._pins is None or self._networks is None:
             raise RuntimeError("the driver is not open")
         return self._tables, self._pins, self._networks
@@ -279,7 +281,7 @@ class DirectDriver:
             async with self._changing:
                 try:
                     if self._attached:
-                        self._look_again_at(await networks.heed(news))
+                        self._look_again_at(await networks.apply_changes(news))
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.renew(tables.addresses)
                 except FairleadError as error:
@@ -303,10 +305,10 @@ class DirectDriver:
         """See `spec.render`."""
         return spec.render(intents, self._drain_s)
 
-    def foresee(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
+    def precompute_tables(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
         """Have the tables ready that these would need. Changes nothing; may be called in a
         thread."""
-        spec.foresee(intents)
+        spec.precompute_tables(intents)
 
     def diff(
         self, desired: Mapping[ServiceKey, DirectSpec], actual: Mapping[ServiceKey, DirectActual]
@@ -359,7 +361,7 @@ class DirectDriver:
         tables.adopt(survey)
         self._use_what_is_free(tables)
         networks.settle(ways)
-        tables.grow_up()
+        tables.end_convergence()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached
@@ -377,7 +379,7 @@ class DirectDriver:
             setting = [change for change in needed if isinstance(change, SetNode)]
             async with self._blackholed(changes):
                 ways = await networks.ways({(change.node, change.address) for change in setting})
-                work = Work(
+                work = ChangeRun(
                     tables,
                     {change: ways[change.node, change.address] for change in setting},
                     needed,
@@ -393,7 +395,7 @@ class DirectDriver:
         self._troubled = self._troubled.difference(change.service for change in changes) | failed
         return outcomes
 
-    def _use_what_is_free(self, tables: Tables) -> None:
+    def _use_what_is_free(self, tables: ListenerMaps) -> None:
         """Retry the Services that wait for room if some was released: at once, but not more often
         than once in the time after which released memory can be used, and once more at the end of
         that time."""
@@ -403,7 +405,7 @@ class DirectDriver:
                 ROOM_AGAIN_S, self._look_again_for_room, tables
             )
 
-    def _look_again_for_room(self, tables: Tables) -> None:
+    def _look_again_for_room(self, tables: ListenerMaps) -> None:
         self._look_for_room = None
         self._touched(tables.quotas.memory.waiting.copy())
         self._use_what_is_free(tables)
@@ -446,7 +448,7 @@ class DirectDriver:
         over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
         return set().union(*(self._unserved.pop(service)[0] for service in over))
 
-    def _without_listeners(self, tables: Tables, addresses: Collection[str]) -> set[str]:
+    def _without_listeners(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
         """Those of these addresses where no listener is, nor should be."""
         wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
         return {each for each in addresses if each not in tables.addresses and each not in wanted}
@@ -458,13 +460,13 @@ class DirectDriver:
         return Counters(tables, opened.maps, opened.object_file.types.enumerators("event"))
 
     def draining(self) -> list[Draining]:
-        """See `Tables.draining`."""
+        """See `ListenerMaps.draining`."""
         tables, _, _ = self._opened()
         return tables.draining()
 
 
 async def _actual(
-    tables: Tables, keys: Collection[ServiceKey], turns: Turns
+    tables: ListenerMaps, keys: Collection[ServiceKey], turns: Turns
 ) -> dict[ServiceKey, DirectActual]:
     """What these Services have, from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
@@ -483,7 +485,7 @@ async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
         detached = await attach.detach(pin_path)
-        detached += await probe_ways.detach(probe_ways.filter_name(pin_path))
+        detached += await probe_paths.detach(probe_paths.filter_name(pin_path))
         return [
             *detached,
             *await asyncio.to_thread(pins.remove, pin_path),

@@ -56,7 +56,7 @@ class ListenerSpec(Value, frozen=True):
     """One listener: who gets its new connections in which shares, and who may keep the ones they
     have.
 
-    `keeps_left`: a node that is no member any more keeps its connections too. So it is with policy
+    `retain_departed`: a node that is no member any more keeps its connections too. So it is with policy
     Cluster, where they go on to pods elsewhere, whether the node has any or not. `left`: these
     nodes, and `expired`: members that have kept connections without getting new ones for longer
     than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
@@ -65,8 +65,8 @@ class ListenerSpec(Value, frozen=True):
     key: ListenerKey
     by_source: bool
     weights: tuple[tuple[str, int], ...]
-    keepers: tuple[str, ...]
-    keeps_left: bool = False
+    retained_nodes: tuple[str, ...]
+    retain_departed: bool = False
     left: tuple[str, ...] = ()
     drain_s: float = 0.0
     expired: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class ListenerSpec(Value, frozen=True):
     def idle(self) -> set[str]:
         """The nodes that get no new connections and may have some, or might if it had not been for
         too long."""
-        return {*self.keepers, *self.left, *self.expired}.difference(
+        return {*self.retained_nodes, *self.left, *self.expired}.difference(
             [node for node, _ in self.weights]
         )
 
@@ -169,7 +169,7 @@ class SetListener(Value, frozen=True):
         listener = self.listener
         weights = ",".join(f"{node}={weight}" for node, weight in listener.weights) or "none"
         active = {node for node, _ in listener.weights}
-        keeping = ",".join(sorted({*listener.keepers, *listener.left} - active))
+        keeping = ",".join(sorted({*listener.retained_nodes, *listener.left} - active))
         words = [
             f"set listener {listener.key} {self.service} weights {weights} slots "
             f"{len(self.slots.current) // 2}"
@@ -236,13 +236,15 @@ def _listener(
 ) -> ListenerSpec:
     weights = _weights(listener, "active")
     pending = [member.node for member in listener.members if member.state == "pending"]
-    keepers = [member.node for member in listener.members if member.state in _KEEPING[key.protocol]]
+    retained_nodes = [
+        member.node for member in listener.members if member.state in _KEEPING[key.protocol]
+    ]
     return ListenerSpec(
         key,
         by_source=intent.affinity_timeout_s > 0,
         weights=weights if weights or not pending else _weights(listener, "draining"),
-        keepers=tuple(sorted(keepers)),
-        keeps_left=listener.policy == "Cluster" and key.protocol != "UDP",
+        retained_nodes=tuple(sorted(retained_nodes)),
+        retain_departed=listener.policy == "Cluster" and key.protocol != "UDP",
         drain_s=drain_s,
         restricted=bool(intent.source_ranges),
         refuses=not listener.has_endpoints,
@@ -336,7 +338,7 @@ def _goes_on(listener: ListenerSpec, slots: Slots) -> bool:
     return not listener.weights or not serving.isdisjoint(listener.undecided)
 
 
-def foresee(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
+def precompute_tables(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
     maglev.prepare(
         _weights(listener, "active") for intent in intents.values() for listener in intent.listeners
@@ -372,17 +374,22 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
     limit_s = listener.drain_s or math.inf
     expired = {
-        node for node in listener.keepers if node not in active and idle_s.get(node, 0.0) >= limit_s
+        node
+        for node in listener.retained_nodes
+        if node not in active and idle_s.get(node, 0.0) >= limit_s
     }
-    left = set(found.keeping).difference(listener.keepers)
-    if not listener.keeps_left:
+    left = set(found.keeping).difference(listener.retained_nodes)
+    if not listener.retain_departed:
         left.intersection_update(found.spec.left if found.spec else ())
     left = {node for node in left if idle_s.get(node, 0.0) < min(limit_s, keep_left_s)}
     if not expired and not left:
         return listener
-    keepers = tuple(node for node in listener.keepers if node not in expired)
+    retained_nodes = tuple(node for node in listener.retained_nodes if node not in expired)
     return msgspec.structs.replace(
-        listener, keepers=keepers, left=tuple(sorted(left)), expired=tuple(sorted(expired))
+        listener,
+        retained_nodes=retained_nodes,
+        left=tuple(sorted(left)),
+        expired=tuple(sorted(expired)),
     )
 
 
@@ -393,7 +400,10 @@ def _slots(listener: ListenerSpec, before: Slots) -> Slots:
 def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
     """The next slots of a listener that has the slots `before`, with this table for its weights."""
     return transition(
-        before, table, frozenset((*listener.keepers, *listener.left)), by_source=listener.by_source
+        before,
+        table,
+        frozenset((*listener.retained_nodes, *listener.left)),
+        by_source=listener.by_source,
     )
 
 

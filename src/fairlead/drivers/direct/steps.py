@@ -9,8 +9,9 @@ take goes to the others, and `diff` asks again for as long as that is so."""
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fairlead.drivers.direct.layout import Way
-from fairlead.drivers.direct.mirror import InstalledListener
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.mirror import InstalledListener
+from fairlead.drivers.direct.maps.records import NextHop
 from fairlead.drivers.direct.spec import (
     DirectChange,
     ListenerKey,
@@ -21,7 +22,6 @@ from fairlead.drivers.direct.spec import (
     from_these,
     without,
 )
-from fairlead.drivers.direct.tables import Tables
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.transition import Slots
@@ -30,14 +30,14 @@ _Failures = dict[tuple[str, bool], FairleadError]
 """Why a node cannot be reached; over IPv6 if True."""
 
 
-class Work:
+class ChangeRun:
     """Changes that are carried out in order, in any number of parts. Nothing is raised: an error
     affects only one Service. `changes`: all of them, to know what they will release."""
 
     def __init__(
         self,
-        tables: Tables,
-        ways: Mapping[SetNode, Way | FairleadError],
+        tables: ListenerMaps,
+        ways: Mapping[SetNode, NextHop | FairleadError],
         changes: Iterable[DirectChange],
     ) -> None:
         self._tables = tables
@@ -84,7 +84,7 @@ class Work:
     def _fail(self, service: ServiceKey, *errors: FairleadError) -> None:
         self._reasons.setdefault(service, []).extend(errors)
 
-    def _set_node(self, change: SetNode, way: Way | FairleadError) -> None:
+    def _set_node(self, change: SetNode, way: NextHop | FairleadError) -> None:
         ipv6 = ":" in change.address
         if isinstance(way, FairleadError):
             self._tables.nodes.doubt(change.node, ipv6=ipv6)
@@ -181,10 +181,12 @@ class Work:
 
 
 def carry_out(
-    tables: Tables, changes: Sequence[DirectChange], ways: Mapping[SetNode, Way | FairleadError]
+    tables: ListenerMaps,
+    changes: Sequence[DirectChange],
+    ways: Mapping[SetNode, NextHop | FairleadError],
 ) -> dict[ServiceKey, Outcome]:
     """All of it at once."""
-    work = Work(tables, ways, changes)
+    work = ChangeRun(tables, ways, changes)
     work.do(changes)
     return work.end()
 

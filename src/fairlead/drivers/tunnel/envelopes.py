@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Self
 
-from fairlead.drivers.direct.layout import pack_address
+from fairlead.drivers.direct.maps.records import pack_address
 from fairlead.drivers.tunnel.rules import Opening, apart
 from fairlead.net import tc
 from fairlead.net.bpf import Map, create_maps

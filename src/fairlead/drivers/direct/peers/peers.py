@@ -18,23 +18,23 @@ from ipaddress import ip_address
 
 import structlog
 
-from fairlead.drivers.direct.entry import Entry, entered
-from fairlead.drivers.direct.exchange import Exchange, split
-from fairlead.drivers.direct.followers import STALLED_S, Follower
-from fairlead.drivers.direct.peer_messages import (
-    Entries,
-    Hello,
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.peers.entry import Entry, entered
+from fairlead.drivers.direct.peers.exchange import Exchange, split
+from fairlead.drivers.direct.peers.followers import STALLED_S, Follower
+from fairlead.drivers.direct.peers.messages import (
+    CompleteMessage,
+    FlowsMessage,
+    HelloMessage,
     Message,
-    Tables,
-    Whole,
+    TablesMessage,
     frame,
     read_message,
 )
-from fairlead.drivers.direct.peer_tls import PEER_NAME, PeerTLS, words
-from fairlead.drivers.direct.recent import Recent
-from fairlead.drivers.direct.refusals import PERIOD_S, Refusals
+from fairlead.drivers.direct.peers.recent import Recent
+from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
+from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.drivers.direct.tables import Tables as OwnTables
 from fairlead.errors import Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.model import Value
@@ -47,7 +47,7 @@ HELLO_S = 2.0
 TELL_S = 0.002
 """New entries are collected for so long."""
 TABLES_S = 0.1
-"""Tables that changed are told so often."""
+"""TablesMessage that changed are told so often."""
 HEED_S = 0.5
 """What peers say of tables is heeded so often: mostly all gateways make the same change in the same
 moment, and nothing is left to do by then."""
@@ -99,14 +99,14 @@ class Peers:
         self._followers: set[Follower] = set()
         self._heard = {each: Peer(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
-        self._told: dict[ListenerKey, Tables] = {}
+        self._told: dict[ListenerKey, TablesMessage] = {}
         self._recent = Recent()
         """Flows whose entries changed here while no process was there to tell it, or some peer
         could not be told."""
         self._began_s = self._alone_since_s = time.monotonic()
         self._fresh_until_s = 0.0
         self.sent = 0
-        """Entries that came to be here and were told to others."""
+        """FlowsMessage that came to be here and were told to others."""
 
     @property
     def shown(self) -> list[Peer]:
@@ -120,13 +120,13 @@ class Peers:
 
     @property
     def received(self) -> int:
-        """Entries of others that were taken over."""
+        """FlowsMessage of others that were taken over."""
         return self._exchange.received if self._exchange else 0
 
-    async def inherit(self, tables: OwnTables, maps: dict[str, Map]) -> None:
+    async def inherit(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         """Begin with what the longest-serving peer has, if one answers. Never fails.
 
-        Tables that are here already are those of a predecessor that has ended, some time ago.
+        TablesMessage that are here already are those of a predecessor that has ended, some time ago.
         Others know more by now, unless they have begun just now themselves; but not of flows that
         the program has met since, which nobody told them of."""
         self._exchange = exchange = Exchange(tables, maps)
@@ -140,9 +140,9 @@ class Peers:
         self._began_s = time.monotonic() - hello.age_s
         for message in messages:
             match message:
-                case Tables():
+                case TablesMessage():
                     exchange.begin_with(message)
-                case Entries():
+                case FlowsMessage():
                     self._recent.meet(exchange.unread(), time.monotonic())
                     exchange.put(message, known=(self._recent.flows,))
         exchange.touched()
@@ -152,17 +152,17 @@ class Peers:
             entries=exchange.received,
         )
 
-    async def _ask_all(self) -> list[tuple[Hello, list[Message]]]:
+    async def _ask_all(self) -> list[tuple[HelloMessage, list[Message]]]:
         async with asyncio.TaskGroup() as group:
             asking = [group.create_task(self._ask(each)) for each in self._heard]
         return [answer for task in asking if (answer := task.result()) is not None]
 
-    async def _ask(self, peer: str) -> tuple[Hello, list[Message]] | None:
+    async def _ask(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
         messages: list[Message] = []
         try:
             async with self._following(peer) as (hello, reader):
                 while not isinstance(
-                    message := await read_message(reader, within_s=HELLO_S), Whole
+                    message := await read_message(reader, within_s=HELLO_S), CompleteMessage
                 ):
                     messages.append(message)
         except Unavailable as problem:
@@ -171,7 +171,9 @@ class Peers:
         return hello, messages
 
     @contextlib.asynccontextmanager
-    async def _following(self, peer: str) -> AsyncIterator[tuple[Hello, asyncio.StreamReader]]:
+    async def _following(
+        self, peer: str
+    ) -> AsyncIterator[tuple[HelloMessage, asyncio.StreamReader]]:
         """A connection to it, and what it says first. Raises Unavailable."""
         host, _, port = peer.rpartition(":")
         # Others know us by the address at which we listen.
@@ -202,7 +204,7 @@ class Peers:
             ssl_handshake_timeout=HELLO_S,
         )
 
-    async def _hello_of(self, host: str, reader: asyncio.StreamReader) -> Hello:
+    async def _hello_of(self, host: str, reader: asyncio.StreamReader) -> HelloMessage:
         try:
             hello = await read_message(reader, within_s=HELLO_S)
         except Unavailable as problem:
@@ -218,7 +220,7 @@ class Peers:
             raise Unavailable(
                 f"{problem.message}, without a hello: {hint}; its log says why"
             ) from problem
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, HelloMessage):
             raise Unavailable(f"{host} did not say hello")
         return hello
 
@@ -264,8 +266,8 @@ class Peers:
     def _again(self, exchange: Exchange) -> list[bytes]:
         return [frame(each) for each in exchange.present(self._recent, time.monotonic())]
 
-    def _hello(self) -> Hello:
-        return Hello(self._instance, time.monotonic() - self._began_s)
+    def _hello(self) -> HelloMessage:
+        return HelloMessage(self._instance, time.monotonic() - self._began_s)
 
     async def _tell_news(self, exchange: Exchange) -> None:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
@@ -279,7 +281,7 @@ class Peers:
                 self._tell(message)
                 await asyncio.sleep(0)  # a flood may make news as fast as they are read
 
-    def _tell(self, news: Entries) -> None:
+    def _tell(self, news: FlowsMessage) -> None:
         told = frame(news)
         self.sent += news.count
         self._recent.meet((flow for flow, _ in split(news.records)), time.monotonic())
@@ -289,7 +291,7 @@ class Peers:
     async def _tell_tables(self, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(TABLES_S)
-            exchange.grow_up()
+            exchange.end_convergence()
             if not self._fresh and all(each.connected for each in self._heard.values()):
                 self._recent.forget(time.monotonic() - UNNOTICED_S)
             if touched := exchange.touched():
@@ -301,7 +303,7 @@ class Peers:
             await asyncio.sleep(HEED_S)
             told, self._told = self._told, {}
             for message in told.values():
-                exchange.heed(message, behind=False)
+                exchange.merge_peer_tables(message, behind=False)
                 await asyncio.sleep(
                     0
                 )  # after a change of many listeners it would hold up everything else for seconds
@@ -323,7 +325,7 @@ class Peers:
     async def _listen_to(
         self,
         peer: str,
-        hello: Hello,
+        hello: HelloMessage,
         reader: asyncio.StreamReader,
         exchange: Exchange,
         backoff: Backoff,
@@ -335,12 +337,12 @@ class Peers:
             known += (await asyncio.to_thread(exchange.known),)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
-                case Tables() as message if behind:
-                    exchange.heed(message, behind=True)
+                case TablesMessage() as message if behind:
+                    exchange.merge_peer_tables(message, behind=True)
                     await asyncio.sleep(0)
-                case Tables() as message:
+                case TablesMessage() as message:
                     self._told[message.key] = message
-                case Entries() as message:
+                case FlowsMessage() as message:
                     if known or message.ages_s:
                         # What the program has met by now is younger than what the peer has had for
                         # a while.
@@ -349,13 +351,13 @@ class Peers:
                     exchange.put(
                         message, known=(self._younger(message),) if message.ages_s else known
                     )
-                case Whole():
+                case CompleteMessage():
                     behind, known = False, ()
                     self._heard[peer] = Peer(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
-    def _younger(self, message: Entries) -> Set[bytes]:
+    def _younger(self, message: FlowsMessage) -> Set[bytes]:
         """Of these flows, those that this gateway has met later than who tells of them."""
         now_s = time.monotonic()
         flows = zip(split(message.records), message.ages_s, strict=True)

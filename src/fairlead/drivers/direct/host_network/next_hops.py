@@ -1,7 +1,7 @@
 """Which way packets get to a node. Pure.
 
 In: what the kernel says of the route to the node's address and of the interface there, and what is
-configured. Out: a `Way`. Invariant: a way to an address of this host is HERE, whatever is
+configured. Out: a `NextHop`. Invariant: a way to an address of this host is HERE, whatever is
 configured; LINK only where no router is between, because the frame is addressed to the node itself.
 A tunnel's outer source is the address that the kernel would send from, so that a node can tell its
 gateways by their addresses."""
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from fairlead.config import TunnelKind, WayKind
-from fairlead.drivers.direct.layout import HERE, IPIP, LINK, VXLAN, Way
+from fairlead.config import ForwardingMethod, TunnelKind
+from fairlead.drivers.direct.maps.records import HERE, IPIP, LINK, VXLAN, NextHop
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.overhead import overhead
 from fairlead.net.routing import Interface, Route
@@ -24,16 +24,16 @@ class Rules(NamedTuple):
     """What is configured: `gateway.way`, and of `tunnel` what gateways need. `gateways`: from whose
     addresses nodes take tunnelled packets; empty where it is not known here."""
 
-    way: WayKind = "auto"
+    way: ForwardingMethod = "auto"
     tunnel: TunnelKind = "none"
     vni: int = 7471
     vxlan_port: int = 4789
     gateways: Sequence[str] = ()
 
 
-def way_to(
+def next_hop_to(
     node: str, address: str, route: Route | None, interface: Interface | None, rules: Rules
-) -> Way:
+) -> NextHop:
     """How packets get to the node at this address; `mac` is left open. Raises Unavailable where no
     route leads there, Refused where what is configured cannot be done."""
     if route is None or interface is None:
@@ -41,10 +41,10 @@ def way_to(
             f"there is no route to node {node} at {address}", fix="check the gateway's routes"
         )
     if route.here:
-        return Way(HERE, route.interface, address)
+        return NextHop(HERE, route.interface, address)
     kind = _kind(node, address, route, rules)
     mtu = route.mtu or interface.mtu
-    way = Way(kind, interface.number, route.via or address, own_mac=interface.mac, mtu=mtu)
+    way = NextHop(kind, interface.number, route.via or address, own_mac=interface.mac, mtu=mtu)
     # XDP cannot send on the device of a VLAN: it writes the tag itself, on the device below.
     way = way._replace(lower=interface.parent, tag=interface.vlan)
     if kind == LINK:

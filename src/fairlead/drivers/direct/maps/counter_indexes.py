@@ -1,4 +1,4 @@
-"""Places to count at: one element of the map `statistics` for each listener, on every CPU.
+"""CounterIndexPool to count at: one element of the map `statistics` for each listener, on every CPU.
 
 In: indexes that listeners name. Out: idle ones, set to zero; and where packets have been counted.
 Invariant: what a listener counts begins at zero, and a place is no other listener's until it is
@@ -7,7 +7,7 @@ given back."""
 from array import array
 from collections.abc import Collection, Iterable
 
-from fairlead.drivers.direct.layout import COUNTER, INDEX, TRAFFIC
+from fairlead.drivers.direct.maps.records import COUNTER, INDEX, TRAFFIC
 from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
@@ -15,7 +15,7 @@ CLEARED = 64
 """So many places are set to zero in one go: by itself each takes a system call."""
 
 
-class Places:
+class CounterIndexPool:
     """Which are idle, and which are known to have been counted at."""
 
     def __init__(self, statistics: Map) -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from fairlead.drivers.direct.quota import NoRoom
+from fairlead.drivers.direct.maps.quota import OutOfMemory
 
 GRACE_S = 1.0
 
@@ -54,14 +54,14 @@ class Arena:
         return tuple(self._resting)
 
     def reserve(self, length: int, now_s: float) -> int:
-        """The offset of `length` free chunks in a row. Raises NoRoom if there are none: memory in
+        """The offset of `length` free chunks in a row. Raises OutOfMemory if there are none: memory in
         its grace period may be free later."""
         while self._resting and now_s - self._resting[0][0] >= GRACE_S:
             _, offset, rested = self._resting.popleft()
             self._put(offset, rested)
         place = bisect_left(self._lengths, length)
         if place == len(self._lengths):
-            raise NoRoom(
+            raise OutOfMemory(
                 "this gateway's table memory is used up",
                 fix="raise gateway.tableMemoryMiB",
                 retry_after_s=GRACE_S,

@@ -16,10 +16,18 @@ from pathlib import Path
 
 import structlog
 
-from fairlead.drivers.direct.layout import INDEX, IPIP, SETTINGS, VXLAN, Way, pack_address, pack_way
-from fairlead.drivers.direct.neighbours import Surroundings
-from fairlead.drivers.direct.pins import OBJECTS
-from fairlead.drivers.direct.ways import WAY_NAMES, Rules
+from fairlead.drivers.direct.host_network.host_network import HostNetwork
+from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES, Rules
+from fairlead.drivers.direct.maps.pins import OBJECTS
+from fairlead.drivers.direct.maps.records import (
+    INDEX,
+    IPIP,
+    SETTINGS,
+    VXLAN,
+    NextHop,
+    pack_address,
+    pack_next_hop,
+)
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import tc
 from fairlead.net.bpf import Map, create_maps
@@ -36,7 +44,7 @@ AUDIT_S = 60.0
 """Period after which programs that others detached are attached again."""
 
 
-class ProbeWays:
+class ProbePaths:
     """Call `open` first and `close` last, in the gateway's network namespace. Without a tunnel in
     `rules` it does nothing.
 
@@ -60,8 +68,8 @@ class ProbeWays:
         self._name, self._priority = filter_name(pin_path), priority
         self._tell = tell
         self._asked: set[str] = set()
-        self._ways: dict[str, Way] = {}
-        self._surroundings: Surroundings | None = None
+        self._ways: dict[str, NextHop] = {}
+        self._surroundings: HostNetwork | None = None
         self._maps: dict[str, Map] = {}
         self.program: Program | None = None
         self._turn = asyncio.Lock()
@@ -86,7 +94,7 @@ class ProbeWays:
             program_type=PROGRAM_TYPE_SCHED_CLS,
             license_name=object_file.license,
         )
-        self._surroundings = Surroundings(self._rules)
+        self._surroundings = HostNetwork(self._rules)
 
     def close(self) -> None:
         """Release the maps and the program; what is attached stays."""
@@ -144,14 +152,16 @@ class ProbeWays:
         tunnels = {
             node[1]: way
             for node, way in found.items()
-            if isinstance(way, Way) and way.kind in (IPIP, VXLAN)
+            if isinstance(way, NextHop) and way.kind in (IPIP, VXLAN)
         }
         before = dict(self._ways)
         self._ways = {
             address: way for address, way in before.items() if address not in addresses
         } | tunnels
-        ways = self._maps["probe_ways"]
-        ways.update_all({pack_address(address): pack_way(way) for address, way in tunnels.items()})
+        ways = self._maps["probe_paths"]
+        ways.update_all(
+            {pack_address(address): pack_next_hop(way) for address, way in tunnels.items()}
+        )
         ways.delete_all([pack_address(address) for address in before.keys() - self._ways.keys()])
         await self._attach()
         if self._ways != before:

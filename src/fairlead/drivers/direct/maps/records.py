@@ -14,7 +14,7 @@ from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
 CHUNK_BYTES = 64
-BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, YOUNG, REFUSES = 1, 2, 4, 8, 16
+BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, CONVERGING, REFUSES = 1, 2, 4, 8, 16
 AMONG_NODES, TELL = 1, 2
 CLOSING = 0x10000
 """With the node of an entry that is told: its connection ends."""
@@ -74,9 +74,9 @@ class ListenerRecord(NamedTuple):
     ranges: int = 0
 
     @property
-    def young(self) -> bool:
+    def converging(self) -> bool:
         """Whether all its connections get entries."""
-        return bool(self.flags & YOUNG)
+        return bool(self.flags & CONVERGING)
 
     @property
     def sets(self) -> int | None:
@@ -93,7 +93,7 @@ class ListenerRecord(NamedTuple):
         return self._replace(flags=self.flags | RANGES, ranges=2 * sets + ipv6)
 
 
-class Way(NamedTuple):
+class NextHop(NamedTuple):
     """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware
     addresses are 6 bytes, zeros where they are not known. `lower`: the parent of a VLAN's
     interface, 0 for others. See `struct way`."""
@@ -156,7 +156,7 @@ def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
     return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
 
 
-def pack_way(way: Way) -> bytes:
+def pack_next_hop(way: NextHop) -> bytes:
     """The record of a way."""
     addresses = (
         pack_address(each) if each else bytes(16)
@@ -173,14 +173,14 @@ def pack_way(way: Way) -> bytes:
     return WAY.pack(way.kind, *link, way.vni, *addresses)
 
 
-def unpack_way(data: bytes) -> Way:
+def unpack_next_hop(data: bytes) -> NextHop:
     """The way that a record stands for."""
     kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = WAY.unpack(data)
     next_hop, source, destination = (
         unpack_address(each) if any(each) else "" for each in addresses
     )
     below = 0 if lower == interface else lower
-    return Way(
+    return NextHop(
         kind,
         interface,
         next_hop,

@@ -19,8 +19,8 @@ from typing import NamedTuple, Self
 import msgspec
 import structlog
 
-from fairlead.drivers.direct import upgrade
-from fairlead.drivers.direct.layout import CHUNK_BYTES
+from fairlead.drivers.direct.maps import upgrade
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Refused
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map, create_maps

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import ListenerRecord
-from fairlead.drivers.direct.quota import NO_USE, Quotas
-from fairlead.drivers.direct.sizing import claim
+from fairlead.drivers.direct.maps.quota import NO_USE, Quotas
+from fairlead.drivers.direct.maps.records import ListenerRecord
+from fairlead.drivers.direct.maps.sizing import claim
 from fairlead.drivers.direct.spec import ActualListener, DirectActual, ListenerKey, ListenerSpec
 from fairlead.model import ServiceKey
 from fairlead.net.transition import Slots
@@ -48,13 +48,17 @@ class InstalledListener(NamedTuple):
     @property
     def uses(self) -> set[str]:
         """The nodes that slots name, or that connection entries may name."""
-        return {*self.slots.nodes, *(self.spec.keepers if self.spec else ()), *self.idle_since}
+        return {
+            *self.slots.nodes,
+            *(self.spec.retained_nodes if self.spec else ()),
+            *self.idle_since,
+        }
 
     @property
     def keeping(self) -> tuple[str, ...]:
         """The nodes that may have connections."""
         return tuple(
-            sorted({*self.spec.keepers, *self.spec.left} if self.spec else self.idle_since)
+            sorted({*self.spec.retained_nodes, *self.spec.left} if self.spec else self.idle_since)
         )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
@@ -65,7 +69,7 @@ class InstalledListener(NamedTuple):
         """The nodes that have a limit to meet."""
         if self.spec is None or not self.spec.drain_s:
             return []
-        limit_s, waning = self.spec.drain_s, {*self.spec.keepers, *self.spec.left}
+        limit_s, waning = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
         since = sorted(
             (node, since_s) for node, since_s in self.idle_since.items() if node in waning
         )
@@ -76,14 +80,14 @@ class InstalledListener(NamedTuple):
 
 class Prepared(NamedTuple):
     """A listener whose tables are written, and what is needed to put them into force. `packed`: its
-    key as the maps have it. `keepers`: numbers of the nodes whose entries count. `over`: the tables
+    key as the maps have it. `retained_nodes`: numbers of the nodes whose entries count. `over`: the tables
     are to be written over the old ones."""
 
     key: ListenerKey
     packed: bytes
     new: InstalledListener
     old: InstalledListener | None
-    keepers: frozenset[int]
+    retained_nodes: frozenset[int]
     over: bool = False
 
     @property

@@ -1,17 +1,21 @@
 """What gateways say to each other, as values and as bytes.
 
-In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back. Whoever
-listens says nothing; whoever is listened to says Hello, then Tables and Entries of all there is,
-then Whole; from then on Tables and Entries as they come to be, and Alive when there is nothing else
-to say. Invariant: what `read_message` gives is well-formed, whatever was sent; numbers of nodes
-mean something with the names that come along, and nowhere else."""
+In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back.
+
+A follower sends nothing. The gateway that it follows sends HelloMessage, then a TablesMessage and
+FlowsMessages for everything that it has, then CompleteMessage. From then on it sends a
+TablesMessage or FlowsMessage for every change, and AliveMessage when there is no change.
+
+Invariant: what `read_message` returns is well-formed, whatever was received. Node numbers are valid
+only together with the node names of the same message.
+"""
 
 import asyncio
 import struct
 
 import msgspec
 
-from fairlead.drivers.direct.layout import FLOW_KEY
+from fairlead.drivers.direct.maps.records import FLOW_KEY
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Unavailable
 from fairlead.kube.networks import read_address
@@ -29,7 +33,7 @@ _LENGTH = struct.Struct("!I")
 _SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
     """`instance`: which process this is. `age_s`: so long its tables have followed the cluster
     without a gap, its own or those that it took over when it started."""
 
@@ -38,9 +42,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int = VERSION
 
 
-class Tables(msgspec.Struct, frozen=True, tag="tables"):
+class TablesMessage(msgspec.Struct, frozen=True, tag="tables"):
     """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it.
-    `restricted`: not everybody may connect. `used`: packets have been sent on by them. `young`: all
+    `restricted`: not everybody may connect. `used`: packets have been sent on by them. `converging`: all
     its connections have entries, as it is not certain that other gateways have the same tables."""
 
     address: str
@@ -56,7 +60,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
     keeping: tuple[str, ...]
     restricted: bool
     used: bool
-    young: bool = False
+    converging: bool = False
 
     @property
     def key(self) -> ListenerKey:
@@ -69,7 +73,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
         )
 
 
-class Entries(msgspec.Struct, frozen=True, tag="entries"):
+class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
     """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them.
     `ages_s`: for how long each has been so; none at all for what has come to be just now, and for
     what is told of all that there is."""
@@ -83,15 +87,15 @@ class Entries(msgspec.Struct, frozen=True, tag="entries"):
         return len(self.records) // ENTRY.size
 
 
-class Whole(msgspec.Struct, frozen=True, tag="whole"):
+class CompleteMessage(msgspec.Struct, frozen=True, tag="whole"):
     """All that there was has been said."""
 
 
-class Alive(msgspec.Struct, frozen=True, tag="alive"):
+class AliveMessage(msgspec.Struct, frozen=True, tag="alive"):
     """Nothing new."""
 
 
-Message = Hello | Tables | Entries | Whole | Alive
+Message = HelloMessage | TablesMessage | FlowsMessage | CompleteMessage | AliveMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -129,19 +133,19 @@ def decode(body: bytes) -> Message:
     except msgspec.DecodeError as error:
         raise Unavailable(f"it sent what is no message: {error}") from error
     match message:
-        case Hello(version=version) if version != VERSION:
+        case HelloMessage(version=version) if version != VERSION:
             raise Unavailable(
                 f"it speaks version {version}, not {VERSION}",
                 fix="run the same version on all gateways",
             )
-        case Tables() if not _sound(message):
+        case TablesMessage() if not _sound(message):
             raise Unavailable(f"it sent tables of {message.key} that are none")
-        case Entries() if not _whole(message):
+        case FlowsMessage() if not _whole(message):
             raise Unavailable("it sent entries that are none")
     return message
 
 
-def _whole(message: Entries) -> bool:
+def _whole(message: FlowsMessage) -> bool:
     """Whether its records are, and its numbers such as nodes have."""
     records = len(message.records)
     if (
@@ -153,7 +157,7 @@ def _whole(message: Entries) -> bool:
     return all(0 <= each < NONE for each in message.names)
 
 
-def _sound(message: Tables) -> bool:
+def _sound(message: TablesMessage) -> bool:
     """Whether it is of a listener that can be, and every slot names a node that the message
     names."""
     count = len(message.nodes)

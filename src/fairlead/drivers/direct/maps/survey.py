@@ -2,7 +2,7 @@
 
 In: the maps, and what is known already: what has not changed since need not be read in full. Out: a
 `Survey`, in parts, so that others may have their turn between them. It changes nothing; what
-changes meanwhile `Tables.adopt` knows better."""
+changes meanwhile `ListenerMaps.adopt` knows better."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -11,8 +11,9 @@ from itertools import islice
 from mmap import mmap
 from typing import NamedTuple, TypeVar
 
-from fairlead.drivers.direct.keepers import Keepers
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.mirror import InstalledListener
+from fairlead.drivers.direct.maps.nodes import Nodes, NodesFound
+from fairlead.drivers.direct.maps.records import (
     BY_SOURCE,
     CHUNK_BYTES,
     LISTENER,
@@ -23,9 +24,8 @@ from fairlead.drivers.direct.layout import (
     unpack_listener_key,
     unpack_owner,
 )
-from fairlead.drivers.direct.mirror import InstalledListener
-from fairlead.drivers.direct.nodes import Nodes, NodesFound
-from fairlead.drivers.direct.ranges import Ranges
+from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
+from fairlead.drivers.direct.maps.source_ranges import Ranges
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
@@ -61,7 +61,7 @@ class Survey(NamedTuple):
     nodes: NodesFound
     stale_marks: tuple[bytes, ...]
     """Marks without a listener: what an interrupted change left."""
-    keepers: Mapping[int, Set[int]]
+    retained_nodes: Mapping[int, Set[int]]
     """Numbers of nodes that keep their UDP flows, by the index of the listener's counters."""
     ranges: Mapping[int, Set[bytes]]
     """Source ranges, by the number of their sets."""
@@ -69,7 +69,7 @@ class Survey(NamedTuple):
 
 
 class Surveyor:
-    """Reads the maps that `Tables` writes. `memory`: the arena's."""
+    """Reads the maps that `ListenerMaps` writes. `memory`: the arena's."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Surveyor:
         memory: mmap,
         nodes: Nodes,
         ranges: Ranges,
-        keepers: Keepers,
+        retained_nodes: RetainedNodes,
         clock: Callable[[], float],
     ) -> None:
         self._listeners, self._owners, self._addresses = (
@@ -87,7 +87,7 @@ class Surveyor:
         )
         self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
         self._memory, self._clock = memory, clock
-        self._nodes, self._ranges, self._keepers = nodes, ranges, keepers
+        self._nodes, self._ranges, self._keepers = nodes, ranges, retained_nodes
 
     def survey(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
         """Read the maps anew. Gives None after each part, and the whole at last: for 10,000
@@ -107,8 +107,8 @@ class Surveyor:
         )  # most Services have several listeners with equal tables
         renamed = {name for _, name in names.items() ^ known.names.items()}
         entries = self._named_by_entries(names) if with_entries else {}
-        keepers: dict[int, set[int]] = {}
-        yield from _group(self._keepers.survey(), keepers)
+        retained_nodes: dict[int, set[int]] = {}
+        yield from _group(self._keepers.survey(), retained_nodes)
         owners: dict[bytes, bytes] = {}
         yield from _gather(self._owners.items(), owners)
         changed: dict[ListenerKey, InstalledListener] = {}
@@ -124,7 +124,7 @@ class Surveyor:
                 slots = decode(*tables, record.flags)
                 keeping = {
                     names[number]
-                    for number in keepers.get(record.statistics, ())
+                    for number in retained_nodes.get(record.statistics, ())
                     if number in names
                 }
                 idle_since = dict.fromkeys(
@@ -140,7 +140,7 @@ class Surveyor:
             ((unpack_address(key), value) for key, value in self._addresses.items()), addresses
         )
         yield Survey(
-            changed, frozenset(gone), nodes, tuple(owners), keepers, ranges, addresses.keys()
+            changed, frozenset(gone), nodes, tuple(owners), retained_nodes, ranges, addresses.keys()
         )
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:

@@ -9,30 +9,30 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.records import (
     INDEX,
     NODE_NAME,
-    Way,
+    NextHop,
+    pack_next_hop,
     pack_text,
-    pack_way,
+    unpack_next_hop,
     unpack_text,
-    unpack_way,
 )
 from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
-Ways = tuple[Way, Way]
+NextHops = tuple[NextHop, NextHop]
 """How packets get to one node: IPv4, IPv6."""
 
-NO_WAYS = (Way(), Way())
+NO_WAYS = (NextHop(), NextHop())
 
 
 class NodesFound(NamedTuple):
     """The nodes as they were found in the maps."""
 
     numbers: dict[str, int]
-    by_name: dict[str, Ways]
+    by_name: dict[str, NextHops]
 
     def names(self) -> dict[int, str]:
         """Which node each number stands for."""
@@ -43,7 +43,7 @@ class NodesFound(NamedTuple):
         return _addresses(self.by_name)
 
 
-def _addresses(by_name: Mapping[str, Ways]) -> list[tuple[str, str]]:
+def _addresses(by_name: Mapping[str, NextHops]) -> list[tuple[str, str]]:
     return sorted(
         (name, way.address) for name, ways in by_name.items() for way in ways if way.address
     )
@@ -59,20 +59,20 @@ class Nodes:
         self.touched: set[str] = set()
         """Nodes that were changed since whoever surveys has emptied it."""
         self.numbers: dict[str, int] = {}
-        self.by_name: dict[str, Ways] = {}
+        self.by_name: dict[str, NextHops] = {}
         self._within_reach: tuple[set[str], set[str]] = (set(), set())
         """Those that can get packets over IPv4, over IPv6."""
         self._usable: dict[str, tuple[tuple[str, str], ...]] = {}
         """What `usable` has been asked for since it last changed: every change of a Service asks
         for each of its nodes."""
 
-    def survey(self) -> Iterator[tuple[str, int, Ways]]:
+    def survey(self) -> Iterator[tuple[str, int, NextHops]]:
         """Read the maps anew, a node at a time; changes nothing."""
         named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
         names = {number: name for number, name in named if name}
         records = self._ways.rows(2 * number + place for number in names for place in (0, 1))
         for (at, ipv4), (_, ipv6) in zip(records, records, strict=True):
-            yield names[at // 2], at // 2, (unpack_way(ipv4), unpack_way(ipv6))
+            yield names[at // 2], at // 2, (unpack_next_hop(ipv4), unpack_next_hop(ipv6))
 
     def adopt(self, found: NodesFound) -> None:
         """Have the mirror be what was found, but for what was changed since."""
@@ -97,9 +97,9 @@ class Nodes:
         self._reach(name, False, ipv6=False)
         self._reach(name, False, ipv6=True)
 
-    def _write(self, number: int, ways: Ways) -> None:
+    def _write(self, number: int, ways: NextHops) -> None:
         for place, way in enumerate(ways):
-            self._ways.update(INDEX.pack(2 * number + place), pack_way(way))
+            self._ways.update(INDEX.pack(2 * number + place), pack_next_hop(way))
 
     def names(self) -> dict[int, str]:
         """Which node each number stands for."""
@@ -161,11 +161,11 @@ class Nodes:
         self.numbers[name], self.by_name[name] = number, NO_WAYS
         return number
 
-    def set_way(self, name: str, way: Way, *, ipv6: bool) -> None:
+    def set_way(self, name: str, way: NextHop, *, ipv6: bool) -> None:
         """Send what the node gets in that family this way from now on."""
         number = self.number(name)
         self.touched.add(name)
-        self._ways.update(INDEX.pack(2 * number + ipv6), pack_way(way))
+        self._ways.update(INDEX.pack(2 * number + ipv6), pack_next_hop(way))
         ipv4_way, ipv6_way = self.by_name[name]
         self.by_name[name] = (ipv4_way, way) if ipv6 else (way, ipv6_way)
         self._reach(name, bool(way.address), ipv6=ipv6)

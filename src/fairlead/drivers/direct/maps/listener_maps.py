@@ -13,30 +13,30 @@ from types import MappingProxyType
 
 import structlog
 
-from fairlead.drivers.direct.arena import GRACE_S
-from fairlead.drivers.direct.keepers import Keepers
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.drivers.direct.maps.convergence import Convergence
+from fairlead.drivers.direct.maps.counter_indexes import CounterIndexPool
+from fairlead.drivers.direct.maps.listeners import Listeners
+from fairlead.drivers.direct.maps.mirror import Draining, InstalledListener, Mirror, Prepared
+from fairlead.drivers.direct.maps.nodes import Nodes
+from fairlead.drivers.direct.maps.quota import OutOfMemory, Quotas
+from fairlead.drivers.direct.maps.records import (
+    CONVERGING,
     INDEX,
     LISTENER,
     RANGES,
     REFUSES,
-    YOUNG,
     pack_address,
     pack_listener_key,
     pack_owner,
     unpack_listener_key,
 )
-from fairlead.drivers.direct.listeners import Listeners
-from fairlead.drivers.direct.mirror import Draining, InstalledListener, Mirror, Prepared
-from fairlead.drivers.direct.nodes import Nodes
-from fairlead.drivers.direct.places import Places
-from fairlead.drivers.direct.quota import NoRoom, Quotas
-from fairlead.drivers.direct.ranges import Ranges
-from fairlead.drivers.direct.room import Room
-from fairlead.drivers.direct.sizing import Fitting, claim, fittings
+from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
+from fairlead.drivers.direct.maps.sizing import Fitting, claim, fittings
+from fairlead.drivers.direct.maps.source_ranges import Ranges
+from fairlead.drivers.direct.maps.survey import NOBODY, Known, Survey, Surveyor
+from fairlead.drivers.direct.maps.table_allocator import TableAllocator
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
-from fairlead.drivers.direct.survey import NOBODY, Known, Survey, Surveyor
-from fairlead.drivers.direct.youth import Youth
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
@@ -62,11 +62,11 @@ def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
     return {service: number for number, service in owners.items()}
 
 
-class Tables:
+class ListenerMaps:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored;
     and the nodes. To be filled by a first survey.
 
-    peers: other gateways serve the same addresses; see `youth`. share: the fraction of each limited
+    peers: other gateways serve the same addresses; see `convergence`. share: the fraction of each limited
     resource that one namespace may have; see `quota`."""
 
     def __init__(
@@ -81,16 +81,18 @@ class Tables:
         self._owners, self._addresses = maps["owners"], maps["addresses"]
         self._memory = maps["arena"].memory()
         self._clock = clock
-        self._places = Places(maps["statistics"])
-        self._room = Room(self._memory, maps["arena"].spec.max_entries, self._places, clock)
+        self._places = CounterIndexPool(maps["statistics"])
+        self._room = TableAllocator(
+            self._memory, maps["arena"].spec.max_entries, self._places, clock
+        )
         self.quotas = Quotas.of({name: each.spec.max_entries for name, each in maps.items()}, share)
         self._mirror = Mirror(self.quotas)
         self._touched: set[ListenerKey] = set()
         """Listeners that were changed since the last survey began."""
-        self._youth = Youth(peers, clock)
+        self._youth = Convergence(peers, clock)
         self._looked_for_unused_s = -math.inf
         self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
-        self._keepers = Keepers(maps["keepers"], self.quotas.retained)
+        self._keepers = RetainedNodes(maps["retained_nodes"], self.quotas.retained)
         self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(
             maps, self._memory, self.nodes, self._ranges, self._keepers, clock
@@ -149,7 +151,7 @@ class Tables:
             each.record.statistics: each.service.namespace
             for each in self._mirror.listeners.values()
         }
-        self._keepers.adopt(survey.keepers, namespaces)
+        self._keepers.adopt(survey.retained_nodes, namespaces)
         at, settled = self._mirror.addresses.keys(), {key.address for key in self._touched}
         for address in at - survey.addresses - settled:
             self._addresses.update(pack_address(address), _PRESENT)
@@ -162,19 +164,19 @@ class Tables:
         self._youth.note(key, installed, old)
         return old
 
-    def grow_up(self) -> None:
-        """Listeners whose tables have been the same for a while are young no more. Those whose
+    def end_convergence(self) -> None:
+        """Listeners whose tables have been the same for a while are converging no more. Those whose
         slots are in transition by then stay tracked where they are. To be called often: each time
         some are seen to."""
         prepared = []
         for key in self._youth.over():
             old = self.installed(key)
-            if old is None or not old.record.young:
+            if old is None or not old.record.converging:
                 continue
             self._touched.add(key)
-            new = old._replace(record=old.record._replace(flags=old.record.flags & ~YOUNG))
-            keepers = self._keeping(key, new.slots, old.keeping, young=False)
-            prepared.append(Prepared(key, pack_listener_key(key), new, old, keepers))
+            new = old._replace(record=old.record._replace(flags=old.record.flags & ~CONVERGING))
+            retained_nodes = self._keeping(key, new.slots, old.keeping, converging=False)
+            prepared.append(Prepared(key, pack_listener_key(key), new, old, retained_nodes))
         for key, error in self._go_live(prepared).items():
             log.warning(
                 "all connections of a listener go on having entries",
@@ -241,7 +243,7 @@ class Tables:
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Set the source ranges of the Service. Raises NoRoom, see `ranges`."""
+        """Set the source ranges of the Service. Raises OutOfMemory, see `ranges`."""
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
@@ -291,7 +293,7 @@ class Tables:
         packet to the next. `leaving`: listeners of Services that are to be removed later; a new
         listener may use the room of one of them, which is then removed from the list.
 
-        Returns the errors: Unavailable where another Service holds a listener, NoRoom where there
+        Returns the errors: Unavailable where another Service holds a listener, OutOfMemory where there
         is no room for a new one, Refused where something is too long or too many. Such a listener
         is unchanged; the others have what they ask for, or as much of it as there is room for
         (`InstalledListener.short`)."""
@@ -314,7 +316,7 @@ class Tables:
         now_s, listener = self._clock(), change.listener
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
-        young = self._is_young(old, slots)
+        converging = self._is_young(old, slots)
         sets = self._ranges.number(change.service) if listener.restricted else None
         granted, room = (
             self._granted(change.service, old, leaving),
@@ -322,16 +324,19 @@ class Tables:
         )
         owner, why = (change.service, change.uid), None
         for fitting in fittings(change, old and old.slots, room, granted):
-            keepers = self._keeping(
-                key, fitting.slots, (*listener.keepers, *listener.left), young=young
+            retained_nodes = self._keeping(
+                key,
+                fitting.slots,
+                (*listener.retained_nodes, *listener.left),
+                converging=converging,
             )
             try:
                 made = self._written(
-                    *(key, owner, fitting.slots, listener, idle_since, sets, keepers),
-                    young=young,
+                    *(key, owner, fitting.slots, listener, idle_since, sets, retained_nodes),
+                    converging=converging,
                     over=fitting.over,
                 )
-            except NoRoom as error:
+            except OutOfMemory as error:
                 self.quotas.memory.waiting.add(change.service)
                 why = error
                 continue
@@ -349,7 +354,7 @@ class Tables:
         self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]
     ) -> int:
         """The size of table that a listener may have however much its namespace uses: its own, or
-        that of the listener that it replaces. Raises NoRoom for a new listener if its namespace may
+        that of the listener that it replaces. Raises OutOfMemory for a new listener if its namespace may
         have no more listeners."""
         listeners = self.quotas.listeners
         if old is None:
@@ -365,11 +370,11 @@ class Tables:
         return max(old.record.current_size, SMALLEST) if old else -1
 
     def _keeping(
-        self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, young: bool
+        self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, converging: bool
     ) -> frozenset[int]:
-        """Those of these nodes whose entries count. Connections of one that is not young, without a
+        """Those of these nodes whose entries count. Connections of one that is not converging, without a
         previous table, have none to ask for."""
-        asked = key.protocol == "UDP" or slots.previous or young
+        asked = key.protocol == "UDP" or slots.previous or converging
         return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
     def carry_over(
@@ -382,30 +387,46 @@ class Tables:
         *,
         restricted: bool,
         used: bool,
-        young: bool = False,
+        converging: bool = False,
     ) -> None:
         """Make the listener have slots that no plan has asked for, because another gateway's
         connections need them. `service`, `uid`: whose it is if it is not there yet; `keeping`: the
         nodes that may have connections of it then; `restricted`: whether only those in the
         Service's source ranges are let in, so that nobody is until these are set; `used`: whether
-        the other gateway has sent packets on for it; `young`: whether its listener is.
+        the other gateway has sent packets on for it; `converging`: whether its listener is.
 
         Raises what `set_listener` raises.
         """
         old = self.installed(key)
-        young |= self._is_young(old, slots)
-        keepers = self._keeping(key, slots, keeping, young=young)
+        converging |= self._is_young(old, slots)
+        retained_nodes = self._keeping(key, slots, keeping, converging=converging)
         prepared = []
         if old is None:
             since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
             sets = self._ranges.number(service) if restricted else None
             prepared.append(
-                self._written(key, (service, uid), slots, None, since_s, sets, keepers, young=young)
+                self._written(
+                    key,
+                    (service, uid),
+                    slots,
+                    None,
+                    since_s,
+                    sets,
+                    retained_nodes,
+                    converging=converging,
+                )
             )
-        elif old.slots != slots or old.record.young != young:
+        elif old.slots != slots or old.record.converging != converging:
             owner = old.service, old.uid
             made = self._written(
-                key, owner, slots, old.spec, old.idle_since, old.record.sets, keepers, young=young
+                key,
+                owner,
+                slots,
+                old.spec,
+                old.idle_since,
+                old.record.sets,
+                retained_nodes,
+                converging=converging,
             )
             prepared.append(made._replace(new=made.new._replace(short=old.short)))
         for error in self._go_live(prepared).values():
@@ -421,9 +442,9 @@ class Tables:
         listener: ListenerSpec | None,
         idle_since: Mapping[str, float],
         sets: int | None,
-        keepers: frozenset[int],
+        retained_nodes: frozenset[int],
         *,
-        young: bool,
+        converging: bool,
         over: bool = False,
     ) -> Prepared:
         """Write the tables to memory in which no packet is looked up, unless the listener has
@@ -432,10 +453,10 @@ class Tables:
         old = self.installed(key)
         self._touched.add(key)
         if old and old.slots == slots:
-            record, digest = old.record._replace(flags=old.record.flags & ~YOUNG), old.digest
+            record, digest = old.record._replace(flags=old.record.flags & ~CONVERGING), old.digest
         elif old and over:
             digest = hash(self._room.encode(slots, self.nodes.numbers_of(slots.nodes)))
-            record = old.record._replace(flags=old.record.flags & ~YOUNG)
+            record = old.record._replace(flags=old.record.flags & ~CONVERGING)
             record = record if slots.current else record._replace(current_offset=0, current_size=0)
         else:
             record = self._room.reserve(slots, old and old.record)
@@ -448,10 +469,12 @@ class Tables:
             digest = hash(tables)
         record = record.following(sets, ipv6=":" in key.address)
         refuses = listener is not None and listener.refuses
-        record = record._replace(flags=record.flags & ~REFUSES | REFUSES * refuses | YOUNG * young)
+        record = record._replace(
+            flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
+        )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
         self._mirror.count(old, new)
-        return Prepared(key, pack_listener_key(key), new, old, keepers, over)
+        return Prepared(key, pack_listener_key(key), new, old, retained_nodes, over)
 
     def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
         """Have packets find these from now on; what went wrong. Each map is written once for all of
@@ -483,7 +506,7 @@ class Tables:
                     self._room.give_back(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
         for each in prepared:
-            self._keepers.only(each.new.record.statistics, each.keepers)
+            self._keepers.only(each.new.record.statistics, each.retained_nodes)
             if each.moves:
                 if each.old:
                     self._room.release(each.old.record, each.new.record)
@@ -494,8 +517,10 @@ class Tables:
     def _with_keepers(self, each: Prepared) -> Prepared:
         """Let the nodes keep their flows of the listener, as far as there is room."""
         namespace, index = each.new.service.namespace, each.new.record.statistics
-        kept = self._keepers.add(index, each.keepers, namespace, changing=each.old is not None)
-        if len(kept) == len(each.keepers):
+        kept = self._keepers.add(
+            index, each.retained_nodes, namespace, changing=each.old is not None
+        )
+        if len(kept) == len(each.retained_nodes):
             return each
         why = self.quotas.retained.refusal(each.new.service)
         lack = f"nodes whose connections may move, because not all are retained: {why}"
@@ -506,7 +531,7 @@ class Tables:
     def _is_young(self, old: InstalledListener | None, slots: Slots) -> bool:
         """Whether a listener that gets these slots is: a new one, and one that gets other ones
         before its first packet."""
-        if not self._youth.peers or old is None or old.record.young:
+        if not self._youth.peers or old is None or old.record.converging:
             return self._youth.peers
         return old.slots != slots and not self.is_used(old)
 
@@ -538,7 +563,7 @@ class Tables:
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
-def _lack(fitting: Fitting, why: NoRoom) -> str:
+def _lack(fitting: Fitting, why: OutOfMemory) -> str:
     """What a listener with these slots lacks of what it asks for. Listeners that lack the same have
     the same text."""
     if fitting.over:

@@ -20,9 +20,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from fairlead.drivers.direct.layout import CHUNK_BYTES, LISTENER, ListenerRecord
-from fairlead.drivers.direct.room import regions
-from fairlead.drivers.direct.sizing import chunks
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES, LISTENER, ListenerRecord
+from fairlead.drivers.direct.maps.sizing import chunks
+from fairlead.drivers.direct.maps.table_allocator import regions
 from fairlead.errors import Refused
 from fairlead.net.bpf import MAP_TYPE_PERCPU_ARRAY, Map
 from fairlead.net.elf import MapSpec, ObjectFile

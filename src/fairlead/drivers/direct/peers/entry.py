@@ -14,10 +14,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import structlog
 
-from fairlead.drivers.direct.followers import Follower
-from fairlead.drivers.direct.peer_messages import Hello
-from fairlead.drivers.direct.peer_tls import ALL_OR_NONE, PeerTLS, stranger, words
-from fairlead.drivers.direct.refusals import Refusals
+from fairlead.drivers.direct.peers.followers import Follower
+from fairlead.drivers.direct.peers.messages import HelloMessage
+from fairlead.drivers.direct.peers.refusals import Refusals
+from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, stranger, words
 from fairlead.errors import Refused
 from fairlead.net.listening import EVERYWHERE, listen
 
@@ -41,7 +41,7 @@ class Entry:
         self,
         allowed: Collection[Address],
         make_follower: Callable[[], Follower],
-        hello: Callable[[], Hello],
+        hello: Callable[[], HelloMessage],
         followers: set[Follower],
         refusals: Refusals,
         tls: PeerTLS | None,

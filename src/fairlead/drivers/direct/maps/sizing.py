@@ -10,7 +10,7 @@ one of the choices takes no memory."""
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import CHUNK_BYTES, ListenerRecord
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES, ListenerRecord
 from fairlead.drivers.direct.spec import SetListener, slots_of
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
@@ -68,4 +68,4 @@ def _over(change: SetListener, old: Slots, size: int) -> Slots:
     if not weights and change.slots.current:
         return old
     table = maglev.table_of(weights, size) if weights else maglev.EMPTY
-    return in_place(old, table, frozenset((*listener.keepers, *listener.left)))
+    return in_place(old, table, frozenset((*listener.retained_nodes, *listener.left)))

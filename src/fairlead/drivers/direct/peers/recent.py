@@ -26,7 +26,7 @@ class Recent:
         return self._met.keys()
 
     def meet(self, flows: Iterable[bytes], now_s: float) -> None:
-        """Entries of these have come to be, or have gone."""
+        """FlowsMessage of these have come to be, or have gone."""
         for flow in flows:
             self._met[flow] = now_s
             self._met.move_to_end(flow)

@@ -23,12 +23,12 @@ from itertools import islice
 import msgspec
 import structlog
 
-from fairlead.drivers.direct.layout import CLOSING, FLOW, INDEX
-from fairlead.drivers.direct.mirror import InstalledListener
-from fairlead.drivers.direct.peer_messages import ENTRY, MOST_ENTRIES, Entries, Tables
-from fairlead.drivers.direct.recent import Recent
+from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.mirror import InstalledListener
+from fairlead.drivers.direct.maps.records import CLOSING, FLOW, INDEX
+from fairlead.drivers.direct.peers.messages import ENTRY, MOST_ENTRIES, FlowsMessage, TablesMessage
+from fairlead.drivers.direct.peers.recent import Recent
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.drivers.direct.tables import Tables as OwnTables
 from fairlead.errors import FairleadError, Refused
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
@@ -49,7 +49,7 @@ class Exchange:
     """To be made once the tables hold what is in the maps. Not to be used after the driver was
     closed."""
 
-    def __init__(self, tables: OwnTables, maps: dict[str, Map]) -> None:
+    def __init__(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
         self._ring = RingBuffer(maps["news"])
         self.descriptor = self._ring.descriptor
@@ -61,7 +61,7 @@ class Exchange:
         """Let go of the ring."""
         self._ring.close()
 
-    def news(self) -> Iterator[Entries]:
+    def news(self) -> Iterator[FlowsMessage]:
         """The entries that have come to be since it was asked last."""
         while records := self._ring.read(MOST_ENTRIES):
             yield self.entries(records)
@@ -74,7 +74,7 @@ class Exchange:
             flows.update(record[: -INDEX.size] for record in records)
         return flows
 
-    def present(self, recent: Recent, now_s: float) -> Iterator[Entries]:
+    def present(self, recent: Recent, now_s: float) -> Iterator[FlowsMessage]:
         """The entries of these flows as they are now, and of which there is none; since when."""
         for records in _batched(flow + self._present(flow) for flow in tuple(recent.flows)):
             ages_s = tuple(now_s - recent.met_s(record[: -INDEX.size]) for record in records)
@@ -89,7 +89,7 @@ class Exchange:
         """All that there are."""
         return self._tables.keys()
 
-    def tables(self, key: ListenerKey) -> Tables | None:
+    def tables(self, key: ListenerKey) -> TablesMessage | None:
         """Those of a listener, if it is there."""
         found = self._tables.installed(key)
         if found is None or not all(
@@ -98,11 +98,11 @@ class Exchange:
             return None
         whose = (found.service.namespace, found.service.name), found.uid
         keeping = tuple(filter(None, found.keeping))
-        return Tables(
+        return TablesMessage(
             *(key.address, key.port, key.protocol, *whose, *found.slots, keeping),
             restricted=found.record.sets is not None,
             used=self._tables.is_used(found),
-            young=found.record.young,
+            converging=found.record.converging,
         )
 
     def stored(self) -> Iterator[list[bytes]]:
@@ -121,15 +121,15 @@ class Exchange:
                 return _told(name, value)
         return _GONE
 
-    def entries(self, records: list[bytes]) -> Entries:
+    def entries(self, records: list[bytes]) -> FlowsMessage:
         """The records, with the names of their nodes."""
         names = self._tables.nodes.names()
         numbers = {_node(record[-INDEX.size :]) for record in records}
-        return Entries(
+        return FlowsMessage(
             {number: names[number] for number in numbers & names.keys()}, b"".join(records)
         )
 
-    def put(self, message: Entries, *, known: Sequence[Set[bytes]] = ()) -> None:
+    def put(self, message: FlowsMessage, *, known: Sequence[Set[bytes]] = ()) -> None:
         """Have these entries too, but for flows in one of the sets `known`. One whose node is not
         named says nothing."""
         numbers = self._numbers(message.names)
@@ -178,16 +178,16 @@ class Exchange:
         thread."""
         return {key for name in _TABLES for key, _ in self._maps[name].items()}
 
-    def grow_up(self) -> None:
-        """See `Tables.grow_up`."""
-        self._tables.grow_up()
+    def end_convergence(self) -> None:
+        """See `TablesMessage.end_convergence`."""
+        self._tables.end_convergence()
 
-    def begin_with(self, message: Tables) -> None:
+    def begin_with(self, message: TablesMessage) -> None:
         """Before anything is planned: have this listener as the peer has it."""
         own = self._tables.installed(message.key)
         self._carry_over(message, tracked_as(message.slots, own.slots) if own else message.slots)
 
-    def heed(self, message: Tables, *, behind: bool) -> None:
+    def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
         """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word
         counts for what has no entry; as it does for a listener of which no packet has come here. Of
         one that is not here nothing is kept: the plan will tell of it, or has taken it away."""
@@ -198,13 +198,13 @@ class Exchange:
         else:
             self._carry_over(message, tracked_as(own.slots, message.slots))
 
-    def _carry_over(self, message: Tables, slots: Slots) -> None:
+    def _carry_over(self, message: TablesMessage, slots: Slots) -> None:
         try:
             self._tables.carry_over(
                 *(message.key, ServiceKey(*message.service), message.uid, slots, message.keeping),
                 restricted=message.restricted,
                 used=message.used,
-                young=message.young,
+                converging=message.converging,
             )
         except FairleadError as error:
             log.warning(
@@ -212,13 +212,13 @@ class Exchange:
             )
 
 
-def _caught_up(own: InstalledListener, message: Tables) -> Slots:
+def _caught_up(own: InstalledListener, message: TablesMessage) -> Slots:
     """What the peer has, and from there to what serves new connections here."""
-    keepers = frozenset((*own.keeping, *message.keeping, *message.nodes))
+    retained_nodes = frozenset((*own.keeping, *message.keeping, *message.nodes))
     return by_rule(
         message.slots,
         Table(own.slots.nodes, own.slots.current),
-        keepers,
+        retained_nodes,
         by_source=own.slots.by_source,
     )
 

@@ -2,7 +2,7 @@
 entries.
 
 In: listeners as they are put into force, and whether there are other gateways. Out: which are
-young, and whose time is over. Gateways learn of nodes in moments of their own. What a listener goes
+converging, and whose time is over. Gateways learn of nodes in moments of their own. What a listener goes
 through before its first packet leaves no past to tell apart, so a connection may be opened by
 tables that only one gateway ever had, and no slot of another would ask where it is. It has an entry
 instead, which the others are told of; by the time that they all have had the same tables for a
@@ -12,17 +12,17 @@ nothing."""
 import math
 from collections.abc import Callable
 
-from fairlead.drivers.direct.mirror import InstalledListener
+from fairlead.drivers.direct.maps.mirror import InstalledListener
 from fairlead.drivers.direct.spec import ListenerKey
 
-YOUNG_S = 10.0
+CONVERGENCE_S = 10.0
 """A listener's tables have been the same for so long before all gateways are taken to have the
 same."""
 AT_ONCE = 256
 
 
-class Youth:
-    """peers: there are other gateways; without them nothing is young for long."""
+class Convergence:
+    """peers: there are other gateways; without them nothing is converging for long."""
 
     def __init__(self, peers: bool, clock: Callable[[], float]) -> None:
         self.peers = peers
@@ -31,12 +31,14 @@ class Youth:
 
     def note(self, key: ListenerKey, new: InstalledListener, old: InstalledListener | None) -> None:
         """What has been put into force, and what was there before it."""
-        if new.record.young and (key not in self._since_s or old is None or old.slots != new.slots):
+        if new.record.converging and (
+            key not in self._since_s or old is None or old.slots != new.slots
+        ):
             self._since_s[key] = self._clock() if self.peers else -math.inf
 
     def over(self) -> list[ListenerKey]:
         """Some whose tables have been the same for long enough; each is named once."""
-        end_s = self._clock() - YOUNG_S
+        end_s = self._clock() - CONVERGENCE_S
         keys = [key for key, since_s in self._since_s.items() if since_s <= end_s][:AT_ONCE]
         for key in keys:
             del self._since_s[key]

@@ -1,4 +1,4 @@
-"""Which nodes keep the flows that they have, for each listener: the map `keepers`.
+"""Which nodes keep the flows that they have, for each listener: the map `retained_nodes`.
 
 In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as
 there is room. The program follows the entry of a flow as long as its node is one of these: so a
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Set
 
 import structlog
 
-from fairlead.drivers.direct.layout import INDEX, KEEPER
-from fairlead.drivers.direct.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.records import INDEX, KEEPER
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
 
@@ -21,12 +21,12 @@ _PRESENT = INDEX.pack(1)
 _NONE = frozenset[int]()
 
 
-class Keepers:
+class RetainedNodes:
     """The map, mirrored: the namespace of a listener and numbers of nodes, by the index that the
     listener counts at."""
 
-    def __init__(self, keepers: Map, quota: Quota) -> None:
-        self._map = keepers
+    def __init__(self, retained_nodes: Map, quota: Quota) -> None:
+        self._map = retained_nodes
         self._quota = quota
         self._of: dict[int, tuple[str, frozenset[int]]] = {}
         self.touched: set[int] = set()

@@ -1,6 +1,6 @@
 """The ways to nodes as this host's networks are now, kept so by the kernel's events.
 
-In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `Way` for each, or
+In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `NextHop` for each, or
 why there is none; and word of what changed. The kernel's neighbour table is not in use where XDP
 forwards, because the kernel does not see those packets: so a neighbour that XDP needs is looked for
 when it is not known and whenever the kernel grows unsure of it. One that does not answer is left
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from fairlead.drivers.direct import blackhole
-from fairlead.drivers.direct.layout import HERE, Way
-from fairlead.drivers.direct.ways import Rules, way_to
+from fairlead.drivers.direct.host_network import blackhole
+from fairlead.drivers.direct.host_network.next_hops import Rules, next_hop_to
+from fairlead.drivers.direct.maps.records import HERE, NextHop
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.net.routing import Interface, Neighbour, Routing
 
@@ -29,7 +29,7 @@ RETRY_S = 10.0
 """A neighbour without a known hardware address is not looked for again sooner."""
 
 
-class News(NamedTuple):
+class NetworkChanges(NamedTuple):
     """What to look at again. `networks`: everything. `neighbours`: ways whose next hop is one of
     these (interface, address)."""
 
@@ -37,7 +37,7 @@ class News(NamedTuple):
     neighbours: frozenset[tuple[int, str]]
 
 
-class Surroundings:
+class HostNetwork:
     """What is known of this host's networks. Close it. `clock`: seconds that never go back."""
 
     def __init__(self, rules: Rules, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,29 +65,29 @@ class Surroundings:
         self._interfaces = self._routing.interfaces()
         return {each.name: each for each in self._interfaces.values()}
 
-    def ways(self, nodes: Iterable[Node]) -> dict[Node, Way | FairleadError]:
+    def ways(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
         """The way to each of these, or why there is none. Takes 50 us for each: of many, ask in a
         thread."""
         return {node: self._way(node) for node in nodes}
 
-    def _way(self, node: Node) -> Way | FairleadError:
+    def _way(self, node: Node) -> NextHop | FairleadError:
         name, address = node
         try:
             route = self._routing.route(address)
             if route and route.interface not in self._interfaces:
                 self.renew()
             interface = self._interfaces.get(route.interface) if route else None
-            return self.with_mac(way_to(name, address, route, interface, self._rules))
+            return self.with_mac(next_hop_to(name, address, route, interface, self._rules))
         except (Unavailable, Refused) as error:
             return error
 
-    def with_mac(self, way: Way) -> Way:
+    def with_mac(self, way: NextHop) -> NextHop:
         """The way with the hardware address that its next hop has now, if XDP may send there."""
         if way.kind == HERE or (way.lower or way.interface) not in self.fast:
             return way._replace(mac=UNKNOWN)
         return way._replace(mac=self.mac_of(way) or UNKNOWN)
 
-    def mac_of(self, way: Way) -> bytes:
+    def mac_of(self, way: NextHop) -> bytes:
         """The hardware address of the next hop; empty while it is not known. It is looked for then,
         and kept an eye on."""
         place = (way.interface, way.next_hop)
@@ -97,7 +97,7 @@ class Surroundings:
             self._look_for(place, known)
         return known.mac if known else b""
 
-    def watch_only(self, ways: Iterable[Way]) -> None:
+    def watch_only(self, ways: Iterable[NextHop]) -> None:
         """Keep an eye on the next hops of these and of no others."""
         needed = {(way.interface, way.next_hop) for way in ways}
         for place in self._watched.keys() - needed:
@@ -113,13 +113,13 @@ class Surroundings:
         ):  # the interface is down or gone: an event of its own says when that is over
             self._routing.look_for(*place)
 
-    async def news(self) -> News:
+    async def news(self) -> NetworkChanges:
         """Wait until something is to be looked at again."""
         while True:
             changes = await self._routing.changes()
             changed = frozenset(self._note(changes.neighbours))
             if changes.others or changed:
-                return News(changes.others, changed)
+                return NetworkChanges(changes.others, changed)
 
     def _note(self, told: Iterable[Neighbour]) -> Iterator[tuple[int, str]]:
         """Those of the watched neighbours whose hardware address is another one now."""

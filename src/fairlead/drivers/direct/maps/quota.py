@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import CHUNK_BYTES
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
@@ -25,7 +25,7 @@ Use = tuple[str, int]
 NO_USE: Use = ("", 0)
 
 
-class NoRoom(Unavailable):
+class OutOfMemory(Unavailable):
     """A resource of fixed size is used up. The Service is retried as soon as some of it is free."""
 
 
@@ -79,18 +79,18 @@ class Quota:
         waiting, self.waiting = self.waiting, set()
         return waiting
 
-    def refusal(self, service: ServiceKey) -> NoRoom:
+    def refusal(self, service: ServiceKey) -> OutOfMemory:
         """The error for a Service that may not have what it asks for. The Service is registered as
         waiting. The text does not change while the cause lasts."""
         self.waiting.add(service)
         if self._of[service.namespace] and self._share < 1:
-            return NoRoom(
+            return OutOfMemory(
                 f"namespace {service.namespace} has reached its share of this gateway's "
                 f"{self._what}",
                 fix=f"use fewer {self._users} in it, raise gateway.namespaceShare, or "
                 f"{self._remedy}",
             )
-        return NoRoom(
+        return OutOfMemory(
             f"this gateway's {self._what} is used up except for the reserve", fix=self._remedy
         )
 
@@ -146,6 +146,8 @@ class Quotas(NamedTuple):
                 share,
                 gateways,
             ),
-            Quota("room for retained nodes", "ports", capacities["keepers"], share, gateways),
+            Quota(
+                "room for retained nodes", "ports", capacities["retained_nodes"], share, gateways
+            ),
             Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
         )

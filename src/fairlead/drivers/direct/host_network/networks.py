@@ -12,11 +12,19 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.drivers.direct.attach import Attachments, Programs
-from fairlead.drivers.direct.layout import AMONG_NODES, HERE, INDEX, NOWHERE, SETTINGS, TELL, Way
-from fairlead.drivers.direct.neighbours import News, Node, Surroundings
-from fairlead.drivers.direct.nodes import NO_WAYS, Nodes
-from fairlead.drivers.direct.ways import Rules
+from fairlead.drivers.direct.host_network.attach import Attachments, Programs
+from fairlead.drivers.direct.host_network.host_network import HostNetwork, NetworkChanges, Node
+from fairlead.drivers.direct.host_network.next_hops import Rules
+from fairlead.drivers.direct.maps.nodes import NO_WAYS, Nodes
+from fairlead.drivers.direct.maps.records import (
+    AMONG_NODES,
+    HERE,
+    INDEX,
+    NOWHERE,
+    SETTINGS,
+    TELL,
+    NextHop,
+)
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
 
@@ -35,9 +43,9 @@ class Limits(NamedTuple):
     tell: bool = False
 
 
-def among_nodes(ways: Iterable[Way | FairleadError]) -> bool:
+def among_nodes(ways: Iterable[NextHop | FairleadError]) -> bool:
     """Whether this host is one of the nodes to which these ways lead."""
-    return any(isinstance(way, Way) and way.kind == HERE for way in ways)
+    return any(isinstance(way, NextHop) and way.kind == HERE for way in ways)
 
 
 class Networks:
@@ -53,7 +61,7 @@ class Networks:
         programs: Programs,
     ) -> None:
         self.attachments = attachments
-        self._surroundings = Surroundings(rules)
+        self._surroundings = HostNetwork(rules)
         self._rules = rules
         self._limits = limits
         self._maps = maps
@@ -111,7 +119,7 @@ class Networks:
         if not await self.attachments.whole(self._surroundings.interfaces()):
             await self.attach()
 
-    async def ways(self, nodes: Iterable[Node]) -> dict[Node, Way | FairleadError]:
+    async def ways(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
         """The way to each of these nodes, or why there is none."""
         asked = tuple(nodes)
         return await asyncio.to_thread(self._surroundings.ways, asked) if asked else {}
@@ -119,7 +127,7 @@ class Networks:
     async def find_ways(self) -> set[str]:
         """Have the ways to all nodes be as they are now. The nodes that have lost one."""
         ways = await self.ways({*self._nodes.addresses(), *(self._cluster or ())})
-        self._surroundings.watch_only(way for way in ways.values() if isinstance(way, Way))
+        self._surroundings.watch_only(way for way in ways.values() if isinstance(way, NextHop))
         if self._cluster is not None:
             self._set(among=among_nodes(ways[node] for node in self._cluster))
         return self.settle(ways)
@@ -130,7 +138,7 @@ class Networks:
         ways = (way for both in self._nodes.by_name.values() for way in both)
         return frozenset(way.next_hop for way in ways if way.kind not in (NOWHERE, HERE))
 
-    def settle(self, ways: Mapping[Node, Way | FairleadError]) -> set[str]:
+    def settle(self, ways: Mapping[Node, NextHop | FairleadError]) -> set[str]:
         """Write those that differ from what is there. The nodes that have lost theirs."""
         lost = set()
         for (name, address), way in ways.items():
@@ -151,11 +159,11 @@ class Networks:
         self._cluster = tuple(sorted(cluster))
         await self.find_ways()
 
-    async def news(self) -> News:
+    async def news(self) -> NetworkChanges:
         """Wait until something has changed. May run beside the other methods."""
         return await self._surroundings.news()
 
-    async def heed(self, news: News) -> set[str]:
+    async def apply_changes(self, news: NetworkChanges) -> set[str]:
         """Bring what the news is about to what holds now. The nodes that have lost their way."""
         if not news.networks and self._cluster is None:
             return self.settle(dict(self._by_way_of(news.neighbours)))
@@ -167,7 +175,7 @@ class Networks:
             log.warning("not attached", error=str(error))
         return await self.find_ways()
 
-    def _by_way_of(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, Way]]:
+    def _by_way_of(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, NextHop]]:
         """The ways that lead over these next hops, with the hardware addresses of now."""
         for name, ways in self._nodes.by_name.items():
             for way in ways:

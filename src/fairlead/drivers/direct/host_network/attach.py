@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct.layout import MAC, TAG_KEY
+from fairlead.drivers.direct.maps.records import MAC, TAG_KEY
 from fairlead.errors import Refused, Unavailable
 from fairlead.net import interfaces, tc, xdp
 from fairlead.net.bpf import Map

@@ -9,8 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from fairlead.drivers.direct.exchange import Exchange
-from fairlead.drivers.direct.peer_messages import Alive, Hello, Whole, frame
+from fairlead.drivers.direct.peers.exchange import Exchange
+from fairlead.drivers.direct.peers.messages import (
+    AliveMessage,
+    CompleteMessage,
+    HelloMessage,
+    frame,
+)
 from fairlead.drivers.direct.spec import ListenerKey
 
 ALIVE_S = 1.0
@@ -51,7 +56,7 @@ class Follower:
             self._over = "it does not keep up"
         self._wake.set()
 
-    async def serve(self, hello: Hello, writer: asyncio.StreamWriter) -> str:
+    async def serve(self, hello: HelloMessage, writer: asyncio.StreamWriter) -> str:
         """Tell it everything until it goes or is to go: why it was."""
         try:
             await self._send(writer, frame(hello))
@@ -61,7 +66,7 @@ class Follower:
             stored = self._exchange.stored()
             while (batch := await asyncio.to_thread(next, stored, None)) is not None:
                 await self._send(writer, frame(self._exchange.entries(batch)))
-            await self._send(writer, frame(Whole()))
+            await self._send(writer, frame(CompleteMessage()))
             self._entries.extend(self._again())
             while not self._over:
                 # before looking: what is told while something is being sent is news
@@ -89,7 +94,7 @@ class Follower:
             async with asyncio.timeout(ALIVE_S):
                 await self._wake.wait()
         except TimeoutError:
-            await self._send(writer, frame(Alive()))
+            await self._send(writer, frame(AliveMessage()))
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)

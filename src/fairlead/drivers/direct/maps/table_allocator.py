@@ -10,15 +10,15 @@ from array import array
 from collections.abc import Callable, Collection
 from mmap import mmap
 
-from fairlead.drivers.direct.arena import Arena
-from fairlead.drivers.direct.layout import (
+from fairlead.drivers.direct.maps.arena import Arena
+from fairlead.drivers.direct.maps.counter_indexes import CounterIndexPool
+from fairlead.drivers.direct.maps.records import (
     BY_SOURCE,
     CHUNK_BYTES,
     PREVIOUS_BY_SOURCE,
     ListenerRecord,
 )
-from fairlead.drivers.direct.places import Places
-from fairlead.drivers.direct.sizing import chunks
+from fairlead.drivers.direct.maps.sizing import chunks
 from fairlead.errors import FairleadError
 from fairlead.net.transition import Slots, renumber, renumber_at
 
@@ -34,10 +34,12 @@ def regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-class Room:
+class TableAllocator:
     """The memory of `size` chunks, all free at first."""
 
-    def __init__(self, memory: mmap, size: int, places: Places, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, memory: mmap, size: int, places: CounterIndexPool, clock: Callable[[], float]
+    ) -> None:
         self._memory = memory
         self._size = size
         self._places = places
@@ -55,7 +57,7 @@ class Room:
 
     def reserve(self, slots: Slots, old: ListenerRecord | None) -> ListenerRecord:
         """Allocate room for the tables, and a place for counters: the place of `old`, if the
-        listener replaces that. Raises NoRoom."""
+        listener replaces that. Raises OutOfMemory."""
         current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
         statistics = old.statistics if old else self._places.take()

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from fairlead.drivers.direct.layout import RANGE_KEY
-from fairlead.drivers.direct.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.records import RANGE_KEY
 from fairlead.errors import FairleadError
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
@@ -86,7 +86,7 @@ class Ranges:
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Set the range sets of the Service. Raises NoRoom if its namespace may not have as many,
+        """Set the range sets of the Service. Raises OutOfMemory if its namespace may not have as many,
         and the kernel's error if the kernel has no room."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
