@@ -21,7 +21,7 @@ struct {
 	__uint(max_entries, PROBED);
 	__type(key, __u32[4]);
 	__type(value, struct way);
-} probe_ways SEC(".maps");
+} probe_paths SEC(".maps");
 
 SEC("tc")
 int probe(struct __sk_buff *skb)
@@ -30,7 +30,7 @@ int probe(struct __sk_buff *skb)
 
 	if ((skb->mark & PROBE_MASK) != PROBE_MARK || read_frame(skb, &packet) != FLOW)
 		return TC_ACT_UNSPEC;
-	const struct way *way = bpf_map_lookup_elem(&probe_ways, packet.flow.destination);
+	const struct way *way = bpf_map_lookup_elem(&probe_paths, packet.flow.destination);
 	if (!way || !has_outer(way))
 		return TC_ACT_UNSPEC;
 	packet.hash = hash_flow(&packet.flow, false);

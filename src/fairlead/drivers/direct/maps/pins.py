@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 import msgspec
 import structlog
 
+import fairlead
 from fairlead.drivers.direct.maps import upgrade
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Refused
@@ -29,7 +30,7 @@ from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Progr
 
 log = structlog.get_logger()
 
-OBJECTS = Path(__file__).resolve().parents[2] / "objects"
+OBJECTS = Path(fairlead.__file__).resolve().parent / "objects"
 OBJECT = OBJECTS / "direct_tc.o"
 _XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"
