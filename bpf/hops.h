@@ -8,7 +8,7 @@
 #include <linux/ip.h>
 #include <bpf/bpf_endian.h>
 
-#define HOPS_LEFT 16 /* the same value is in drivers/direct/layout.py */
+#define HOPS_LEFT 16 /* the same value is in drivers/direct/maps/records.py */
 
 /* The packet's TTL is more than HOPS_LEFT. RFC 1624, for a header of which one octet at an even place has become less. */
 static __always_inline void limit_ttl(struct iphdr *ip)

@@ -1,5 +1,5 @@
 /* The tables in the kernel. Sizes of `arena`, `connections` and `datagrams` are what tests of the program need: the gateway makes
- * them with its own (drivers/direct/pins.py, Sizes).
+ * them with its own (drivers/direct/maps/pins.py, Sizes).
  */
 #pragma once
 
