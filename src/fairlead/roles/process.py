@@ -34,11 +34,11 @@ log = structlog.get_logger()
 START_S = 60.0
 """A start that takes longer is none that should be made short."""
 YOUNG_SOON = 2
-"""A collection of converging objects comes after more than so many of the youngest. Each object is
+"""A collection of young objects comes after more than so many of the youngest. Each object is
 looked at as often whatever the number, but fewer of them at a time: after ten, all else waited for
 ten milliseconds and more."""
 FULL_SELDOM = 4000
-"""A collection of all objects comes after so many of converging ones, of which there are fifteen in a
+"""A collection of all objects comes after so many of young ones, of which there are fifteen in a
 thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
