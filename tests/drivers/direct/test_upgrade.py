@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.root
 
 SOURCES = Path(__file__).parents[3] / "bpf"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
+BEGIN_S, ASKED_S = 0.02, 0.03
+"""A connection begins this often, and each asks this often."""
 
 
 def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
@@ -107,6 +110,53 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
         over.set()
         await asking
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
+        async with running_gateway(versions[-1]) as gateway:
+            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            await gateway.tell("remove")
+
+
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+async def test_connections_that_begin_while_programs_replace_each_other(site: None, newer: Path, attach: str) -> None:
+    """New connections begin all the time and send all the time, so that some begin at the older program and go on at the
+    newer one, in slots whose node has changed. Each is answered by one node only."""
+    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
+    over, broken = asyncio.Event(), list[str]()
+
+    async def talk(family: int) -> None:
+        conversation, nodes = await Conversation.start(family), set[str]()
+        try:
+            while not over.is_set():
+                nodes.add((await conversation.ask())[0])
+                await asyncio.sleep(ASKED_S)
+        except (OSError, ValueError) as error:  # a reset may show as the end of what is read
+            broken.append(f"connection of {nodes}: {error!r}")
+        assert len(nodes) <= 1
+        conversation.writer.close()
+
+    async def begin() -> int:
+        async with asyncio.TaskGroup() as group:
+            for begun in count(1):
+                group.create_task(talk(FAMILIES[begun % 2]))
+                await asyncio.sleep(BEGIN_S)
+                if over.is_set():
+                    return begun
+        raise AssertionError
+
+    async with pods():
+        async with running_gateway(versions[0]) as gateway:
+            await gateway.serve({"node1": 1, "node2": 1})
+            await (await Conversation.start(socket.AF_INET)).ask()
+            await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+            gateway.kill()
+        for version in versions[1:]:
+            over.clear()
+            beginning = asyncio.create_task(begin())
+            async with running_gateway(version) as gateway:
+                gateway.kill()
+            await asyncio.sleep(2 * ASKED_S)
+            over.set()
+            assert await beginning > 10
+            assert not broken
         async with running_gateway(versions[-1]) as gateway:
             assert sum((await gateway.tell(""))["drops"].values()) == 0
             await gateway.tell("remove")
