@@ -24,7 +24,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
-from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, forgiving, summary, unharmed
+from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, breaks, forgiving, summary, unharmed
 from tests.e2e.load import drops
 
 import fairlead
@@ -98,6 +98,8 @@ class Stage(msgspec.Struct):
         began_s = time.monotonic()
         period = await self.crowd.through(event, turns=turns)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
+        if lines := breaks(self.site, self.gateways, period):
+            print(f"{lines}\nThe event began at {began_s:.2f} s.", flush=True)
         for gateway in self.gateways:
             found = {reason: number for reason, number in (await drops(self.site, gateway)).items() if number}
             print(f"{gateway} has dropped so far: {found}", flush=True)
