@@ -5,24 +5,30 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 from hatch_build import bpf_compiler
-from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, add_cable, bring, driver, load_balancer
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
 
-from fairlead.drivers.direct import pins, upgrade
+from fairlead.drivers.direct import pins, remove_pins, upgrade
+from fairlead.drivers.direct.attach import Attachments, Programs
 from fairlead.drivers.direct.layout import CHUNK_BYTES
 from fairlead.drivers.direct.pins import OBJECT, OBJECTS
 from fairlead.errors import Refused
 from fairlead.model import Member
-from fairlead.net import bpffs, tc
+from fairlead.net import bpffs, tc, xdp
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
+from fairlead.net.program import Program
+from fairlead.net.routing import Routing
 
 pytestmark = pytest.mark.root
 
@@ -200,6 +206,48 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
         async with running_gateway(Options()) as gateway:
             assert sum((await gateway.tell(""))["drops"].values()) == 0
             await gateway.tell("remove")
+
+
+def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newer: Path) -> None:
+    """To load a program takes most of a second. Flows that begin in that time get entries in the older program's tables only,
+    so the last look at these comes after all programs are loaded, and every older program is replaced right after it."""
+
+    async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
+        links = [PINS_HERE / f"xdp-{socket.if_nametoindex(each)}" for each in ("eth0", "eth1")]
+
+        async def running() -> list[int]:
+            found = [link.program_id for pin in links if (link := xdp.read_link(pin))]
+            return found + [each.program for each in await tc.filters(f"fairlead:{PINS_HERE}")]
+
+        first = driver(wanted="xdp-generic", interfaces=("eth0", "eth1"))
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        await first.close()
+        older, steps = await running(), list[str]()
+        assert len(older) == 4
+        opened = pins.open_pins(PINS_HERE, pins.Sizes(), newer)
+
+        def load(what: str, make: Callable[[], Program]) -> Program:
+            steps.append(what)
+            return make()
+
+        def look() -> None:
+            steps.append("look")
+            assert [link.program_id for pin in links if (link := xdp.read_link(pin))] == older[:2]
+
+        programs = Programs(partial(load, "tc", opened.tc), partial(load, "xdp", opened.xdp), look)
+        with closing(Routing()) as routing:
+            present = {each.name: each for each in routing.interfaces().values()}
+        attachments = Attachments(("eth0", "eth1"), "xdp-generic", PINS_HERE, 100)
+        await attachments.attach(programs, opened.maps["tags"], present)
+        assert sorted(steps[:2]) == ["tc", "xdp"]
+        assert steps[2:] == ["look"]
+        assert not set(await running()) & set(older)
+        opened.close()
+        await remove_pins(PINS_HERE)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["half carried over", "carried over but not attached"])
