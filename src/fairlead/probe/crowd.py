@@ -46,9 +46,9 @@ _FAILURES = (OSError, Malformed, EOFError)
 
 
 class Break(msgspec.Struct, frozen=True):
-    """One open flow that broke: its client's address and port, when it began and when it broke (monotonic clock), the number
-    of its requests, the pod that answered it with the node of that pod, why it broke, and the pod that answered instead, if
-    one did."""
+    """One open flow that broke: its client's address and port, when it began and when it broke
+    (monotonic clock), the number of its requests, the pod that answered it with the node of that
+    pod, why it broke, and the pod that answered instead, if one did."""
 
     client: str
     client_port: int

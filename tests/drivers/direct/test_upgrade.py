@@ -123,8 +123,9 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
 
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
 async def test_connections_that_begin_while_programs_replace_each_other(site: None, newer: Path, attach: str) -> None:
-    """New connections begin all the time and send all the time, so that some begin at the older program and go on at the
-    newer one, in slots whose node has changed. Each is answered by one node only."""
+    """New connections begin all the time and send all the time, so that some begin at the older
+    program and go on at the newer one, in slots whose node has changed. Each is answered by one
+    node only."""
     versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
     over, broken = asyncio.Event(), list[str]()
 
@@ -209,8 +210,9 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
 
 
 def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newer: Path) -> None:
-    """To load a program takes most of a second. Flows that begin in that time get entries in the older program's tables only,
-    so the last look at these comes after all programs are loaded, and every older program is replaced right after it."""
+    """To load a program takes most of a second. Flows that begin in that time get entries in the
+    older program's tables only, so the last look at these comes after all programs are loaded, and
+    every older program is replaced right after it."""
 
     async def scenario() -> None:
         add_cable("eth1", "198.51.100.10/24")

@@ -50,8 +50,8 @@ class Attachment(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """`tc`, `xdp`: each makes a loaded program; the caller closes it. `before_replacing`: called once all programs are loaded,
-    right before the first of them is attached."""
+    """`tc`, `xdp`: each makes a loaded program; the caller closes it. `before_replacing`: called once
+    all programs are loaded, right before the first of them is attached."""
 
     tc: Callable[[], Program]
     xdp: Callable[[], Program]
@@ -131,8 +131,9 @@ class Attachments:
         name = _filter_name(self._pin_path)
         shown = []
         with ExitStack() as loaded:
-            # All programs are loaded before the first one is attached: flows that begin in between get entries that only the
-            # older programs know. In a thread, because the kernel takes a good part of a second to verify a program.
+            # All programs are loaded before the first one is attached: flows that begin in between
+            # get entries that only the older programs know. They are loaded in a thread, because
+            # the kernel takes a good part of a second to verify a program.
             fast = await self._load_fast(programs, [choice for _, choice in chosen])
             if isinstance(fast, Program):
                 loaded.enter_context(fast)
@@ -156,8 +157,8 @@ class Attachments:
         return [present[name] for name in self._selection.names if name in present]
 
     async def _load_fast(self, programs: Programs, choices: Iterable[Choice]) -> Program | Refused | None:
-        """The program for XDP, or why the kernel refuses it; None if no interface is to have it. Raises Refused where the
-        configuration asks for XDP."""
+        """The program for XDP, or why the kernel refuses it; None if no interface is to have it.
+        Raises Refused where the configuration asks for XDP."""
         if all(choice.mode == "tc" for choice in choices):
             return None
         try:

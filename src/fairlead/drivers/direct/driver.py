@@ -204,15 +204,16 @@ class DirectDriver:
         return self._tables, self._pins, self._networks
 
     def _tc(self) -> Program:
-        """The complete program, to be attached soon. Loading it takes most of a second, in which an older one works on; most of
-        what that one has changed is done to our tables here, in the thread, which leaves little to `_follow_older`."""
+        """The complete program, to be attached soon. Loading it takes most of a second, in which an
+        older one works on. Most of the changes that the older one makes are copied here, in the
+        thread, which leaves little to `_follow_older`."""
         _, opened, _ = self._opened()
         program = opened.tc()
         opened.follow_older(forwarding=False)
         return program
 
     def _follow_older(self) -> None:
-        """Have in our tables what an older program has changed in its own, right before ours takes its place."""
+        """Copy what an older program has changed in its tables, right before ours takes its place."""
         _, opened, _ = self._opened()
         opened.follow_older(forwarding=False)
 

@@ -178,7 +178,8 @@ def follow_up(
 
     forwarding: our program has taken the other's place. What ours have changed since is newer then, and stays.
     """
-    # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two tables, or in both.
+    # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two
+    # tables, or in both.
     for name, shape in sorted(after.maps.items(), key=lambda each: not each[0].startswith(_NOTES)):
         if shape.type == _LRU_HASH and name not in _PASSING and before.maps.get(name, shape) != shape:
             with Map.open(old / name) as source:
