@@ -79,6 +79,11 @@ class Prober:
         self._silence_s = silence_s
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.sent = 0
+        self._met: dict[Probe, tuple[Expected, Sequence[Observed]]] = {}
+
+    def met(self) -> str:
+        """What the last packets of each probe met in the last call of `agree`, as text."""
+        return "\n\n".join(_described(probe, *met) for probe, met in self._met.items())
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
         """Return once every probe has agreed with the oracle. Raises Disagreement with those that do not in time."""
@@ -87,6 +92,7 @@ class Prober:
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
         waiting = list(probes)
         patience_s = FIRST_ANSWER_S
+        self._met.clear()
         while True:
             before = await self._read()
             waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
@@ -96,6 +102,7 @@ class Prober:
             complaints = []
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
+                self._met[probe] = probe.expected(after), found
                 # Pods come and go by themselves: what was right when the packets were sent, or is now, is right.
                 said = [_complaint(probe, probe.expected(cluster), found, seen[probe]) for cluster in (before, after)]
                 if all(said):
@@ -203,8 +210,15 @@ def _complaint(probe: Probe, expected: Expected, observed: Sequence[Observed], s
     if not problem and probe.all_pods and not expected.one_pod:
         missing = {answer.pod for answer in expected.answers} - seen
         problem = f"{', '.join(sorted(missing))} never answered" if missing else ""
-    if not problem:
-        return ""
+    return _described(probe, expected, observed, problem) if problem else ""
+
+
+def _described(
+    probe: Probe,
+    expected: Expected,
+    observed: Sequence[Observed],
+    problem: str = "met",
+) -> str:
     wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [expected.otherwise]
     return (
         f"from {probe.source.name} ({', '.join(probe.source.addresses)}; node {probe.source.node or 'none'}) "
