@@ -15,12 +15,14 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
+from fairlead.drivers.direct.layout import INDEX, pack_address, unpack_text
 from tests.e2e.load import CLIENT, Web, until
 
 from fairlead.lab.objects import PODS
 from fairlead.lab.piped import Piped
 from fairlead.lab.site import Site
-from fairlead.probe.crowd import Count
+from fairlead.net.bpf import Map
+from fairlead.probe.crowd import Break, Count
 
 OPENING_S = 60.0
 TURN_S = 2.0
@@ -192,6 +194,58 @@ def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, obje
         "lost": {pod: number for pod, number in count.lost.items() if pod not in gone},
     }
     return {what: value for what, value in found.items() if value}
+
+
+_PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "quic": 17}
+_FLOW_TABLES = (
+    "connections",
+    "new_connections",
+    "closing_connections",
+    "datagrams",
+    "new_datagrams",
+)
+SHOWN = 10
+
+
+def breaks(site: Site, gateways: Sequence[str], period: Period) -> str:
+    """A line for each of the first flows that broke, with the entries that the gateways have of it now; for people."""
+    lines = []
+    for name, count in period.items():
+        for each in count.breaks[:SHOWN]:
+            after = f", then {each.answered_by} answered" if each.answered_by else ""
+            lines.append(
+                f"{name}: from [{each.client}]:{each.client_port} to {each.pod} on {each.node}: {each.why} at"
+                f" {each.broken_s:.2f} s, {each.broken_s - each.begun_s:.2f} s after it began, in request"
+                f" {each.requests}{after}; entries: {_entries(site, gateways, name, each)}"
+            )
+    return "\n".join(lines)
+
+
+def _entries(
+    site: Site, gateways: Sequence[str], target: str, flow: Break
+) -> dict[str, dict[str, str]]:
+    """Of each gateway, the tables that have an entry of this flow, with its node."""
+    kind, address, port = target.split()
+    ports = flow.client_port.to_bytes(2, "big") + int(port).to_bytes(2, "big")
+    key = (
+        pack_address(flow.client)
+        + pack_address(address)
+        + ports
+        + bytes((_PROTOCOL_NUMBERS[kind], 0, 0, 0))
+    )
+    found: dict[str, dict[str, str]] = {gateway: {} for gateway in gateways}
+    for gateway in gateways:
+        for complete in site.directory.pins(gateway).glob("layout-*/settings"):
+            for table in _FLOW_TABLES:
+                with (
+                    Map.open(complete.with_name(table)) as entries,
+                    Map.open(complete.with_name("node_names")) as names,
+                ):
+                    if value := entries.lookup(key):
+                        found[gateway][table] = unpack_text(
+                            names.lookup(value[: INDEX.size]) or b""
+                        )
+    return found
 
 
 def summary(period: Period) -> str:

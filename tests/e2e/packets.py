@@ -95,6 +95,11 @@ class Prober:
         self._silence_s = silence_s
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.sent = 0
+        self._met: dict[Probe, tuple[Expected, Sequence[Observed]]] = {}
+
+    def met(self) -> str:
+        """What the last packets of each probe met in the last call of `agree`, as text."""
+        return "\n\n".join(_described(probe, *met) for probe, met in self._met.items())
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
         """Return once every probe has agreed with the oracle. Raises Disagreement with those that
@@ -104,6 +109,7 @@ class Prober:
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
         waiting = list(probes)
         patience_s = FIRST_ANSWER_S
+        self._met.clear()
         while True:
             before = await self._read()
             waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
@@ -115,6 +121,7 @@ class Prober:
             complaints = []
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
+                self._met[probe] = probe.expected(after), found
                 # Pods come and go by themselves: what was right when the packets were sent, or is
                 # now, is right.
                 said = [
@@ -248,8 +255,15 @@ def _complaint(
     if not problem and probe.all_pods and not expected.one_pod:
         missing = {answer.pod for answer in expected.answers} - seen
         problem = f"{', '.join(sorted(missing))} never answered" if missing else ""
-    if not problem:
-        return ""
+    return _described(probe, expected, observed, problem) if problem else ""
+
+
+def _described(
+    probe: Probe,
+    expected: Expected,
+    observed: Sequence[Observed],
+    problem: str = "met",
+) -> str:
     wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [
         expected.otherwise
     ]

@@ -25,7 +25,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
-from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, forgiving, summary, unharmed
+from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, breaks, forgiving, summary, unharmed
 from tests.e2e.load import drops
 
 import fairlead
@@ -101,6 +101,8 @@ class Stage(msgspec.Struct):
         began_s = time.monotonic()
         period = await self.crowd.through(event, turns=turns)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
+        if lines := breaks(self.site, self.gateways, period):
+            print(f"{lines}\nThe event began at {began_s:.2f} s.", flush=True)
         for gateway in self.gateways:
             found = {
                 reason: number

@@ -156,6 +156,16 @@ def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
         ),
     )
     assert seen[TCP].broken["a"].keys() == {"TimeoutError"}
+    for each in seen[TCP].breaks:
+        assert (each.client, each.pod, each.node, each.why) == (
+            "127.0.0.1",
+            "a",
+            "node1",
+            "TimeoutError",
+        )
+        assert each.client_port
+        assert each.begun_s < each.broken_s
+    assert len(seen[TCP].breaks) == seen[TCP].broken["a"]["TimeoutError"]
     assert seen[QUIC].lost.keys() == {"a"}
     assert seen[UDP].failed.keys() == {"TimeoutError"}
 
@@ -217,4 +227,5 @@ def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod)
         other.wait()
     assert seen[UDP].broken.keys() == {"a"}
     assert seen[UDP].broken["a"].keys() == {MOVED_AWAY}
+    assert {(each.node, each.answered_by) for each in seen[UDP].breaks} == {("node1", "b")}
     assert seen[UDP].by_pod.keys() <= {"a", "b"}

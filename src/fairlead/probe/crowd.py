@@ -52,6 +52,22 @@ NOTED = 1000
 _FAILURES = (OSError, Malformed, EOFError)
 
 
+class Break(msgspec.Struct, frozen=True):
+    """One open flow that broke: its client's address and port, when it began and when it broke
+    (monotonic clock), the number of its requests, the pod that answered it with the node of that
+    pod, why it broke, and the pod that answered instead, if one did."""
+
+    client: str
+    client_port: int
+    begun_s: float
+    broken_s: float
+    requests: int
+    pod: str
+    node: str
+    why: str
+    answered_by: str = ""
+
+
 class Count(msgspec.Struct):
     """What one target's flows went through in a period. Keys of `broken` and `lost` are pods;
     `by_pod` counts new flows."""
@@ -66,6 +82,8 @@ class Count(msgspec.Struct):
     """Of the first thousand that failed or were late: when they began (monotonic clock), and why,
     or who answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    breaks: list[Break] = msgspec.field(default_factory=list)
+    """Of the first thousand that `broken` counts."""
     lost: dict[str, int] = msgspec.field(default_factory=dict)
     ended: int = 0
     longest_wait_ms: int = 0
@@ -204,7 +222,7 @@ class Crowd:
         if known is None:
             self._welcome(flow, answer, now_s)
         elif answer.pod != known.pod:
-            self._note_broken(flow, MOVED if answer.node == known.node else MOVED_AWAY)
+            self._note_broken(flow, MOVED if answer.node == known.node else MOVED_AWAY, answer.pod)
             flow.answerer = answer
         if answer.closing and flow.stays:
             count.ended += 1
@@ -296,10 +314,15 @@ class Crowd:
         if len(noted := self.counts[target].trouble) < NOTED:
             noted.append((begun_s, what))
 
-    def _note_broken(self, flow: Flow, why: str) -> None:
-        pod = flow.answerer.pod if flow.answerer else ""
-        by_cause = self.counts[flow.target].broken.setdefault(pod, {})
+    def _note_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
+        count, known = self.counts[flow.target], flow.answerer
+        pod, node = (known.pod, known.node) if known else ("", "")
+        by_cause = count.broken.setdefault(pod, {})
         by_cause[why] = by_cause.get(why, 0) + 1
+        if len(count.breaks) < NOTED:
+            client, port, *_ = flow.socket.getsockname()
+            times = flow.begun_s, time.monotonic(), flow.requests
+            count.breaks.append(Break(client, port, *times, pod, node, why, answered_by))
 
     def _close(self, flow: Flow) -> None:
         self._open[flow.target] -= flow.stays

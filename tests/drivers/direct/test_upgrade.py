@@ -6,11 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 from hatch_build import bpf_compiler
-from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, add_cable, bring, driver, load_balancer
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
@@ -22,19 +26,25 @@ from tests.drivers.direct.site import (
     running_gateway,
 )
 
+from fairlead.drivers.direct import remove_pins
+from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.maps import pins, upgrade
 from fairlead.drivers.direct.maps.pins import OBJECT, OBJECTS
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Refused
 from fairlead.model import Member
-from fairlead.net import bpffs, tc
+from fairlead.net import bpffs, tc, xdp
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
+from fairlead.net.program import Program
+from fairlead.net.routing import Routing
 
 pytestmark = pytest.mark.root
 
 SOURCES = Path(__file__).parents[3] / "bpf"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
+BEGIN_S, ASKED_S = 0.02, 0.03
+"""A connection begins this often, and each asks this often."""
 
 
 def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
@@ -127,6 +137,56 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
             await gateway.tell("remove")
 
 
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+async def test_connections_that_begin_while_programs_replace_each_other(
+    site: None, newer: Path, attach: str
+) -> None:
+    """New connections begin all the time and send all the time, so that some begin at the older
+    program and go on at the newer one, in slots whose node has changed. Each is answered by one
+    node only."""
+    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
+    over, broken = asyncio.Event(), list[str]()
+
+    async def talk(family: int) -> None:
+        conversation, nodes = await Conversation.start(family), set[str]()
+        try:
+            while not over.is_set():
+                nodes.add((await conversation.ask())[0])
+                await asyncio.sleep(ASKED_S)
+        except (OSError, ValueError) as error:  # a reset may show as the end of what is read
+            broken.append(f"connection of {nodes}: {error!r}")
+        assert len(nodes) <= 1
+        conversation.writer.close()
+
+    async def begin() -> int:
+        async with asyncio.TaskGroup() as group:
+            for begun in count(1):
+                group.create_task(talk(FAMILIES[begun % 2]))
+                await asyncio.sleep(BEGIN_S)
+                if over.is_set():
+                    return begun
+        raise AssertionError
+
+    async with pods():
+        async with running_gateway(versions[0]) as gateway:
+            await gateway.serve({"node1": 1, "node2": 1})
+            await (await Conversation.start(socket.AF_INET)).ask()
+            await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
+            gateway.kill()
+        for version in versions[1:]:
+            over.clear()
+            beginning = asyncio.create_task(begin())
+            async with running_gateway(version) as gateway:
+                gateway.kill()
+            await asyncio.sleep(2 * ASKED_S)
+            over.set()
+            assert await beginning > 10
+            assert not broken
+        async with running_gateway(versions[-1]) as gateway:
+            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            await gateway.tell("remove")
+
+
 async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
     """The memory grows, shrinks, and keeps its size if the tables would not fit: connections stay,
     no datagram is lost."""
@@ -169,6 +229,49 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
         async with running_gateway(Options()) as gateway:
             assert sum((await gateway.tell(""))["drops"].values()) == 0
             await gateway.tell("remove")
+
+
+def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newer: Path) -> None:
+    """To load a program takes most of a second. Flows that begin in that time get entries in the
+    older program's tables only, so the last look at these comes after all programs are loaded, and
+    every older program is replaced right after it."""
+
+    async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
+        links = [PINS_HERE / f"xdp-{socket.if_nametoindex(each)}" for each in ("eth0", "eth1")]
+
+        async def running() -> list[int]:
+            found = [link.program_id for pin in links if (link := xdp.read_link(pin))]
+            return found + [each.program for each in await tc.filters(f"fairlead:{PINS_HERE}")]
+
+        first = driver(wanted="xdp-generic", interfaces=("eth0", "eth1"))
+        await first.open()
+        await bring(first, load_balancer(NODE1))
+        await first.close()
+        older, steps = await running(), list[str]()
+        assert len(older) == 4
+        opened = pins.open_pins(PINS_HERE, pins.Sizes(), newer)
+
+        def load(what: str, make: Callable[[], Program]) -> Program:
+            steps.append(what)
+            return make()
+
+        def look() -> None:
+            steps.append("look")
+            assert [link.program_id for pin in links if (link := xdp.read_link(pin))] == older[:2]
+
+        programs = Programs(partial(load, "tc", opened.tc), partial(load, "xdp", opened.xdp), look)
+        with closing(Routing()) as routing:
+            present = {each.name: each for each in routing.interfaces().values()}
+        attachments = Attachments(("eth0", "eth1"), "xdp-generic", PINS_HERE, 100)
+        await attachments.attach(programs, opened.maps["tags"], present)
+        assert sorted(steps[:2]) == ["tc", "xdp"]
+        assert steps[2:] == ["look"]
+        assert not set(await running()) & set(older)
+        opened.close()
+        await remove_pins(PINS_HERE)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ class DirectDriver:
                 self._limits,
                 self._pins.maps,
                 self._tables.nodes,
-                Programs(self._tc, self._pins.xdp),
+                Programs(self._tc, self._pins.xdp, self._follow_older),
             )
             self._networks.check()
             forwards_otherwise = before.filters and not attach.works_on(
@@ -238,12 +238,19 @@ class DirectDriver:
         return self._tables, self._pins, self._networks
 
     def _tc(self) -> Program:
-        """The complete program, about to be attached. To load it takes most of a second, in which
-        an older one works on."""
+        """The complete program, to be attached soon. Loading it takes most of a second, in which an
+        older one works on. Most of the changes that the older one makes are copied here, in the
+        thread, which leaves little to `_follow_older`."""
         _, opened, _ = self._opened()
         program = opened.tc()
         opened.follow_older(forwarding=False)
         return program
+
+    def _follow_older(self) -> None:
+        """Copy what an older program has changed in its tables, right before ours takes its
+        place."""
+        _, opened, _ = self._opened()
+        opened.follow_older(forwarding=False)
 
     async def _attach(self) -> None:
         """Have our programs on every interface; what an older layout left is taken away once ours

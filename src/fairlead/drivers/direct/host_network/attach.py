@@ -11,6 +11,7 @@ the kernel has spent anything on it."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -53,10 +54,12 @@ class Attachment(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """Each makes a loaded program; who asks for it closes it."""
+    """`tc`, `xdp`: each makes a loaded program; the caller closes it. `before_replacing`: called
+    once all programs are loaded, right before the first of them is attached."""
 
     tc: Callable[[], Program]
     xdp: Callable[[], Program]
+    before_replacing: Callable[[], None]
 
 
 def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
@@ -146,17 +149,24 @@ class Attachments:
         there = self._select(present)
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
         name = _filter_name(self._pin_path)
-        # In a thread: the kernel takes a good part of a second to see that the program is safe.
-        with await asyncio.to_thread(programs.tc) as program:
+        shown = []
+        with ExitStack() as loaded:
+            # All programs are loaded before the first one is attached: flows that begin in between
+            # get entries that only the older programs know. They are loaded in a thread, because
+            # the kernel takes a good part of a second to verify a program.
+            fast = await self._load_fast(programs, [choice for _, choice in chosen])
+            if isinstance(fast, Program):
+                loaded.enter_context(fast)
+            complete = loaded.enter_context(await asyncio.to_thread(programs.tc))
+            programs.before_replacing()
             for interface, _ in chosen:
                 await tc.attach(
-                    interface.number, program.descriptor, name=name, priority=self._priority
+                    interface.number, complete.descriptor, name=name, priority=self._priority
                 )
-        shown = []
-        for interface, choice in chosen:
-            shown.append(
-                Attachment(interface.name, *await self._front(interface, choice, programs))
-            )
+            for interface, choice in chosen:
+                shown.append(
+                    Attachment(interface.name, *await self._front(interface, choice, fast))
+                )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)
         self._tags = tags_of(there, self.fast)
@@ -170,15 +180,32 @@ class Attachments:
         self._selection = select(self._selectors, found, self._selection)
         return [present[name] for name in self._selection.names if name in present]
 
-    async def _front(self, interface: Interface, choice: Choice, programs: Programs) -> Choice:
+    async def _load_fast(
+        self, programs: Programs, choices: Iterable[Choice]
+    ) -> Program | Refused | None:
+        """The program for XDP, or why the kernel refuses it; None if no interface is to have it.
+        Raises Refused where the configuration asks for XDP."""
+        if all(choice.mode == "tc" for choice in choices):
+            return None
+        try:
+            return await asyncio.to_thread(programs.xdp)
+        except Refused as error:
+            if self._wanted != "auto":
+                raise
+            return error
+
+    async def _front(
+        self, interface: Interface, choice: Choice, fast: Program | Refused | None
+    ) -> Choice:
         """Attach XDP if it was chosen; what came of it."""
-        if choice.mode == "tc":
+        if choice.mode == "tc" or fast is None:
             return choice
         try:
-            with await asyncio.to_thread(programs.xdp) as program:
-                await xdp.attach(
-                    interface.number, program, self._pin(interface.number), mode=_MODES[choice.mode]
-                )
+            if isinstance(fast, Refused):
+                raise fast
+            await xdp.attach(
+                interface.number, fast, self._pin(interface.number), mode=_MODES[choice.mode]
+            )
         except Refused as error:
             if self._wanted != "auto":
                 raise

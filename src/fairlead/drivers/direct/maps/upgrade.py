@@ -34,6 +34,8 @@ _FIRST = bytes(4)
 _PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
 _ARENA, _LISTENERS = "arena", "listeners"
+_NOTES = "new_"
+"""What the names of the tables begin with that hold flows of which one packet was seen."""
 _OWN = "listener_cache"
 """What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
 
@@ -208,7 +210,9 @@ def follow_up(
 
     forwarding: our program has taken the other's place. What ours have changed since is newer then,
     and stays."""
-    for name, shape in after.maps.items():
+    # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two
+    # tables, or in both.
+    for name, shape in sorted(after.maps.items(), key=lambda each: not each[0].startswith(_NOTES)):
         if (
             shape.type == _LRU_HASH
             and name not in _PASSING
