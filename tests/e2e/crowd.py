@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
-from fairlead.drivers.direct.layout import INDEX, pack_address, unpack_text
+from fairlead.drivers.direct.maps.records import INDEX, pack_address, unpack_text
 from tests.e2e.load import CLIENT, Web, until
 
 from fairlead.lab.objects import PODS
