@@ -23,7 +23,6 @@ from fairlead.plan.addresses import (
     family_of,
     held_by,
     keeps,
-    order_of,
     ports_of,
     shown_by,
 )
@@ -37,6 +36,7 @@ from fairlead.plan.balancer import (
     plan_load_balancer,
     plan_unconfirmed,
 )
+from fairlead.plan.conflicts import shown_claim
 from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
@@ -244,19 +244,19 @@ def plan_gateway_unconfirmed(
 def _without_rivals(
     cluster: Cluster, config: Config, service: Service, told: Unconfirmed
 ) -> Unconfirmed:
-    """The controller never lets two Services show one port of an address. Should it happen all the
-    same, the older has it, so that all gateways agree."""
+    """The Service without the ports that another one has by a better claim (see
+    `plan.conflicts`). The controller never lets two Services show one port of an address; if it
+    happens all the same, all gateways agree."""
     balancer = told.balancer
+    mine = shown_claim(service.key, service)
     older: dict[tuple[str, str], ServiceKey] = {}
     for address in balancer.addresses:
-        for key in cluster.showing(address):
-            other = cluster.services[key]
-            if (
-                order_of(key, other) < order_of(service.key, service)
-                and class_of(other, config.default_class) in GATEWAY_CLASSES
-            ):
+        claims = [shown_claim(key, cluster.services[key]) for key in cluster.showing(address)]
+        for claim in sorted(claims, reverse=True):  # the best claim is noted last
+            other = cluster.services[claim.service]
+            if claim < mine and class_of(other, config.default_class) in GATEWAY_CLASSES:
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
-                older |= {(address, port): key for port in ports}
+                older |= {(address, port): claim.service for port in ports}
     if not older:
         return told
     rivals = [

@@ -30,7 +30,6 @@ from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness, stale_after_s
-from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
 from fairlead.net.listening import EVERYWHERE
@@ -38,6 +37,7 @@ from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
 from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
+from fairlead.plan.conflicts import Claim, claim_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
@@ -117,17 +117,12 @@ def primary_addresses(node: Node) -> Sequence[str]:
     return tuple(first.values())
 
 
-def claim(services: Mapping[ServiceKey, Service], key: ServiceKey, address: str) -> str | None:
-    """How good a Service's claim to an address is (see `Claim`): what it was given comes before
-    what it names itself, for anybody may name anything in spec.externalIPs; then the older one.
-    None: there is no such Service."""
-    if (service := services.get(key)) is None:
-        return None
-    given = {entry.ip for entry in service.status.load_balancer.ingress}
-    named = address in set(map(read_address, service.spec.external_ips)) and address not in set(
-        map(read_address, given)
-    )
-    return f"{named:d} {service.metadata.creation_timestamp or ''}"
+def service_claim(
+    services: Mapping[ServiceKey, Service], key: ServiceKey, address: str, port: str
+) -> Claim | None:
+    """The claim of a Service to a port of an address; None if there is no such Service."""
+    service = services.get(key)
+    return claim_of(key, service, address, port) if service is not None else None
 
 
 def is_large(state: State, key: ServiceKey) -> bool:
@@ -260,7 +255,7 @@ async def open_drivers(
             pod_interfaces=config.node.pod_interfaces,
             node_port_addresses=answering if chosen else None,
             service_cidrs=cluster.service_cidrs,
-            claim=partial(claim, state.services),
+            claim_of=partial(service_claim, state.services),
         )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)

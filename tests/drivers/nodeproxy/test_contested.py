@@ -28,6 +28,7 @@ from tests.drivers.nodeproxy.conftest import (
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.lab import namespace
 from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.plan.conflicts import Basis, Claim
 
 pytestmark = pytest.mark.root
 
@@ -49,7 +50,7 @@ def a_driver() -> NodeProxyDriver:
         node_addresses=lambda: (NODE4, NODE6),
         pod_cidrs=POD_CIDRS,
         service_cidrs=SERVICE_CIDRS,
-        claim=lambda key, _: CREATED.get(key),
+        claim_of=lambda key, *_: Claim(Basis.SHOWN, CREATED[key], key) if key in CREATED else None,
     )
 
 

@@ -1,5 +1,7 @@
 """What goes together, and who may have which frontend, without a kernel."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
@@ -16,6 +18,7 @@ from fairlead.drivers.nodeproxy.elements import (
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
+    ClaimOf,
     Settled,
     batches,
     carried_out,
@@ -24,6 +27,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     settled,
 )
 from fairlead.model import Backend, ServiceKey
+from fairlead.plan.conflicts import Basis, Claim
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
@@ -39,6 +43,11 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
     )
 
 
+def claims_by(since: Mapping[ServiceKey, str]) -> ClaimOf:
+    """Shown claims of these Services, created then; the others do not exist."""
+    return lambda key, *_: Claim(Basis.SHOWN, since[key], key) if key in since else None
+
+
 def outcome(
     desired: dict[ServiceKey, Spec],
     actual: dict[ServiceKey, Spec],
@@ -48,7 +57,7 @@ def outcome(
     others do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), lambda key, _: since.get(key))
+    told = settled(actual, owners, difference(desired, actual), claims_by(since))
     found = {
         key: carried_out(
             actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
@@ -89,7 +98,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), lambda key, _: created.get(key))
+    told = settled(actual, owners, difference({A: at(A, X)}, {}), claims_by(created))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]

@@ -21,14 +21,18 @@ from fairlead.drivers.nodeproxy.elements import (
     difference,
     frontend_of,
 )
+from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
 from fairlead.model import ServiceKey
+from fairlead.plan.conflicts import Basis, Claim, first
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
-Claim = Callable[[ServiceKey, str], str | None]
-"""How good a Service's claim to an address is, as text: what sorts first is the best. None: there
-is no such Service."""
+ClaimOf = Callable[[ServiceKey, str, str], Claim | None]
+"""The claim of a Service to a port (`TCP/80`) of an address; None if there is no such Service. The
+port is empty where the address as a whole is meant."""
+
+_PROTOCOL_NAMES = {str(number): name for name, number in PROTOCOL_NUMBERS.items()}
 
 NOTHING: Spec = frozenset()
 _VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
@@ -64,13 +68,11 @@ def settled(
     known: Mapping[ServiceKey, Spec],
     owners: Mapping[str, ServiceKey],
     changes: Sequence[Change],
-    claim: Claim,
+    claim_of: ClaimOf,
 ) -> Settled:
-    """Give each frontend that one Service wants and another wants or has to one of them.
-
-    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the better
-    claim comes first, then the first by name. Who has the frontend and comes later loses it, though
-    nothing was to change for that Service."""
+    """Give each frontend that one Service wants and another wants or has to the one with the first
+    claim (see `plan.conflicts`). A Service that has the frontend by a later claim loses it, even if
+    nothing else was to change for that Service."""
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
         for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
@@ -93,15 +95,12 @@ def settled(
     }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
-        # Who has it may be giving it up.
-        ranks = [
-            _rank(key, service, claims[service], claim)
-            for service in among
-            if key in claims[service]
-        ]
-        (*_, first), *others = sorted(ranks)
-        for *_, service in others:
-            lost.setdefault(service, {})[key] = first
+        # A Service that has the frontend may be giving it up.
+        wanting = [service for service in among if key in claims[service]]
+        owner = first(_claim(key, service, claims[service], claim_of) for service in wanting)
+        for service in sorted(wanting):
+            if service != owner:
+                lost.setdefault(service, {})[key] = owner
     after = wanted | {
         service: frozenset(
             element for element in wanted[service] if frontend_of(element.key) not in given
@@ -167,13 +166,15 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
     return frozenset(now)
 
 
-def _rank(
-    key: str, service: ServiceKey, claims: Collection[str], claim: Claim
-) -> tuple[bool, bool, str, ServiceKey]:
-    """The lowest gets it. What belongs to no Service any more comes last."""
-    address = key.partition(" . ")[0]
-    how = claim(service, address) if service != OWNERLESS else None
-    return how is None, address not in claims, how or "", service
+def _claim(key: str, service: ServiceKey, claims: Collection[str], claim_of: ClaimOf) -> Claim:
+    """The claim of a Service to the frontend `key`. `claims`: the keys of all frontends that the
+    Service wants, and its ClusterIPs."""
+    address, *rest = key.split(" . ")
+    port = f"{_PROTOCOL_NAMES.get(rest[0], rest[0])}/{rest[1]}" if rest else ""
+    claim = claim_of(service, address, port) if service != OWNERLESS else None
+    if claim is None:
+        return Claim(Basis.GONE, "", service)
+    return claim._replace(basis=Basis.OWN) if address in claims else claim
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:

@@ -21,6 +21,7 @@ from fairlead.model import (
 )
 from fairlead.plan import serving
 from fairlead.plan.balancer import PROXY
+from fairlead.plan.conflicts import Basis, Claim, first
 
 MOST_WEIGHT = 256
 """HAProxy's limit."""
@@ -289,24 +290,27 @@ def after(
 def rivals(
     specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]
 ) -> dict[ServiceKey, ServiceKey]:
-    """The Services that want a listener which another one has: two would share its connections. Who
-    had it before keeps it, else the first by name."""
-    taken = {
-        each.listener.key: service
-        for service, spec in before.items()
-        if service in specs
-        for each in spec.listeners
+    """The Services that must wait because another one listens where they want to, each with that
+    Service: HAProxy would share the connections between both.
+
+    This is the last line of defence and decides no conflict: the plan gives a port to one Service
+    (see `plan.conflicts`). It concerns Services that are not planned in the same pass. A Service
+    that has the listener keeps it until it is planned without it."""
+    has = {
+        each.listener.key: service for service, spec in before.items() for each in spec.listeners
     }
-    found: dict[ServiceKey, ServiceKey] = {}
+    wanting: dict[ProxyKey, list[ServiceKey]] = {}
     for service, spec in sorted(specs.items()):
         for each in spec.listeners:
-            owner = taken.get(each.listener.key, service)
-            if owner != service and any(
-                theirs.listener.key == each.listener.key for theirs in specs[owner].listeners
-            ):
-                found[service] = owner
-            else:
-                taken[each.listener.key] = service
+            wanting.setdefault(each.listener.key, []).append(service)
+    found: dict[ServiceKey, ServiceKey] = {}
+    for key, services in wanting.items():
+        if len(services) > 1:
+            owner = first(
+                Claim(Basis.SHOWN if has.get(key) == each else Basis.WISHED, "", each)
+                for each in services
+            )
+            found |= {each: owner for each in services if each != owner}
     return found
 
 

@@ -308,6 +308,8 @@ class ListenerMaps:
 
     def _prepare(self, change: SetListener, leaving: list[ListenerKey]) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
+        # The last line of defence, which decides no conflict: the plan gives a port to one Service
+        # (see `plan.conflicts`). Until the other one is planned without the port, it keeps it.
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
                 f"listener {key} is held by Service {old.service}",
