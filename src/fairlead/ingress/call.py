@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.ingress import header
+from fairlead.net.address import bracketed, is_ipv6
 
 Way = Literal["plain", "v1", "v2", "forwarded-for"]
 Outcome = Literal["answered", "rejected", "silent", "unreachable"]
@@ -64,7 +65,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def forged(way: Way, peer: str) -> str:
     """What this way claims to who has this address; empty for plain, which claims nothing."""
-    return FORGED[way][":" in peer] if way in FORGED else ""
+    return FORGED[way][is_ipv6(peer)] if way in FORGED else ""
 
 
 async def call(door: Door, way: Way, timeout_s: float) -> Answer:
@@ -155,7 +156,7 @@ def _header(way: Way, peer: str, port: int) -> bytes:
 
 
 def _request(door: Door, forwarded_for: str) -> bytes:
-    address = f"[{door.address}]" if ":" in door.address else door.address
+    address = bracketed(door.address)
     lines = [
         f"GET {door.path} HTTP/1.1",
         f"Host: {door.host or address}",

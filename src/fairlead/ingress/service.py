@@ -31,7 +31,8 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family
-from fairlead.plan.addresses import family_of, shown_address
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import shown_address
 from fairlead.plan.balancer import CLASS_ANNOTATION
 from fairlead.plan.endpoints import candidates, usable
 

@@ -35,6 +35,7 @@ from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
 from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
+from fairlead.net.address import socket_family
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The command that runs on each kind of host; on nodes a gateway too, where the nodes are the
@@ -204,7 +205,7 @@ class Site:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A TCP connection from a host or pod. Raises Unavailable when nobody answers, or
         refuses."""
-        sock = self.socket(host, socket.AF_INET6 if ":" in address else socket.AF_INET)
+        sock = self.socket(host, socket_family(address))
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):

@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.errors import Unavailable
+from fairlead.net.address import join_host_port, socket_family
 
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
@@ -98,8 +99,8 @@ class Line:
         self._tell = tell
         self._mark = mark
         self._destination = (address, port)
-        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._family = socket_family(address)
+        self._host = join_host_port(address, port)
         self._socket: socket.socket | None = None
         self._reused = False
         self._question = b""

@@ -15,12 +15,12 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
+from fairlead.net.address import family_of
 from fairlead.plan.addresses import (
     Assigned,
     Facts,
     Rival,
     facts_of,
-    family_of,
     held_by,
     keeps,
     ports_of,

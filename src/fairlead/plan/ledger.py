@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.plan import refusals
-from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted, family_of
+from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted
 from fairlead.plan.conflicts import Basis, Claim, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools

@@ -21,6 +21,7 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
+from fairlead.net.address import is_ipv6
 from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
@@ -51,7 +52,7 @@ def node_address(node: Node, family: Family) -> str | None:
     """The node's InternalIP of that family, by which the balancer reaches it."""
     ipv6 = family == "IPv6"
     for entry in node.status.addresses:
-        if entry.type == "InternalIP" and (":" in entry.address) == ipv6:
+        if entry.type == "InternalIP" and is_ipv6(entry.address) == ipv6:
             return entry.address
     return None
 

@@ -32,10 +32,10 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
-from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.conflicts import Claim, claim_of
 from fairlead.plan.members import leaving

@@ -16,14 +16,13 @@ from fairlead.drivers.direct.maps.records import (
     LISTENER,
     LISTENER_KEY,
     NextHop,
-    pack_address,
     pack_listener_key,
-    unpack_address,
 )
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
 from fairlead.drivers.direct.steps import carry_out
 from fairlead.errors import Unavailable
 from fairlead.model import Outcome, ServiceKey
+from fairlead.net.address import pack_address, unpack_address
 from fairlead.net.maglev import table
 from fairlead.net.transition import Slots, tracked_as, transition
 

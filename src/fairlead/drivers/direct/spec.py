@@ -8,17 +8,15 @@ depend on its weights, on who may keep connections, and on the slots before (net
 listener that was set for the same spec before has the slots that it should have."""
 
 import math
-import socket
 from array import array
 from collections.abc import Iterable, Mapping, Set
-from functools import lru_cache
-from ipaddress import IPv6Address
 from typing import Literal
 
 import msgspec
 
 from fairlead.model import Listener, LoadBalancer, ServiceKey, Value
 from fairlead.net import maglev
+from fairlead.net.address import canonical, is_ipv6, join_host_port
 from fairlead.net.transition import Slots, nodes_in, transition
 from fairlead.plan import serving
 from fairlead.plan.balancer import DIRECT
@@ -40,8 +38,7 @@ class ListenerKey(Value, frozen=True):
     protocol: ListenerProtocol
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}/{self.protocol}"
+        return f"{join_host_port(self.address, self.port)}/{self.protocol}"
 
 
 class ListenerSpec(Value, frozen=True):
@@ -211,16 +208,6 @@ def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
     )
 
 
-@lru_cache(maxsize=65536)
-def canonical(address: str) -> str:
-    """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and
-    2001:db8:0::1."""
-    if ":" not in address:
-        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
-    parsed = IPv6Address(address)
-    return str(parsed.ipv4_mapped or parsed)
-
-
 def _listener(
     key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float
 ) -> ListenerSpec:
@@ -386,10 +373,10 @@ def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slot
 def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
     """Whether one of these (node, address) has a share of the listener."""
     ipv6, nodes = (
-        ":" in listener.key.address,
+        is_ipv6(listener.key.address),
         {node for node, _ in listener.weights}.intersection(slots.nodes),
     )
-    return any(node in nodes and (":" in address) == ipv6 for node, address in missing)
+    return any(node in nodes and is_ipv6(address) == ipv6 for node, address in missing)
 
 
 def _wants(spec: DirectSpec | None, key: ListenerKey) -> bool:

@@ -19,6 +19,7 @@ from fairlead.model import (
     ServiceKey,
     Value,
 )
+from fairlead.net.address import join_host_port
 from fairlead.plan import serving
 from fairlead.plan.balancer import PROXY
 from fairlead.plan.conflicts import Basis, Claim, first
@@ -37,8 +38,7 @@ class ProxyKey(Value, frozen=True):
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
+        return join_host_port(self.address, self.port)
 
 
 class Server(Value, frozen=True):

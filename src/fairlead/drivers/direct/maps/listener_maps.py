@@ -26,7 +26,6 @@ from fairlead.drivers.direct.maps.records import (
     LISTENER,
     RANGES,
     REFUSES,
-    pack_address,
     pack_listener_key,
     pack_owner,
     unpack_listener_key,
@@ -39,6 +38,7 @@ from fairlead.drivers.direct.maps.table_allocator import TableAllocator
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
+from fairlead.net.address import is_ipv6, pack_address
 from fairlead.net.bpf import Map
 from fairlead.net.maglev import SMALLEST
 from fairlead.net.transition import Slots
@@ -469,7 +469,7 @@ class ListenerMaps:
                 raise
             self._room.write(tables, record)
             digest = hash(tables)
-        record = record.following(sets, ipv6=":" in key.address)
+        record = record.following(sets, ipv6=is_ipv6(key.address))
         refuses = listener is not None and listener.refuses
         record = record._replace(
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
