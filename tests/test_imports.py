@@ -10,7 +10,7 @@ import fairlead
 ROOT = Path(fairlead.__file__).parent
 
 RANKS = [
-    {"errors", "model", "sections", "turns"},
+    {"backoff", "errors", "model", "sections", "turns"},
     {"net", "config"},
     {"kube"},
     {"plan"},

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
@@ -26,7 +27,6 @@ from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness, stale_after_s

@@ -18,6 +18,7 @@ from ipaddress import ip_address
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.peers.entry import Entry, entered
 from fairlead.drivers.direct.peers.exchange import Exchange, split
@@ -36,7 +37,6 @@ from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.model import Value
 from fairlead.net.address import split_host_port
 from fairlead.net.bpf import Map
