@@ -181,17 +181,6 @@ class ChangeRun:
         )
 
 
-def carry_out(
-    tables: ListenerMaps,
-    changes: Sequence[DirectChange],
-    ways: Mapping[SetNode, NextHop | FairleadError],
-) -> dict[ServiceKey, Outcome]:
-    """All of it at once."""
-    work = ChangeRun(tables, ways, changes)
-    work.do(changes)
-    return work.end()
-
-
 def _as_possible(
     change: SetListener, old: InstalledListener | None, unreachable: Collection[str]
 ) -> SetListener:

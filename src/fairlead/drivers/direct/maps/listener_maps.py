@@ -279,11 +279,6 @@ class ListenerMaps:
         """A listener as it was last read or written."""
         return self._mirror.listeners.get(key)
 
-    def set_listener(self, change: SetListener) -> None:
-        """The same as `set_listeners` for one, but that it raises what went wrong."""
-        for error in self.set_listeners((change,)).values():
-            raise error
-
     def set_listeners(
         self,
         changes: Iterable[SetListener],
@@ -397,7 +392,7 @@ class ListenerMaps:
         Service's source ranges are let in, so that nobody is until these are set; `used`: whether
         the other gateway has sent packets on for it; `converging`: whether its listener is.
 
-        Raises what `set_listener` raises.
+        Raises the errors that `set_listeners` returns.
         """
         old = self.installed(key)
         converging |= self._is_young(old, slots)
