@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from fairlead.model import Value, Verdict
 from fairlead.net.address import join_host_port
-from fairlead.net.httpprobe import Answer
+from fairlead.net.httpanswer import Answer
 
 SILENCES = 2
 REFUSALS = 2

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.errors import Refused
-from fairlead.ingress.call import Door
+from fairlead.ingress.door import Door
 from fairlead.ingress.findings import Finding, of_config
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer

@@ -19,7 +19,8 @@ from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.drivers.host import Host, Need
+from fairlead.drivers.host import Host
+from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
 from fairlead.drivers.nodeproxy.needs import needs as needs_of_proxy
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel

@@ -15,7 +15,7 @@ from fairlead.drivers.direct.maps.records import HERE, IPIP, LINK, VXLAN, NextHo
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import overhead
-from fairlead.net.routing import Interface, Route
+from fairlead.net.routes import Interface, Route
 
 KINDS: dict[str, int] = {"l2": LINK, "ipip": IPIP, "vxlan": VXLAN}
 WAY_NAMES = {LINK: "l2", HERE: "here", IPIP: "ipip", VXLAN: "vxlan"}

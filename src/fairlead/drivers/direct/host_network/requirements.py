@@ -9,7 +9,7 @@ Documentation/networking/ip-sysctl.rst, gc_thresh3."""
 
 from collections.abc import Collection
 
-from fairlead.drivers.host import Need
+from fairlead.drivers.need import Need
 from fairlead.net.address import is_ipv6
 
 _WHY = (
