@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import fairlead
 ROOT = Path(fairlead.__file__).parent
 
 RANKS = [
-    {"backoff", "errors", "model", "sections", "turns"},
+    {"backoff", "errors", "invocation", "model", "sections", "turns"},
     {"net", "config"},
     {"kube"},
     {"plan"},
@@ -140,6 +141,23 @@ def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
         if (way := way_to_forbidden(module, named))
     }
     assert ways.keys() == NOT_YET_PURE, [" > ".join(way) for way in ways.values()]
+
+
+def test_what_the_wheel_carries_imports_nothing_that_it_does_not() -> None:
+    settings = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    left_out = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    absent = {
+        module
+        for module, path in MODULES.items()
+        if f"/{path.relative_to(ROOT.parents[1])}".startswith(tuple(left_out))
+    }
+    assert {"fairlead.lab", "fairlead.lab.site", "fairlead.cli.lab"} <= absent
+    wrong = {
+        module: names
+        for module, path in MODULES.items()
+        if module not in absent and (names := imports(path, for_types=True) & absent)
+    }
+    assert not wrong
 
 
 def test_a_node_starts_without_pyroute2() -> None:

@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from fairlead.errors import Refused, Unavailable
+from fairlead.invocation import called
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import (
@@ -29,7 +30,6 @@ from fairlead.lab import (
     settings,
     wiring,
 )
-from fairlead.lab.invocation import called
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
