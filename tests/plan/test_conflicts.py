@@ -21,7 +21,7 @@ from fairlead.kube.objects import (
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
 from fairlead.plan.cluster import plan_gateway
-from fairlead.plan.conflicts import Basis, Claim, claim_of, first, rivals_of
+from fairlead.plan.conflicts import Basis, Precedence, first, precedence_of, rivals_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
 from fairlead.state import State
@@ -53,37 +53,39 @@ def service(
 
 @given(
     st.lists(
-        st.builds(Claim, st.sampled_from(Basis), st.sampled_from("123"), st.sampled_from([A, B])),
+        st.builds(
+            Precedence, st.sampled_from(Basis), st.sampled_from("123"), st.sampled_from([A, B])
+        ),
         min_size=1,
     ),
     st.randoms(),
 )
-def test_the_first_claim_does_not_depend_on_the_order(claims: list[Claim], random: object) -> None:
-    best = first(claims)
-    random.shuffle(claims)  # type: ignore[attr-defined]
-    assert first(claims) == best
+def test_the_first_does_not_depend_on_the_order(among: list[Precedence], random: object) -> None:
+    best = first(among)
+    random.shuffle(among)  # type: ignore[attr-defined]
+    assert first(among) == best
 
 
 def test_what_was_granted_comes_before_the_older_and_the_older_before_the_name() -> None:
-    granted, shown = Claim(Basis.GRANTED, "3", C), Claim(Basis.SHOWN, "2", A)
+    granted, shown = Precedence(Basis.GRANTED, "3", C), Precedence(Basis.SHOWN, "2", A)
     assert first([shown, granted]) == C
-    assert first([shown, Claim(Basis.SHOWN, "1", B)]) == B
-    assert first([shown, Claim(Basis.SHOWN, "2", B)]) == A
+    assert first([shown, Precedence(Basis.SHOWN, "1", B)]) == B
+    assert first([shown, Precedence(Basis.SHOWN, "2", B)]) == A
     assert rivals_of(granted, [shown]) == []
     assert rivals_of(shown, [granted]) == [C]
 
 
 def test_a_wish_keeps_no_other_service_from_a_port() -> None:
-    assert rivals_of(Claim(Basis.WISHED, "2", A), [Claim(Basis.WISHED, "1", B)]) == []
+    assert rivals_of(Precedence(Basis.WISHED, "2", A), [Precedence(Basis.WISHED, "1", B)]) == []
 
 
 def test_an_older_service_that_adds_a_port_takes_it_from_no_service_that_shows_it() -> None:
     """A node sees the edit before the controller has marked the port as failed."""
     younger = service("a", "2", ports=(443,), shown=(443,))
     older = service("b", "1", ports=(80, 443), shown=(80,))
-    claims = [claim_of(each.key, each, ADDRESS, "TCP/443") for each in (younger, older)]
-    assert first(claims) == A
-    assert claim_of(B, older, ADDRESS, "TCP/80").basis is Basis.SHOWN
+    among = [precedence_of(each.key, each, ADDRESS, "TCP/443") for each in (younger, older)]
+    assert first(among) == A
+    assert precedence_of(B, older, ADDRESS, "TCP/80").basis is Basis.SHOWN
 
 
 def test_an_external_ip_comes_last_and_a_node_port_is_allocated() -> None:
@@ -92,8 +94,8 @@ def test_an_external_ip_comes_last_and_a_node_port_is_allocated() -> None:
         named.metadata, ServiceSpec(type="ClusterIP", external_ips=("203.0.113.001",)), named.status
     )
     shown = service("b", "2", shown=(80,))
-    assert first(claim_of(each.key, each, ADDRESS, "TCP/80") for each in (named, shown)) == B
-    assert claim_of(B, shown, "192.0.2.1", "TCP/30080").basis is Basis.SHOWN
+    assert first(precedence_of(each.key, each, ADDRESS, "TCP/80") for each in (named, shown)) == B
+    assert precedence_of(B, shown, "192.0.2.1", "TCP/30080").basis is Basis.SHOWN
 
 
 PORTS = st.sets(st.sampled_from([80, 443, 8080]), min_size=1).map(lambda each: tuple(sorted(each)))
@@ -130,7 +132,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
         wanting = [each for each in services if f"TCP/{port}" in wanted[each.key]]
         if not wanting:
             continue
-        by_node = first(claim_of(each.key, each, ADDRESS, f"TCP/{port}") for each in wanting)
+        by_node = first(precedence_of(each.key, each, ADDRESS, f"TCP/{port}") for each in wanting)
         by_gateway = [
             key
             for key, each in planned.items()

@@ -25,7 +25,7 @@ from fairlead.roles.node import (
     follow_rules,
     notes_of,
     primary_addresses,
-    service_claim,
+    service_precedence,
 )
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -95,7 +95,7 @@ class Role:
         return NodeProxyDriver(
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
-            claim_of=partial(service_claim, self.state.services),
+            precedence_of=partial(service_precedence, self.state.services),
         )
 
 

@@ -1,13 +1,13 @@
 """Which of several Services has a port of an address that they all want.
 
-In: the claim of each Service to the port. Out: the Service that has it, or the Services that keep
-another from having it. The rule is one order of claims: by what a claim rests on, then the older
-Service, then the name. A claim that has been confirmed comes before a claim that has not, so a
-Service that has a port keeps it, and an edit of one Service moves no traffic of another. Invariant:
-pure; the order is total, so every process that knows the same claims decides the same, whatever
-happened before and in whatever order.
+In: the precedence of each Service for the port. Out: the Service that has it, or the Services that
+keep another from having it. The rule is one order: by what a Service bases its wish on, then the
+older Service, then the name, as the conflict resolution of the Gateway API has it. A confirmed
+basis comes before an unconfirmed one, so a Service that has a port keeps it, and an edit of one
+Service moves no traffic of another. Invariant: pure; the order is total, so every process that
+knows the same about the Services decides the same, whatever happened before and in whatever order.
 
-Processes know different parts of the claims:
+Processes know different parts:
   controller  knows everything (`plan.ledger`). It writes a port into the status of one Service only
               and marks the port as failed in the others.
   gateway     knows what statuses show, and no grants (`plan.cluster`). While the controller writes,
@@ -31,7 +31,7 @@ from fairlead.plan.addresses import order_of, shown_by
 
 
 class Basis(IntEnum):
-    """What the claim of a Service to a port of an address rests on, the best first."""
+    """What a Service bases its wish for a port of an address on, the best first."""
 
     OWN = 0
     """The address is the Service's own ClusterIP, which the API server gives to no other."""
@@ -47,8 +47,8 @@ class Basis(IntEnum):
     """There is no such Service any more; what it had is still in place."""
 
 
-class Claim(NamedTuple):
-    """The claim of one Service to one port of an address. The lowest claim wins."""
+class Precedence(NamedTuple):
+    """The place of one Service among those that want one port of an address; the lowest has it."""
 
     basis: Basis
     since: str
@@ -56,25 +56,25 @@ class Claim(NamedTuple):
     service: ServiceKey
 
 
-def first(claims: Iterable[Claim]) -> ServiceKey:
+def first(among: Iterable[Precedence]) -> ServiceKey:
     """The Service that has the port."""
-    return min(claims).service
+    return min(among).service
 
 
-def rivals_of(mine: Claim, others: Iterable[Claim]) -> list[ServiceKey]:
-    """The Services that keep this one from having the port, sorted: those that have it already, by
-    a better claim. A Service that only wishes for the port does not have it."""
+def rivals_of(mine: Precedence, others: Iterable[Precedence]) -> list[ServiceKey]:
+    """The Services that keep this one from having the port, sorted: those that come before it and
+    have the port. A Service that only wishes for the port does not have it."""
     return sorted(each.service for each in others if each < mine and each.basis < Basis.WISHED)
 
 
-def shown_claim(key: ServiceKey, service: Service) -> Claim:
-    """The claim to a port that the Service's status shows."""
-    return Claim(Basis.SHOWN, *order_of(key, service))
+def of_shown(key: ServiceKey, service: Service) -> Precedence:
+    """The precedence for a port that the Service's status shows."""
+    return Precedence(Basis.SHOWN, *order_of(key, service))
 
 
-def claim_of(key: ServiceKey, service: Service, address: str, port: str) -> Claim:
-    """The claim by the Service alone, as a node sees it, to `port` (`TCP/80`) of an address that is
-    no ClusterIP.
+def precedence_of(key: ServiceKey, service: Service, address: str, port: str) -> Precedence:
+    """The precedence by the Service alone, as a node sees it, for `port` (`TCP/80`) of an address
+    that is no ClusterIP.
 
     A port of spec.ports that the status does not show yet at the Service's address comes after one
     that is shown, because the address may be shared. An address in spec.externalIPs that the status
@@ -87,4 +87,4 @@ def claim_of(key: ServiceKey, service: Service, address: str, port: str) -> Clai
         basis = Basis.WISHED
     else:
         basis = Basis.SHOWN
-    return Claim(basis, *order_of(key, service))
+    return Precedence(basis, *order_of(key, service))

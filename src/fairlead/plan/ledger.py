@@ -18,7 +18,7 @@ from fairlead.model import Family, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan import refusals
 from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted
-from fairlead.plan.conflicts import Basis, Claim, rivals_of
+from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
 from fairlead.plan.waiting import Lines, Wait
@@ -209,9 +209,9 @@ class Ledger:
         """The Services that keep this one from having that port there (see `plan.conflicts`)."""
         if not (others := self._others(key, address)):
             return []
-        mine = _port_claim(self._records[key], address, port)
+        mine = _precedence(self._records[key], address, port)
         return rivals_of(
-            mine, [_port_claim(self._records[other], address, port) for other in others]
+            mine, [_precedence(self._records[other], address, port) for other in others]
         )
 
     def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
@@ -468,8 +468,8 @@ class Ledger:
         return some
 
 
-def _port_claim(record: _Record, address: str, port: str) -> Claim:
-    """The claim of a Service to a port of an address."""
+def _precedence(record: _Record, address: str, port: str) -> Precedence:
+    """The precedence of a Service for a port of an address."""
     taken = record.facts.taken.get(address, Taken())
     if taken.granted is not None and port in taken.granted:
         basis = Basis.GRANTED
@@ -479,7 +479,7 @@ def _port_claim(record: _Record, address: str, port: str) -> Claim:
         basis = Basis.GIVEN
     else:
         basis = Basis.WISHED
-    return Claim(basis, *record.order)
+    return Precedence(basis, *record.order)
 
 
 def _claim(record: _Record, address: str) -> tuple[int, int]:

@@ -38,7 +38,7 @@ from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
 from fairlead.plan.cluster import plan_node
-from fairlead.plan.conflicts import Claim, claim_of
+from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
@@ -118,12 +118,12 @@ def primary_addresses(node: Node) -> Sequence[str]:
     return tuple(first.values())
 
 
-def service_claim(
+def service_precedence(
     services: Mapping[ServiceKey, Service], key: ServiceKey, address: str, port: str
-) -> Claim | None:
-    """The claim of a Service to a port of an address; None if there is no such Service."""
+) -> Precedence | None:
+    """The precedence of a Service for a port of an address; None if there is no such Service."""
     service = services.get(key)
-    return claim_of(key, service, address, port) if service is not None else None
+    return precedence_of(key, service, address, port) if service is not None else None
 
 
 def is_large(state: State, key: ServiceKey) -> bool:
@@ -256,7 +256,7 @@ async def open_drivers(
             pod_interfaces=config.node.pod_interfaces,
             node_port_addresses=answering if chosen else None,
             service_cidrs=cluster.service_cidrs,
-            claim_of=partial(service_claim, state.services),
+            precedence_of=partial(service_precedence, state.services),
         )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)

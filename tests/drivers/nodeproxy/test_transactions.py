@@ -18,7 +18,7 @@ from fairlead.drivers.nodeproxy.elements import (
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
-    ClaimOf,
+    PrecedenceOf,
     Settled,
     batches,
     carried_out,
@@ -27,7 +27,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     settled,
 )
 from fairlead.model import Backend, ServiceKey
-from fairlead.plan.conflicts import Basis, Claim
+from fairlead.plan.conflicts import Basis, Precedence
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
@@ -43,9 +43,9 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
     )
 
 
-def claims_by(since: Mapping[ServiceKey, str]) -> ClaimOf:
-    """Shown claims of these Services, created then; the others do not exist."""
-    return lambda key, *_: Claim(Basis.SHOWN, since[key], key) if key in since else None
+def in_order_of(since: Mapping[ServiceKey, str]) -> PrecedenceOf:
+    """These Services show the frontend and were created then; the others do not exist."""
+    return lambda key, *_: Precedence(Basis.SHOWN, since[key], key) if key in since else None
 
 
 def outcome(
@@ -57,7 +57,7 @@ def outcome(
     others do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), claims_by(since))
+    told = settled(actual, owners, difference(desired, actual), in_order_of(since))
     found = {
         key: carried_out(
             actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
@@ -98,7 +98,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), claims_by(created))
+    told = settled(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]

@@ -23,13 +23,13 @@ from fairlead.drivers.nodeproxy.elements import (
 )
 from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
 from fairlead.model import ServiceKey
-from fairlead.plan.conflicts import Basis, Claim, first
+from fairlead.plan.conflicts import Basis, Precedence, first
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
-ClaimOf = Callable[[ServiceKey, str, str], Claim | None]
-"""The claim of a Service to a port (`TCP/80`) of an address; None if there is no such Service. The
+PrecedenceOf = Callable[[ServiceKey, str, str], Precedence | None]
+"""The precedence of a Service for a port (`TCP/80`) of an address; None if there is no such Service. The
 port is empty where the address as a whole is meant."""
 
 _PROTOCOL_NAMES = {str(number): name for name, number in PROTOCOL_NUMBERS.items()}
@@ -68,10 +68,10 @@ def settled(
     known: Mapping[ServiceKey, Spec],
     owners: Mapping[str, ServiceKey],
     changes: Sequence[Change],
-    claim_of: ClaimOf,
+    precedence_of: PrecedenceOf,
 ) -> Settled:
-    """Give each frontend that one Service wants and another wants or has to the one with the first
-    claim (see `plan.conflicts`). A Service that has the frontend by a later claim loses it, even if
+    """Give each frontend that one Service wants and another wants or has to the one that comes
+    first (see `plan.conflicts`). A Service that has the frontend and comes later loses it, even if
     nothing else was to change for that Service."""
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
@@ -90,14 +90,16 @@ def settled(
         for service, of_it in _by_service(changes)
         if service in before
     }
-    claims = {
+    wanted_keys = {
         service: {element.key for element in frontends(spec)} for service, spec in wanted.items()
     }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
         # A Service that has the frontend may be giving it up.
-        wanting = [service for service in among if key in claims[service]]
-        owner = first(_claim(key, service, claims[service], claim_of) for service in wanting)
+        wanting = [service for service in among if key in wanted_keys[service]]
+        owner = first(
+            _precedence(key, service, wanted_keys[service], precedence_of) for service in wanting
+        )
         for service in sorted(wanting):
             if service != owner:
                 lost.setdefault(service, {})[key] = owner
@@ -166,15 +168,17 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
     return frozenset(now)
 
 
-def _claim(key: str, service: ServiceKey, claims: Collection[str], claim_of: ClaimOf) -> Claim:
-    """The claim of a Service to the frontend `key`. `claims`: the keys of all frontends that the
-    Service wants, and its ClusterIPs."""
+def _precedence(
+    key: str, service: ServiceKey, wanted: Collection[str], precedence_of: PrecedenceOf
+) -> Precedence:
+    """The precedence of a Service for the frontend `key`. `wanted`: the keys of all frontends that
+    the Service wants, and its ClusterIPs."""
     address, *rest = key.split(" . ")
     port = f"{_PROTOCOL_NAMES.get(rest[0], rest[0])}/{rest[1]}" if rest else ""
-    claim = claim_of(service, address, port) if service != OWNERLESS else None
-    if claim is None:
-        return Claim(Basis.GONE, "", service)
-    return claim._replace(basis=Basis.OWN) if address in claims else claim
+    found = precedence_of(service, address, port) if service != OWNERLESS else None
+    if found is None:
+        return Precedence(Basis.GONE, "", service)
+    return found._replace(basis=Basis.OWN) if address in wanted else found
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:

@@ -22,7 +22,7 @@ from fairlead.model import (
 from fairlead.net.address import join_host_port
 from fairlead.plan import serving
 from fairlead.plan.balancer import PROXY
-from fairlead.plan.conflicts import Basis, Claim, first
+from fairlead.plan.conflicts import Basis, Precedence, first
 
 MOST_WEIGHT = 256
 """HAProxy's limit."""
@@ -307,7 +307,7 @@ def rivals(
     for key, services in wanting.items():
         if len(services) > 1:
             owner = first(
-                Claim(Basis.SHOWN if has.get(key) == each else Basis.WISHED, "", each)
+                Precedence(Basis.SHOWN if has.get(key) == each else Basis.WISHED, "", each)
                 for each in services
             )
             found |= {each: owner for each in services if each != owner}
