@@ -26,7 +26,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     frontends,
     settled,
 )
-from fairlead.model import Backend, ServiceKey
+from fairlead.model import Backend, Protocol, ServiceKey
 from fairlead.plan.conflicts import Basis, Precedence
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
@@ -104,6 +104,27 @@ def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_servi
         actual[B], [change for change in told.changes if change.service == B]
     ) == without(actual[B], X)
     assert set(told.lacking) == {B}
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
+def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol) -> None:
+    """A and B share an address. A is older, and its status shows another port there."""
+
+    def precedence_of(key: ServiceKey, address: str, port: str) -> Precedence:
+        shown = (key, address, port) == (B, X, f"{protocol}/80")
+        return Precedence(Basis.SHOWN if shown else Basis.GIVEN, "1" if key == A else "2", key)
+
+    each = port(backends("local1"), protocol=protocol, balancers=(X,), node_port=0)
+    one, other = (
+        frozenset(
+            e._replace(comment=str(key)) if e.comment else e
+            for e in rendered(service(each, name=key.name), (NODE4, NODE6))
+            if e.key.startswith(f"{X} ")
+        )
+        for key in (A, B)
+    )
+    told = settled({}, {}, difference({A: one, B: other}, {}), precedence_of)
+    assert set(told.lacking) == {A}
 
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
