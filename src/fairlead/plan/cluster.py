@@ -245,8 +245,8 @@ def _without_rivals(
     cluster: Cluster, config: Config, service: Service, told: Unconfirmed
 ) -> Unconfirmed:
     """The Service without the ports that another one has before it (see `plan.conflicts`). The
-    controller never lets two Services show one port of an address; if it
-    happens all the same, all gateways agree."""
+    controller never lets two Services show one port of an address; if it happens all the same, all
+    gateways agree."""
     balancer = told.balancer
     mine = of_shown(service.key, service)
     older: dict[tuple[str, str], ServiceKey] = {}
