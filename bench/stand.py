@@ -133,7 +133,9 @@ class Stand:
                 tuple(sorted({*nodes, *retained_nodes})),
                 restricted=bool(ranges),
             )
-            self._tables.set_listener(SetListener(service, "uid", spec, slots))
+            change = SetListener(service, "uid", spec, slots)
+            for error in self._tables.set_listeners((change,)).values():
+                raise error
 
     def serve_others(self, services: int, nodes: int) -> None:
         """That many Services besides, each on ten of these nodes, or all."""

@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+import tomllib
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import fairlead
@@ -10,7 +12,7 @@ import fairlead
 ROOT = Path(fairlead.__file__).parent
 
 RANKS = [
-    {"errors", "model", "sections", "turns"},
+    {"backoff", "errors", "invocation", "model", "sections", "turns"},
     {"net", "config"},
     {"kube"},
     {"plan"},
@@ -36,16 +38,53 @@ FORBIDDEN_IN_PURE_CODE = {
     "subprocess",
 }
 PURE = ["model.py", "errors.py", "plan/", "kube/objects.py"]
-"""Pure by their place; beside them every module whose docstring says "Pure."."""
+"""Pure by their place; beside them every module whose docstring says "Pure"."""
+NOT_YET_PURE = {
+    # Until what exists at the cloud is an observation in the state, they import two names of
+    # octavia.cloud, which calls the cloud in threads.
+    "drivers.octavia.changes",
+    "drivers.octavia.diff",
+    "drivers.octavia.members",
+}
+"""Modules that say "Pure" and reach a forbidden module through an import, each with the reason.
+An entry goes with its reason."""
 
 
-def imports(path: Path) -> set[str]:
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def is_for_types_only(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def imports(path: Path, *, for_types: bool = False) -> set[str]:
+    """The modules that a module names in its imports; those that only type checkers read with
+    `for_types`. A package counts if a name of its own is imported, and not if only modules in it
+    are."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and is_for_types_only(node) and not for_types:
+            waiting += node.orelse
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & MODULES.keys()
+            if names - MODULES.keys():
+                found.add(node.module)
+        waiting += ast.iter_child_nodes(node)
     return found
 
 
@@ -58,7 +97,7 @@ def test_imports_go_one_way() -> None:
     for path in ROOT.rglob("*.py"):
         if (part := part_of(path)) in {"__init__", "__main__"}:
             continue
-        for name in imports(path):
+        for name in imports(path, for_types=True):
             if name.startswith("fairlead."):
                 other = name.split(".")[1]
                 if RANK_OF[other] > RANK_OF[part] or (
@@ -75,16 +114,49 @@ def is_pure(path: Path) -> bool:
     )
 
 
-def test_pure_code_has_no_clock_and_no_io() -> None:
-    pure = [path for path in ROOT.rglob("*.py") if is_pure(path)]
+def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, ...]:
+    """The shortest chain of imports from the module to one that pure code must not use; empty if
+    there is none."""
+    ways: list[tuple[str, ...]] = [(module,)]
+    seen = {module}
+    for way in ways:  # which grows meanwhile
+        for name in sorted(named[way[-1]]):
+            if name.split(".")[0] in FORBIDDEN_IN_PURE_CODE:
+                return (*way, name)
+            if name in named and name not in seen:
+                seen.add(name)
+                ways.append((*way, name))
+    return ()
+
+
+def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
+    """Packages that a pure module lies in are not among what it reaches, unless it imports a name
+    of theirs: the front door of a driver's package names the driver."""
+    named = {module: imports(path) for module, path in MODULES.items()}
+    pure = [module for module, path in MODULES.items() if is_pure(path)]
     assert len(pure) > 20
-    wrong = []
-    for path in pure:
-        wrong += [
-            f"{path.relative_to(ROOT)} imports {m}"
-            for m in imports(path)
-            if m.split(".")[0] in FORBIDDEN_IN_PURE_CODE
-        ]
+    ways = {
+        module.removeprefix("fairlead."): way
+        for module in pure
+        if (way := way_to_forbidden(module, named))
+    }
+    assert ways.keys() == NOT_YET_PURE, [" > ".join(way) for way in ways.values()]
+
+
+def test_what_the_wheel_carries_imports_nothing_that_it_does_not() -> None:
+    settings = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    left_out = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    absent = {
+        module
+        for module, path in MODULES.items()
+        if f"/{path.relative_to(ROOT.parents[1])}".startswith(tuple(left_out))
+    }
+    assert {"fairlead.lab", "fairlead.lab.site", "fairlead.cli.lab"} <= absent
+    wrong = {
+        module: names
+        for module, path in MODULES.items()
+        if module not in absent and (names := imports(path, for_types=True) & absent)
+    }
     assert not wrong
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.net import selection
+from fairlead.net.address import numeric_host, split_host_port
 from fairlead.sections import OctaviaConfig, Section
 
 OCTAVIA = "fairlead.io/octavia"
@@ -350,9 +351,11 @@ def _check_ports(config: Config, source: str) -> None:
     listens = {"web.listen": config.web.listen, "gateway.peerListen": config.gateway.peer_listen}
     listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.peers)}
     for where, listen in listens.items():
-        host, colon, port = (listen or "").rpartition(":")
-        if listen and not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-            raise Refused(f"{source}: {listen!r} is not address:port - at $.{where}")
+        try:
+            if listen:
+                split_host_port(listen)
+        except ValueError as error:
+            raise Refused(f"{source}: {error} - at $.{where}") from error
     for at, peer in enumerate(config.gateway.peers):
         if (
             numeric_host(peer) is None
@@ -385,28 +388,20 @@ def _check_api_server(
             raise Refused(f"{source}: {text} is there twice - at {where}.addresses[{at}]")
         own.add(address)
     for at, server in enumerate(api.servers):
-        host, port = numeric_host(server), server.rpartition(":")[2]
-        if host is None or not (port.isdecimal() and 0 < int(port) < 65536):
+        try:
+            host, port = split_host_port(server)
+        except ValueError:
+            host, port = "", 0
+        if not host or numeric_host(server) is None:
             raise Refused(
                 f"{source}: {server!r} is not address:port with a numeric address - at "
                 f"{where}.servers[{at}]",
                 fix='write 192.0.2.1:6443 or "[2001:db8::1]:6443"',
             )
-        if ipaddress.ip_address(host) in own and int(port) == api.port:
+        if ipaddress.ip_address(host) in own and port == api.port:
             raise Refused(f"{source}: {server} is the balancer itself - at {where}.servers[{at}]")
         if server in api.servers[:at]:
             raise Refused(f"{source}: {server} is there twice - at {where}.servers[{at}]")
-
-
-def numeric_host(text: str) -> str | None:
-    """The address in `address:port`, without the brackets that one of IPv6 must have; None if it is
-    none."""
-    host = text.rpartition(":")[0]
-    bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-    try:
-        return bare if ipaddress.ip_address(bare).version == (4 if bare == host else 6) else None
-    except ValueError:
-        return None
 
 
 def _check_tunnel(config: Config, source: str) -> None:

@@ -20,9 +20,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.drivers import Change, Driver
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.state import DirtyKeys, Subscribers
 from fairlead.turns import gently, in_turns, parts

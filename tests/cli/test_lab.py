@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.invocation import called
 from fairlead.lab import namespace, process
-from fairlead.lab.invocation import called
 from fairlead.lab.rundir import ROOT
 
 pytestmark = pytest.mark.root

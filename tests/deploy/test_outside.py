@@ -16,7 +16,7 @@ from fairlead.drivers.proxy.render import render as render_proxy
 from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES
 from fairlead.lab.kubeapiserver import KubeApiServer
 

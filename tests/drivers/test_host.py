@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.drivers.host import Finding, Host, Need, findings
+from fairlead.drivers.host import Finding, Host, findings
+from fairlead.drivers.need import Need
 from fairlead.errors import Conflict, Refused
 from fairlead.lab import namespace
 from fairlead.net import sysctl

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fairlead.drivers.liveness import DWELL, NodeLiveness, Target
 from fairlead.model import Verdict
-from fairlead.net.httpprobe import REFUSED, SILENT, Answer
+from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
 A, B, C = (Target("192.0.2.1", port, "/healthz") for port in (30001, 30002, 30003))
 GOOD = Answer("answered", 200, 2, False)

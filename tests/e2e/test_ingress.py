@@ -22,8 +22,8 @@ from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
 from tests.e2e.proxied import PATIENCE_S, PROXY, told
 
 from fairlead.errors import Refused
-from fairlead.ingress.call import Door
 from fairlead.ingress.check import Plan, Report, check
+from fairlead.ingress.door import Door
 from fairlead.ingress.service import Entrance
 from fairlead.ingress.settings import Class, Controller, Header
 from fairlead.kube.objects import SERVICES, ObjectKey

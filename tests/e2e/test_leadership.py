@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab import process
 from fairlead.lab.process import Process

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.faults.test_api_faults import asked, service, until_served
 from tests.faults.trial import Trial, trial
 
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import SERVICES, ObjectKey
 
 LIBRARY = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1")

@@ -22,7 +22,7 @@ from tests.faults.trial import DEADLINE_S, LOOK_S, Trial, trial
 
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 
 QUIET_S, SURELY_QUIET_S = 0.4, 1.5

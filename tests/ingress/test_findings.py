@@ -7,16 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from fairlead.ingress.call import (
-    FORGED,
-    Answer,
-    Door,
-    Way,
-    call,
-    forged,
-    read_answer,
-    shown_addresses,
-)
+from fairlead.ingress.call import FORGED, call, forged, read_answer, shown_addresses
+from fairlead.ingress.door import Answer, Door, Way
 from fairlead.ingress.findings import HEADERS, Case, Finding, Knocked, findings, of_config
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config

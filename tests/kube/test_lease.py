@@ -10,7 +10,8 @@ from tests.lab.apiserver.api import Api
 from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.lease import LEASES, Elector
+from fairlead.kube.lease import Elector
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.lab.apiserver import ApiServer, Fault
 

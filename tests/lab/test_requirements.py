@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fairlead.invocation import called
 from fairlead.lab import namespace, requirements
-from fairlead.lab.invocation import called
 
 FAIRLEAD = Path(sys.executable).with_name("fairlead")
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import Unavailable
-from fairlead.net.httpprobe import REFUSED, SILENT, Answer, Line, may_go_on, probe, read_answer
+from fairlead.net.httpanswer import REFUSED, SILENT, Answer
+from fairlead.net.httpprobe import Line, may_go_on, probe, read_answer
 
 KUBE_PROXY = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted, family_of
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import Applicant, read_pools
 

@@ -9,7 +9,7 @@ from tests.drivers.direct.conftest import a_forwarder
 from tests.drivers.direct.test_shares import Small
 from tests.roles.cluster import Cluster, until
 
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.presence import lease_body, presence_of
 from fairlead.model import DONE, Outcome, ServiceKey
 from fairlead.roles.presence import Announcer

@@ -21,11 +21,11 @@ from fairlead.roles.node import (
     SYNC_FAILED,
     HostAddresses,
     NodeAddresses,
-    claim,
     clean_up,
     follow_rules,
     notes_of,
     primary_addresses,
+    service_precedence,
 )
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -95,7 +95,7 @@ class Role:
         return NodeProxyDriver(
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
-            claim=partial(claim, self.state.services),
+            precedence_of=partial(service_precedence, self.state.services),
         )
 
 

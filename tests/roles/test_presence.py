@@ -9,7 +9,7 @@ import pytest
 from fairlead.config import PresenceConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import Warned, lease_name, presence_of
 from fairlead.lab.apiserver import ApiServer

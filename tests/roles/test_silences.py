@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead.kube.lease import Lease, LeaseSpec
+from fairlead.kube.lease_object import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
 from fairlead.kube.presence import (
     LONGEST_REASON,

@@ -2,6 +2,7 @@
 `--help` stays quick."""
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -39,6 +40,9 @@ COMMANDS = {
 }
 
 
+OF_THE_SOURCE_TREE = frozenset({"demo", "lab"})
+"""Commands that the wheel and the image do not have, because they do not have the lab."""
+
 PLUGIN_NAMES = {"kubectl-fairlead": "kubectl fairlead"}
 """What users type for a program of this name: kubectl runs it as its own command."""
 
@@ -47,18 +51,46 @@ class Commands(click.Group):
     """A group whose commands are loaded from the table above when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name in COMMANDS if is_here(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if not is_here(cmd_name):
+            return _absent(cmd_name)
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+def is_here(name: str) -> bool:
+    """Whether this installation has the command."""
+    return name not in OF_THE_SOURCE_TREE or importlib.util.find_spec("fairlead.lab") is not None
+
+
+def _absent(name: str) -> click.Command:
+    """Stands for a command that this installation does not have: whatever follows it, it says where
+    the command is."""
+
+    def refuse() -> None:
+        from fairlead.errors import Refused
+
+        raise Refused(
+            f"`fairlead {name}` is not part of this installation: the lab comes with Fairlead's "
+            "source tree, and neither with its wheel nor with its image",
+            fix=f"in a clone of the repository run `make base`, then `.venv/bin/fairlead {name}`",
+        )
+
+    settings = {
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "help_option_names": [],
+    }
+    return click.Command(name, context_settings=settings, callback=refuse)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,7 +100,7 @@ def cli() -> None:
 
     \b
     Without a cluster and without root:   fairlead plan -f examples/plan
-    With root, on this machine alone:     fairlead demo
+    With root, in the source tree:        fairlead demo
                                           fairlead lab up
     In a cluster, as its processes:       fairlead controller | gateway | node
     Of a cluster, from anywhere:          kubectl fairlead plan

@@ -95,7 +95,7 @@ def _table(report: "Report") -> None:
 
 
 def _say_what_to_try(name: str) -> None:
-    from fairlead.lab.invocation import called
+    from fairlead.invocation import called
 
     fairlead = called()
     click.echo(f"""

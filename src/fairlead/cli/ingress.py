@@ -235,8 +235,8 @@ def _plan(
     context: str | None,
 ) -> "Plan":
     from fairlead.ingress import service
-    from fairlead.ingress.call import Door
     from fairlead.ingress.check import Plan
+    from fairlead.ingress.door import Door
 
     host, path, client = _host(host), _path(echo or path), _client(client)
     end = _address(target)

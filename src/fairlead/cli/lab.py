@@ -122,7 +122,7 @@ def up(
     **size: Unpack[_Hosts],
 ) -> None:
     """Bring a lab up. Ctrl-C on the way takes it down again."""
-    from fairlead.lab.invocation import called
+    from fairlead.invocation import called
     from fairlead.lab.rundir import Transport
     from fairlead.lab.site import Site
 

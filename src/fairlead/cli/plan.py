@@ -12,6 +12,7 @@ from fairlead.cli.source import Source, source_options
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, ServiceKey
+from fairlead.net.address import join_host_port
 
 if TYPE_CHECKING:
     from fairlead.kube.manifests import Manifests
@@ -144,8 +145,7 @@ def _table(planned: list[Planned]) -> None:
 
 
 def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:
-    host = f"[{address}]" if ":" in address else address
-    first = f"{host}:{listener.port}/{listener.protocol}"
+    first = f"{join_host_port(address, listener.port)}/{listener.protocol}"
     active = sum(member.weight for member in listener.members if member.state == "active")
     rows: list[tuple[str, ...]] = []
     for member in listener.members:

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from fairlead.config import Config, load
+from fairlead.invocation import called
 from fairlead.kube.access import Access
-from fairlead.lab.invocation import called
 from fairlead.net import selection
 
 CommandT = TypeVar("CommandT", bound=Any)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.drivers.health_answers import Done, Opened, Update
 from fairlead.errors import Refused, Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
 from fairlead.net.frames import read, write
 from fairlead.net.listening import EVERYWHERE

@@ -10,11 +10,11 @@ would be every namespace's on the machine (`direct.needs`, `nodeproxy.needs`).""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from fairlead.drivers.need import Need
 from fairlead.errors import Conflict, FairleadError
 from fairlead.net import sysctl
 
@@ -22,16 +22,6 @@ log = structlog.get_logger()
 
 DIRECTORY = Path("/run/fairlead/settings")
 """Until the next boot, as are the settings themselves."""
-
-
-class Need(NamedTuple):
-    """A setting's name (see `net.sysctl`), whether a value of it does harm, the value that does
-    not, and why."""
-
-    setting: str
-    harmful: Callable[[str], bool]
-    should: str
-    why: str
 
 
 class Finding(msgspec.Struct, frozen=True):

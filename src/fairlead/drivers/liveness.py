@@ -16,7 +16,8 @@ target that was not proved:
 from collections.abc import Iterator, Sequence
 
 from fairlead.model import Value, Verdict
-from fairlead.net.httpprobe import Answer
+from fairlead.net.address import join_host_port
+from fairlead.net.httpanswer import Answer
 
 SILENCES = 2
 REFUSALS = 2
@@ -47,8 +48,7 @@ class Target(Value, frozen=True, array_like=True):
     routed: bool = False
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}{self.path}"
+        return f"http://{join_host_port(self.address, self.port)}{self.path}"
 
 
 class Record:

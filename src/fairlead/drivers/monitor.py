@@ -27,7 +27,8 @@ from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, aft
 from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey, Verdict
-from fairlead.net.httpprobe import SILENT, Answer, Line
+from fairlead.net.httpanswer import SILENT, Answer
+from fairlead.net.httpprobe import Line
 
 log = structlog.get_logger()
 

@@ -16,6 +16,7 @@ from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.plan.addresses import held_by, hostname_of
 
 FIELD_MANAGER = "fairlead-publish"
@@ -164,7 +165,7 @@ def _ingress_of(intent: LoadBalancer) -> Ingress:
     unserved = [PortStatus(each.port, each.protocol, each.error) for each in intent.unserved_ports]
     entries = []
     for address in intent.addresses:
-        family = "IPv6" if ":" in address else "IPv4"
+        family = family_of(address)
         served = [
             PortStatus(each.port, each.protocol)
             for each in intent.listeners

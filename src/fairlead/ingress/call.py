@@ -12,16 +12,11 @@ import re
 import ssl
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
-from typing import Literal, get_args
-
-import msgspec
 
 from fairlead.ingress import header
+from fairlead.ingress.door import Answer, Door, Way
+from fairlead.net.address import bracketed, is_ipv6
 
-Way = Literal["plain", "v1", "v2", "forwarded-for"]
-Outcome = Literal["answered", "rejected", "silent", "unreachable"]
-
-WAYS: tuple[Way, ...] = get_args(Way)
 FORGED: Mapping[Way, tuple[str, str]] = {
     "v1": ("198.18.254.1", "2001:2:0:fe::1"),
     "v2": ("198.18.254.2", "2001:2:0:fe::2"),
@@ -37,34 +32,9 @@ _LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 _CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
 
 
-class Door(msgspec.Struct, frozen=True):
-    """Where to knock. `host`: the name that is asked for, in SNI and in the request; empty: the
-    address."""
-
-    address: str
-    port: int
-    tls: bool
-    host: str = ""
-    path: str = "/"
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`:
-    all that the answer shows, in their shortest form. `own`: our end of the connection, as this
-    machine knows it. `claimed`: the address that was forged, of the family that the connection had:
-    a door may be a name, which says nothing of it."""
-
-    outcome: Outcome
-    how: str
-    status: int = 0
-    addresses: tuple[str, ...] = ()
-    own: str = ""
-    claimed: str = ""
-
-
 def forged(way: Way, peer: str) -> str:
     """What this way claims to who has this address; empty for plain, which claims nothing."""
-    return FORGED[way][":" in peer] if way in FORGED else ""
+    return FORGED[way][is_ipv6(peer)] if way in FORGED else ""
 
 
 async def call(door: Door, way: Way, timeout_s: float) -> Answer:
@@ -155,7 +125,7 @@ def _header(way: Way, peer: str, port: int) -> bytes:
 
 
 def _request(door: Door, forwarded_for: str) -> bytes:
-    address = f"[{door.address}]" if ":" in door.address else door.address
+    address = bracketed(door.address)
     lines = [
         f"GET {door.path} HTTP/1.1",
         f"Host: {door.host or address}",

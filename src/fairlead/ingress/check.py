@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fairlead.ingress.call import WAYS, Answer, Door, Way, call
+from fairlead.ingress.call import call
+from fairlead.ingress.door import WAYS, Answer, Door, Way
 from fairlead.ingress.findings import Case, Finding, Knocked, findings
 from fairlead.ingress.service import Entrance
 from fairlead.ingress.settings import Header

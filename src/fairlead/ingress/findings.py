@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.ingress.call import Answer, Door, Way
+from fairlead.ingress.door import Answer, Door, Way
 from fairlead.ingress.settings import Controller, Header, are_everybody
 
 Level = Literal["security", "error", "warning", "note", "ok"]

@@ -7,7 +7,7 @@ template)."""
 from collections.abc import Mapping
 from typing import Any
 
-from fairlead.ingress.settings import CHARTS, Controller, Settings, Wish
+from fairlead.ingress.settings import CHARTS, Settings, Wish
 
 
 def objects(wish: Wish, made: Settings) -> list[dict[str, Any]]:
@@ -103,9 +103,3 @@ def _workload(wish: Wish, made: Settings, replicas: str) -> dict[str, Any]:
 def _metadata(made: Settings, annotations: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"name": made.name, "namespace": made.namespace}
     return found | ({"annotations": dict(annotations)} if annotations else {})
-
-
-def chart_of(controller: Controller) -> str:
-    """The chart as people name it, with the version that these values were written for."""
-    chart = CHARTS[controller]
-    return f"{chart.name} {chart.version}"

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.errors import Refused
-from fairlead.ingress.call import Door
+from fairlead.ingress.door import Door
 from fairlead.ingress.findings import Finding, of_config
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer
@@ -31,7 +31,8 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family
-from fairlead.plan.addresses import family_of, shown_address
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import shown_address
 from fairlead.plan.balancer import CLASS_ANNOTATION
 from fairlead.plan.endpoints import candidates, usable
 

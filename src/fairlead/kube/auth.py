@@ -13,6 +13,7 @@ from pathlib import Path
 from fairlead.errors import Refused
 from fairlead.kube.access import Access, Credentials, ExecPlugin
 from fairlead.kube.kubeconfig import read_kubeconfig
+from fairlead.net.address import join_host_port
 
 __all__ = ["Access", "Credentials", "ExecPlugin", "find_access", "in_cluster"]
 
@@ -58,7 +59,7 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
             f"the service account is not mounted: {problem.filename}: {problem.strerror}", fix=fix
         ) from None
     return Access(
-        f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        f"https://{join_host_port(host, port)}",
         authority_pem=authority,
         token_file=str(folder / "token"),
         namespace=namespace or "default",

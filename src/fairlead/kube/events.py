@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.objects import Fields, Object, ObjectKey, ObjectMeta, Resource
 from fairlead.model import ServiceKey

@@ -18,7 +18,7 @@ import msgspec
 from fairlead.errors import Refused
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
-from fairlead.kube.lease import LEASES, Lease
+from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, NotServed, Presence, presence_of
 from fairlead.kube.reflector import Reflector

@@ -12,33 +12,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
-import msgspec
 import structlog
 
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.answers import NotFound, Unauthenticated
 from fairlead.kube.client import Client
-from fairlead.kube.objects import Fields, ObjectKey, ObjectMeta, Resource
+from fairlead.kube.lease_object import LEASES, Lease, LeaseSpec
+from fairlead.kube.objects import ObjectKey
 
 log = structlog.get_logger()
 
 NOT_THERE = "not there"
-
-
-class LeaseSpec(Fields, frozen=True):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(Fields, frozen=True):
-    metadata: ObjectMeta
-    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
-
-
-LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases", True, Lease)
 
 
 class Elector:

@@ -9,6 +9,8 @@ import ipaddress
 import socket
 from functools import lru_cache
 
+from fairlead.net.address import canonical
+
 
 @lru_cache(maxsize=65536)
 def read_address(text: str) -> str | None:
@@ -26,12 +28,9 @@ def read_address(text: str) -> str | None:
 def _read_sloppily(text: str) -> str | None:
     address = _decimal(text.strip())
     try:
-        if ":" not in address:
-            return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
-        read = ipaddress.IPv6Address(address)
+        return None if "%" in address else canonical(address)
     except (ValueError, OSError):
         return None
-    return None if read.scope_id is not None else str(read.ipv4_mapped or read)
 
 
 def read_network(text: str) -> str | None:

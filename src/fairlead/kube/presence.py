@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fairlead.kube.lease import Lease
+from fairlead.kube.lease_object import Lease
 from fairlead.kube.objects import Fields
 from fairlead.model import ServiceKey
 

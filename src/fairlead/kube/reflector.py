@@ -21,6 +21,7 @@ from typing import Generic
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.answers import (
     Expired,
@@ -30,7 +31,6 @@ from fairlead.kube.answers import (
     ServerUnavailable,
     Unauthenticated,
 )
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource

@@ -10,9 +10,9 @@ import asyncio
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.kube.access import Credentials
 from fairlead.kube.answers import Unauthenticated
-from fairlead.kube.backoff import Backoff
 
 log = structlog.get_logger()
 

@@ -1,7 +1,7 @@
 """Teach an API server our own kinds, as `kubectl apply -f deploy/crds` does on a cluster.
 
 In: a client. Out: AddressPools and AddressGrants are served when `install` returns.
-The definitions stand in `deploy/crds`; a wheel carries them inside the package.
+The definitions stand in `deploy/crds` of the source tree.
 """
 
 import asyncio
@@ -20,10 +20,8 @@ TIMEOUT_S = 20.0
 
 
 def folder() -> Path:
-    """Where the definitions are: in the package, or, of a working tree, beside the sources."""
-    package = Path(fairlead.__file__).parent
-    inside = package / "crds"
-    return inside if inside.is_dir() else package.parents[1] / "deploy" / "crds"
+    """Where the definitions are."""
+    return Path(fairlead.__file__).parents[2] / "deploy" / "crds"
 
 
 async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:

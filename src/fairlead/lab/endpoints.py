@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import msgspec
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.answers import NotFound
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICE_NAME_LABEL, ObjectKey, Service
 from fairlead.lab.objects import ENDPOINTS, SLICES, Endpoints, Pod, Slice

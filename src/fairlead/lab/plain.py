@@ -21,8 +21,8 @@ from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, SERVICES, Node, ObjectKey, Service
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.net.httpprobe import probe
-from fairlead.plan.addresses import family_of
 from fairlead.plan.balancer import DIRECT
 from fairlead.plan.members import node_address
 from fairlead.roles.process import run_until_signalled

@@ -8,8 +8,8 @@ import os
 from collections.abc import Awaitable, Callable
 
 from fairlead.errors import FairleadError, Refused
+from fairlead.invocation import called
 from fairlead.lab import namespace
-from fairlead.lab.invocation import called
 
 Trial = Callable[[str], Awaitable[None]]
 

@@ -21,12 +21,8 @@ HOLDS_S = 7 * 24 * 3600
 
 
 def source() -> Path:
-    """The manifests for clusters in which every role runs: in the package, or, of a working tree,
-    beside the sources."""
-    package = Path(fairlead.__file__).parent
-    name = Path("manifests") / "no-kube-proxy.yaml"
-    inside = package / name
-    return inside if inside.exists() else package.parents[1] / "deploy" / name
+    """The manifests for clusters in which every role runs."""
+    return Path(fairlead.__file__).parents[2] / "deploy" / "manifests" / "no-kube-proxy.yaml"
 
 
 async def install(client: Client, kinds: Collection[str] = KINDS) -> None:

@@ -14,10 +14,10 @@ import msgspec
 
 from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused, Unavailable
+from fairlead.invocation import called
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import namespace
-from fairlead.lab.invocation import called
 from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")

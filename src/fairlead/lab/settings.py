@@ -1,5 +1,5 @@
 """The files that a lab writes for the programs that run in it: Fairlead's configuration and
-kubeconfigs. Pure.
+kubeconfigs, as text.
 
 In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlead.yaml (`config`),
 kubeconfig v1."""

@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from fairlead.errors import Refused, Unavailable
+from fairlead.invocation import called
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import (
@@ -29,12 +30,12 @@ from fairlead.lab import (
     settings,
     wiring,
 )
-from fairlead.lab.invocation import called
 from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
 from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
+from fairlead.net.address import socket_family
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The command that runs on each kind of host; on nodes a gateway too, where the nodes are the
@@ -204,7 +205,7 @@ class Site:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A TCP connection from a host or pod. Raises Unavailable when nobody answers, or
         refuses."""
-        sock = self.socket(host, socket.AF_INET6 if ":" in address else socket.AF_INET)
+        sock = self.socket(host, socket_family(address))
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):

@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.net.address import is_ipv6
 from fairlead.net.netlink import (
     ACK,
     CREATE,
@@ -232,7 +233,7 @@ class Blackholes:
 
 def _of(address: str) -> tuple[int, int]:
     """Family and bits."""
-    return (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
+    return (socket.AF_INET6, 128) if is_ipv6(address) else (socket.AF_INET, 32)
 
 
 def _destination(address: str) -> bytes:

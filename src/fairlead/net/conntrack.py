@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
+from fairlead.net.address import is_ipv6
 from fairlead.net.netlink import (
     ACK,
     DONE,
@@ -105,7 +106,7 @@ class Conntrack:
             mine = {
                 called: by
                 for called, by in answering.items()
-                if (":" in called[0]) == (family == socket.AF_INET6)
+                if is_ipv6(called[0]) == (family == socket.AF_INET6)
             }
             if mine:
                 try:

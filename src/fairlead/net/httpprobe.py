@@ -15,11 +15,10 @@ import socket
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
-
-import msgspec
 
 from fairlead.errors import Unavailable
+from fairlead.net.address import join_host_port, socket_family
+from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
@@ -45,23 +44,6 @@ OUR_OWN = frozenset(
     )
 )
 HUNG_UP = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-
-
-class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What came back. `answered`: some HTTP, with `status` (0 if it was none). `refused`: the
-    machine is there, nothing serves on the port (or hung up). `silent`: nothing came in time, or
-    the network says that it cannot be reached."""
-
-    kind: Literal["answered", "refused", "silent"]
-    status: int = 0
-    weight: int | None = None
-    """X-Load-Balancing-Endpoint-Weight; None if it is not there or no number."""
-    empty: bool = True
-    """Whether there was no body."""
-
-
-REFUSED = Answer("refused")
-SILENT = Answer("silent")
 
 
 async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answer:
@@ -98,8 +80,8 @@ class Line:
         self._tell = tell
         self._mark = mark
         self._destination = (address, port)
-        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._family = socket_family(address)
+        self._host = join_host_port(address, port)
         self._socket: socket.socket | None = None
         self._reused = False
         self._question = b""

@@ -7,7 +7,8 @@ import struct
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from fairlead.net.netlink import Hearing, attributes
+from fairlead.net.hearing import Hearing
+from fairlead.net.netlink import attributes
 
 _LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP = 1, 5, 9
 _NEW_LINK, _DELETE_LINK = 16, 17

@@ -8,6 +8,8 @@ import errno
 import socket
 from collections.abc import Collection
 
+from fairlead.net.address import socket_family
+
 EVERYWHERE = ("0.0.0.0", "::")
 """Every address of this host. An IP family that this host does not have is skipped."""
 
@@ -35,7 +37,7 @@ class _NoFamily(Exception):
 
 def _listening(address: str, number: int, backlog: int, *, both: bool = False) -> socket.socket:
     """`both`: the socket takes IPv4 as well. Raises OSError, or _NoFamily."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = socket_family(address)
     try:
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError as error:

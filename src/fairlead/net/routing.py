@@ -18,7 +18,9 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
-from fairlead.net.netlink import ACK, CREATE, DUMP, Hearing, Passed, attribute, attributes
+from fairlead.net.hearing import Hearing, Passed
+from fairlead.net.netlink import ACK, CREATE, DUMP, attribute, attributes
+from fairlead.net.routes import Interface, Neighbour, Route
 from fairlead.net.rtnetlink import Asking
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
@@ -35,42 +37,6 @@ _STALE, _FAILED = 0x04, 0x20
 _GROUPS = (1, 3, 5, 7, 8, 9, 11, 19, 32)
 """RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 NEXTHOP."""
-
-
-class Interface(NamedTuple):
-    """A network device. `number`: its index. `kind`: of a virtual one, as in `ip link add type`.
-    `parent` and `vlan`: of one that stands for a VLAN of another; 0 otherwise."""
-
-    number: int
-    name: str
-    mac: bytes
-    mtu: int
-    kind: str = ""
-    parent: int = 0
-    vlan: int = 0
-
-
-class Route(NamedTuple):
-    """How the kernel would send to an address. `here`: it is this host's own. `via`: the router,
-    empty on a link with it. `source`: the address that it would send from. `mtu`: of the route if
-    it has one of its own, else 0."""
-
-    here: bool
-    interface: int
-    via: str
-    source: str
-    mtu: int
-
-
-class Neighbour(NamedTuple):
-    """Who answers for an address on an interface. `mac` is empty while nobody is known to.
-    `unsure`: it has not been heard of for a while, or did not answer: if it matters, ask the kernel
-    to look."""
-
-    interface: int
-    address: str
-    mac: bytes
-    unsure: bool
 
 
 class Changes(NamedTuple):

@@ -11,6 +11,7 @@ from ipaddress import ip_interface
 from typing import Any, NamedTuple
 
 from fairlead.errors import Refused, Unavailable
+from fairlead.net.address import is_ipv6
 from fairlead.net.iproute import asking
 
 _TAKEN = (
@@ -36,7 +37,7 @@ class Vxlan(NamedTuple):
     @property
     def ipv6(self) -> bool:
         """Whether packets arrive over IPv6."""
-        return ":" in self.local
+        return is_ipv6(self.local)
 
 
 async def have(device: Vxlan) -> None:
@@ -126,7 +127,7 @@ def _described(message: Any) -> Vxlan | None:
     data = message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")
     local = data.get_attr("IFLA_VXLAN_LOCAL") or data.get_attr("IFLA_VXLAN_LOCAL6") or ""
     if data.get_attr("IFLA_VXLAN_LEARNING") or (
-        ":" in local and not data.get_attr("IFLA_VXLAN_UDP_ZERO_CSUM6_RX")
+        is_ipv6(local) and not data.get_attr("IFLA_VXLAN_UDP_ZERO_CSUM6_RX")
     ):
         return None
     name, mac = message.get_attr("IFLA_IFNAME"), message.get_attr("IFLA_ADDRESS")

@@ -15,6 +15,7 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import LoadBalancerIngress, Service
 from fairlead.kube.own import AddressGrant
 from fairlead.model import Family, Grant, Note, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
 from fairlead.plan.pools import Applicant
 
@@ -84,11 +85,6 @@ class Assigned(msgspec.Struct, frozen=True):
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(grant.address for grant in self.grants)
-
-
-def family_of(address: str) -> Family:
-    """The family of a valid address text."""
-    return "IPv6" if ":" in address else "IPv4"
 
 
 def order_of(key: ServiceKey, service: Service) -> Order:

@@ -20,7 +20,8 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
-from fairlead.plan.addresses import family_of, shown_address
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotations import (
     INSTEAD,
     INSTEAD_PROXY,

@@ -20,7 +20,8 @@ from fairlead.model import (
     ServiceKey,
     UnservedPort,
 )
-from fairlead.plan.addresses import Wanted, family_of, held_by, wanted_by
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import Wanted, held_by, wanted_by
 from fairlead.plan.annotations import INSTEAD_OCTAVIA, not_understood, without_effect
 from fairlead.plan.balancer import (
     CLASS_PREFIX,

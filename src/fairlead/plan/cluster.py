@@ -15,15 +15,14 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
+from fairlead.net.address import family_of
 from fairlead.plan.addresses import (
     Assigned,
     Facts,
     Rival,
     facts_of,
-    family_of,
     held_by,
     keeps,
-    order_of,
     ports_of,
     shown_by,
 )
@@ -37,6 +36,7 @@ from fairlead.plan.balancer import (
     plan_load_balancer,
     plan_unconfirmed,
 )
+from fairlead.plan.conflicts import of_shown
 from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
@@ -244,19 +244,19 @@ def plan_gateway_unconfirmed(
 def _without_rivals(
     cluster: Cluster, config: Config, service: Service, told: Unconfirmed
 ) -> Unconfirmed:
-    """The controller never lets two Services show one port of an address. Should it happen all the
-    same, the older has it, so that all gateways agree."""
+    """The Service without the ports that another one has before it (see `plan.conflicts`). The
+    controller never lets two Services show one port of an address; if it happens all the same, all
+    gateways agree."""
     balancer = told.balancer
+    mine = of_shown(service.key, service)
     older: dict[tuple[str, str], ServiceKey] = {}
     for address in balancer.addresses:
-        for key in cluster.showing(address):
-            other = cluster.services[key]
-            if (
-                order_of(key, other) < order_of(service.key, service)
-                and class_of(other, config.default_class) in GATEWAY_CLASSES
-            ):
+        showing = [of_shown(key, cluster.services[key]) for key in cluster.showing(address)]
+        for each in sorted(showing, reverse=True):  # the first one is noted last
+            other = cluster.services[each.service]
+            if each < mine and class_of(other, config.default_class) in GATEWAY_CLASSES:
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
-                older |= {(address, port): key for port in ports}
+                older |= {(address, port): each.service for port in ports}
     if not older:
         return told
     rivals = [

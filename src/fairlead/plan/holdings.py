@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Collection
 
 from fairlead.model import Family, ServiceKey
-from fairlead.plan.addresses import family_of
+from fairlead.net.address import family_of
 from fairlead.plan.pools import Pool, Pools
 from fairlead.plan.waiting import Lines
 

@@ -15,8 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.plan import refusals
-from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted, family_of
+from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted
+from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
 from fairlead.plan.waiting import Lines, Wait
@@ -204,26 +206,13 @@ class Ledger:
         return None
 
     def _rivals(self, key: ServiceKey, address: str, port: str) -> list[ServiceKey]:
-        """Who keeps this Service from having that port there."""
-        record = self._records[key]
-        mine = record.facts.taken.get(address, Taken())
-        if mine.granted is not None and port in mine.granted:
+        """The Services that keep this one from having that port there (see `plan.conflicts`)."""
+        if not (others := self._others(key, address)):
             return []
-        rivals = []
-        for other in self._others(key, address):
-            theirs = self._records[other]
-            taken = theirs.facts.taken.get(address, Taken())
-            granted = taken.granted is not None and port in taken.granted
-            given = address in theirs.given.values() and port in theirs.ports
-            shown = taken.shown is not None and port in taken.shown
-            if shown and mine.shown is not None and port in mine.shown:
-                shown = (
-                    theirs.order < record.order
-                )  # both show it and neither was granted it: it is the older one's
-                given = given and shown
-            if granted or given or shown:
-                rivals.append(other)
-        return sorted(rivals)
+        mine = _precedence(self._records[key], address, port)
+        return rivals_of(
+            mine, [_precedence(self._records[other], address, port) for other in others]
+        )
 
     def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
         """Those of its ports that a Service may have at that address."""
@@ -477,6 +466,20 @@ class Ledger:
             if some is None and free and needed <= free:
                 some = address
         return some
+
+
+def _precedence(record: _Record, address: str, port: str) -> Precedence:
+    """The precedence of a Service for a port of an address."""
+    taken = record.facts.taken.get(address, Taken())
+    if taken.granted is not None and port in taken.granted:
+        basis = Basis.GRANTED
+    elif taken.shown is not None and port in taken.shown:
+        basis = Basis.SHOWN
+    elif port in record.ports and address in record.given.values():
+        basis = Basis.GIVEN
+    else:
+        basis = Basis.WISHED
+    return Precedence(basis, *record.order)
 
 
 def _claim(record: _Record, address: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
+from fairlead.net.address import is_ipv6
 from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
@@ -51,7 +52,7 @@ def node_address(node: Node, family: Family) -> str | None:
     """The node's InternalIP of that family, by which the balancer reaches it."""
     ipv6 = family == "IPv6"
     for entry in node.status.addresses:
-        if entry.type == "InternalIP" and (":" in entry.address) == ipv6:
+        if entry.type == "InternalIP" and is_ipv6(entry.address) == ipv6:
             return entry.address
     return None
 
@@ -165,10 +166,11 @@ def confirm(
     """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the
     address of each node that is probed through one.
 
-    Nobody proved, some not asked yet: it is a matter of milliseconds. Until then who serves goes on
-    (see the drivers), and the pods that are about to go, but still serve, may take what comes if
-    nobody does: their nodes drain, but have a weight. They are no more than that, for such a pod
-    may have closed its port already. Nobody proved and all asked: the probes are not believed."""
+    While no node is confirmed and some have not been asked yet, the members that have not been
+    asked are `pending`. Terminating pods that still serve give their draining nodes a weight then,
+    for the case that no pending node serves (see `plan.serving`); the nodes stay draining, because
+    such a pod may have closed its port already. If all have been asked and none is confirmed, the
+    probes are not believed."""
     members = found.members
     if _WELL.issuperset(
         [verdict_of(each.address, monitor.port) for each in members if each.state == "active"]

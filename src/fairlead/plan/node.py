@@ -18,7 +18,7 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort, Note
-from fairlead.plan.addresses import family_of
+from fairlead.net.address import family_of
 from fairlead.plan.balancer import affinity_timeout_s, source_ranges
 from fairlead.plan.endpoints import Candidate, candidates, near, usable
 

@@ -21,7 +21,7 @@ from fairlead.kube.objects import (
     ServicePort,
 )
 from fairlead.model import Family, Note
-from fairlead.plan.addresses import family_of
+from fairlead.net.address import family_of
 from fairlead.plan.endpoints import Candidate, candidates, usable
 from fairlead.plan.members import excluded
 

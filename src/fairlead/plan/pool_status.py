@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.kube.own import AddressPool, KeptAddresses
 from fairlead.model import Family, ServiceKey, Value
-from fairlead.plan.addresses import family_of
+from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger

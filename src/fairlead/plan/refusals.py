@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fairlead.errors import Refused
 from fairlead.kube.own import grant_name
 from fairlead.model import Family, Note, ServiceKey
-from fairlead.plan.addresses import Rival, Taken, Wanted, family_of
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import Rival, Taken, Wanted
 from fairlead.plan.annotations import ADDRESSES, POOL
 from fairlead.plan.pools import Pools
 

@@ -14,6 +14,7 @@ from collections import deque
 
 import msgspec
 
+from fairlead.net.address import socket_family
 from fairlead.probe.exchange import REQUEST_ONCE, Answer, Malformed, parse
 
 # Close with a reset once the answer is there: 20,000 connections would leave 20,000 ports in
@@ -65,7 +66,7 @@ class _Burst:
     def __init__(self, target: tuple[str, int], timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
-        self.family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
+        self.family = socket_family(target[0])
         self.selector = selectors.DefaultSelector()
         self.open: set[_Connection] = set()
         self.by_deadline: deque[_Connection] = deque()

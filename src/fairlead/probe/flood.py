@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Literal
 
+from fairlead.net.address import is_ipv6
+
 Kind = Literal["tcp", "udp"]
 
 FIRST_PORT, PORTS = 1024, 60000
@@ -57,7 +59,7 @@ def packets(
 def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
     """Send them at this rate, from the namespace that the caller is in. The number of those that
     the kernel took."""
-    six = ":" in destination
+    six = is_ipv6(destination)
     family = socket.AF_INET6 if six else socket.AF_INET
     with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
         if six:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.net.address import socket_family
 from fairlead.probe.exchange import REQUEST_KEEP, Answer, Malformed, parse
 
 Kind = Literal["tcp", "udp", "quic"]
@@ -67,7 +68,7 @@ class Flow:
         self.stays = False
         self._first = 0  # bytes of the first request
         self._received = b""
-        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        family = socket_family(target.address)
         kind = socket.SOCK_STREAM if target.kind == "tcp" else socket.SOCK_DGRAM
         self.socket = socket.socket(family, kind | socket.SOCK_NONBLOCK)
         try:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client, decoder
 from fairlead.kube.objects import SERVICES, Service
 from fairlead.kube.watching import Item, read_item, same_but_version

@@ -25,7 +25,7 @@ from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
-from fairlead.kube.lease import LEASES, Lease
+from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,

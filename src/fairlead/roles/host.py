@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import msgspec
 import structlog
 
-from fairlead.drivers.host import Finding, Host, Need
+from fairlead.drivers.host import Finding, Host
+from fairlead.drivers.need import Need
 from fairlead.errors import FairleadError
 from fairlead.web import View
 

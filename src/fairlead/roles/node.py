@@ -15,10 +15,12 @@ from typing import Any
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.drivers.host import Host, Need
+from fairlead.drivers.host import Host
+from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
 from fairlead.drivers.nodeproxy.needs import needs as needs_of_proxy
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
@@ -26,18 +28,17 @@ from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness, stale_after_s
-from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
-from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
+from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop
@@ -117,17 +118,12 @@ def primary_addresses(node: Node) -> Sequence[str]:
     return tuple(first.values())
 
 
-def claim(services: Mapping[ServiceKey, Service], key: ServiceKey, address: str) -> str | None:
-    """How good a Service's claim to an address is (see `Claim`): what it was given comes before
-    what it names itself, for anybody may name anything in spec.externalIPs; then the older one.
-    None: there is no such Service."""
-    if (service := services.get(key)) is None:
-        return None
-    given = {entry.ip for entry in service.status.load_balancer.ingress}
-    named = address in set(map(read_address, service.spec.external_ips)) and address not in set(
-        map(read_address, given)
-    )
-    return f"{named:d} {service.metadata.creation_timestamp or ''}"
+def service_precedence(
+    services: Mapping[ServiceKey, Service], key: ServiceKey, address: str, port: str
+) -> Precedence | None:
+    """The precedence of a Service for a port of an address; None if there is no such Service."""
+    service = services.get(key)
+    return precedence_of(key, service, address, port) if service is not None else None
 
 
 def is_large(state: State, key: ServiceKey) -> bool:
@@ -260,7 +256,7 @@ async def open_drivers(
             pod_interfaces=config.node.pod_interfaces,
             node_port_addresses=answering if chosen else None,
             service_cidrs=cluster.service_cidrs,
-            claim=partial(claim, state.services),
+            precedence_of=partial(service_precedence, state.services),
         )
         await proxy.open()
         opened.push_async_callback(proxy.close, remove=False)

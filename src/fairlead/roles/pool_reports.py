@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.drivers.newest import Newest
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
-from fairlead.kube.backoff import Backoff
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, stamp
 from fairlead.kube.objects import Condition

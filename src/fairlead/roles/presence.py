@@ -28,7 +28,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import stamp
-from fairlead.kube.lease import LEASES
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     FIELD_MANAGER,

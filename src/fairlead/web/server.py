@@ -31,6 +31,7 @@ from prometheus_client import (
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
 from fairlead.model import Outcome, ServiceKey
+from fairlead.net.address import split_host_port
 from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
 from fairlead.web.connections import serving
 
@@ -162,7 +163,7 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
     if not listen or listen.endswith(":0"):
         yield
         return
-    host, _, port = listen.rpartition(":")
+    host, port = split_host_port(listen)
     runner = web.AppRunner(_application(view, metrics_from), access_log=None)
     await runner.setup()
     if (server := runner.server) is None:
@@ -170,7 +171,7 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
     async with AsyncExitStack() as opened:
         opened.push_async_callback(runner.cleanup)
         try:
-            await opened.enter_async_context(serving(server, host.strip("[]"), int(port)))
+            await opened.enter_async_context(serving(server, host, port))
         except (OSError, ValueError) as error:
             raise Refused(
                 f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration"

@@ -18,6 +18,7 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
+from tests.drivers.direct.carrying import set_listener
 from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import AttachKind
@@ -136,7 +137,7 @@ class Forwarder:
         listener = ListenerSpec(
             key, by_source, shares, tuple(sorted(keeping)), refuses=refuses, restricted=restricted
         )
-        self.tables.set_listener(SetListener(SERVICE, "uid", listener, after))
+        set_listener(self.tables, SetListener(SERVICE, "uid", listener, after))
         return after
 
     def run(self, packet: Packet | bytes, *, gso_size: int = 0) -> Answer:

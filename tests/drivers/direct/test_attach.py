@@ -37,7 +37,7 @@ from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.ethtool import Driver
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
-from fairlead.net.routing import Interface
+from fairlead.net.routes import Interface
 
 MAC = b"\2\0\0\0\0\1"
 CARD = Interface(2, "eth0", MAC, 1500)

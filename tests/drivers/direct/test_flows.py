@@ -32,10 +32,10 @@ from fairlead.drivers.direct.maps.records import (
     INDEX,
     LISTENER,
     ListenerRecord,
-    pack_address,
     pack_listener_key,
 )
 from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.net.address import pack_address
 from fairlead.net.ringbuf import RingBuffer
 
 pytestmark = pytest.mark.root

@@ -21,7 +21,8 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.maps.records import DROPS, HERE, HOPS_LEFT, NextHop, pack_address
+from fairlead.drivers.direct.maps.records import DROPS, HERE, HOPS_LEFT, NextHop
+from fairlead.net.address import pack_address
 
 pytestmark = pytest.mark.root
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from fairlead.drivers.direct.maps import records as layout
 from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.drivers.direct.maps.records import NextHop
-from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, canonical
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
+from fairlead.net.address import canonical
 from fairlead.net.elf import read_object
 
 TYPES = read_object(OBJECT).types

@@ -31,7 +31,8 @@ from tests.drivers.direct.conftest import (
 )
 from tests.drivers.direct.test_next_hops import segments, serve_by, way
 
-from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK, pack_address
+from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK
+from fairlead.net.address import pack_address
 
 pytestmark = pytest.mark.root
 

@@ -35,7 +35,7 @@ from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Member
 from fairlead.net import sysctl
 from fairlead.net.bpf import Map
-from fairlead.net.routing import Interface, Route
+from fairlead.net.routes import Interface, Route
 
 OWN = b"\2\0\0\0\0\1"
 CARD = Interface(2, "eth0", OWN, 1500)

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_forwarder, tcp, udp
 
+from fairlead.backoff import Backoff
 from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import CLOSING, INDEX, TELL
@@ -40,7 +41,6 @@ from fairlead.drivers.direct.peers.messages import (
 from fairlead.drivers.direct.peers.peers import Peers
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Refused, Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.net.transition import NONE, Slots
 
 pytestmark = pytest.mark.root

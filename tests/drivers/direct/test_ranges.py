@@ -5,6 +5,7 @@ from ipaddress import ip_network
 
 import msgspec
 import pytest
+from tests.drivers.direct.carrying import carry_out
 from tests.drivers.direct.conftest import (
     CLIENT4,
     DROP,
@@ -20,7 +21,6 @@ from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import DROPS
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec
-from fairlead.drivers.direct.steps import carry_out
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.bpf import Map
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 from msgspec.structs import replace
+from tests.drivers.direct.carrying import carry_out
 from tests.drivers.direct.conftest import NODE1, SERVICE, VIP4, Forwarder, Run, driver, tcp, udp
 
 from fairlead.drivers.direct import DirectDriver, spec
@@ -14,7 +15,6 @@ from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.quota import OutOfMemory
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerProtocol, ListenerSpec
-from fairlead.drivers.direct.steps import carry_out
 from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
 from fairlead.net.bpf import Map
 from fairlead.net.maglev import quotas, table

@@ -26,8 +26,8 @@ from fairlead.model import (
     TrafficPolicy,
     Verdict,
 )
+from fairlead.net.address import family_of
 from fairlead.net.transition import Slots
-from fairlead.plan.addresses import family_of
 from fairlead.plan.members import Unproved, VerdictOf, confirm
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")

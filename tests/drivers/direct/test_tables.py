@@ -3,6 +3,7 @@ remembers beside them."""
 
 import pytest
 from msgspec.structs import replace
+from tests.drivers.direct.carrying import carry_out, set_listener
 from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
@@ -16,14 +17,12 @@ from fairlead.drivers.direct.maps.records import (
     LISTENER,
     LISTENER_KEY,
     NextHop,
-    pack_address,
     pack_listener_key,
-    unpack_address,
 )
 from fairlead.drivers.direct.spec import DirectSpec, ListenerKey, ListenerSpec, SetListener, SetNode
-from fairlead.drivers.direct.steps import carry_out
 from fairlead.errors import Unavailable
 from fairlead.model import Outcome, ServiceKey
+from fairlead.net.address import pack_address, unpack_address
 from fairlead.net.maglev import table
 from fairlead.net.transition import Slots, tracked_as, transition
 
@@ -155,7 +154,7 @@ def test_setting_what_is_there_writes_nothing(forwarder: Forwarder) -> None:
     slots = forwarder.serve({"node1": 1, "node2": 1})
     (record,) = (value for _, value in forwarder.maps["listeners"].items())
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 1)), ("node1", "node2", "node3"))
-    forwarder.tables.set_listener(SetListener(SERVICE, "uid", listener, slots))
+    set_listener(forwarder.tables, SetListener(SERVICE, "uid", listener, slots))
     assert [value for _, value in forwarder.maps["listeners"].items()] == [record]
     installed = forwarder.tables.installed(KEY)
     assert installed
@@ -167,11 +166,11 @@ def test_a_listener_is_not_taken_from_a_service_that_holds_it(forwarder: Forward
     theirs = ListenerSpec(KEY, False, (("node2", 1),), ("node2",))
     slots = transition(Slots(), table(theirs.weights), frozenset())
     with pytest.raises(Unavailable, match="10:80/TCP is held by Service default/web"):
-        forwarder.tables.set_listener(SetListener(OTHER, "uid-other", theirs, slots))
+        set_listener(forwarder.tables, SetListener(OTHER, "uid-other", theirs, slots))
     assert forwarder.run(tcp("S")).node == "node1"
     assert forwarder.tables.actual(None).keys() == {SERVICE}
-    forwarder.tables.set_listener(
-        SetListener(OTHER, "uid-other", theirs, slots, taken_from=SERVICE)
+    set_listener(
+        forwarder.tables, SetListener(OTHER, "uid-other", theirs, slots, taken_from=SERVICE)
     )
     assert forwarder.run(tcp("S")).node == "node2"
     assert forwarder.tables.actual(None).keys() == {OTHER}

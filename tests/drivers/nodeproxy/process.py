@@ -18,7 +18,7 @@ from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import NodeService
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.node import claim, follow_rules
+from fairlead.roles.node import follow_rules, service_precedence
 from fairlead.state import State
 
 NODE = "node"
@@ -38,7 +38,7 @@ class Settings(msgspec.Struct):
             node_addresses=lambda: self.node_addresses,
             pod_cidrs=self.pod_cidrs,
             service_cidrs=self.service_cidrs,
-            claim=partial(claim, state.services),
+            precedence_of=partial(service_precedence, state.services),
         )
 
 

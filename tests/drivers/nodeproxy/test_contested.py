@@ -28,6 +28,7 @@ from tests.drivers.nodeproxy.conftest import (
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.lab import namespace
 from fairlead.model import NodeService, Outcome, ServiceKey
+from fairlead.plan.conflicts import Basis, Precedence
 
 pytestmark = pytest.mark.root
 
@@ -49,7 +50,9 @@ def a_driver() -> NodeProxyDriver:
         node_addresses=lambda: (NODE4, NODE6),
         pod_cidrs=POD_CIDRS,
         service_cidrs=SERVICE_CIDRS,
-        claim=lambda key, _: CREATED.get(key),
+        precedence_of=lambda key, *_: (
+            Precedence(Basis.SHOWN, CREATED[key], key) if key in CREATED else None
+        ),
     )
 
 

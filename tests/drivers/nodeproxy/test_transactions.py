@@ -1,5 +1,7 @@
 """What goes together, and who may have which frontend, without a kernel."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
@@ -16,6 +18,7 @@ from fairlead.drivers.nodeproxy.elements import (
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
+    PrecedenceOf,
     Settled,
     batches,
     carried_out,
@@ -23,7 +26,8 @@ from fairlead.drivers.nodeproxy.transactions import (
     frontends,
     settled,
 )
-from fairlead.model import Backend, ServiceKey
+from fairlead.model import Backend, Protocol, ServiceKey
+from fairlead.plan.conflicts import Basis, Precedence
 
 A, B, C = (ServiceKey("default", name) for name in "abc")
 
@@ -39,6 +43,11 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
     )
 
 
+def in_order_of(since: Mapping[ServiceKey, str]) -> PrecedenceOf:
+    """These Services show the frontend and were created then; the others do not exist."""
+    return lambda key, *_: Precedence(Basis.SHOWN, since[key], key) if key in since else None
+
+
 def outcome(
     desired: dict[ServiceKey, Spec],
     actual: dict[ServiceKey, Spec],
@@ -48,7 +57,7 @@ def outcome(
     others do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), lambda key, _: since.get(key))
+    told = settled(actual, owners, difference(desired, actual), in_order_of(since))
     found = {
         key: carried_out(
             actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
@@ -89,12 +98,33 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), lambda key, _: created.get(key))
+    told = settled(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]
     ) == without(actual[B], X)
     assert set(told.lacking) == {B}
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
+def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol) -> None:
+    """A and B share an address. A is older, and its status shows another port there."""
+
+    def precedence_of(key: ServiceKey, address: str, port: str) -> Precedence:
+        shown = (key, address, port) == (B, X, f"{protocol}/80")
+        return Precedence(Basis.SHOWN if shown else Basis.GIVEN, "1" if key == A else "2", key)
+
+    each = port(backends("local1"), protocol=protocol, balancers=(X,), node_port=0)
+    one, other = (
+        frozenset(
+            e._replace(comment=str(key)) if e.comment else e
+            for e in rendered(service(each, name=key.name), (NODE4, NODE6))
+            if e.key.startswith(f"{X} ")
+        )
+        for key in (A, B)
+    )
+    told = settled({}, {}, difference({A: one, B: other}, {}), precedence_of)
+    assert set(told.lacking) == {A}
 
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])

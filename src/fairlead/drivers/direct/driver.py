@@ -50,7 +50,7 @@ from fairlead.drivers.direct.spec import (
     SetNode,
 )
 from fairlead.drivers.direct.steps import ChangeRun
-from fairlead.drivers.host import Need
+from fairlead.drivers.need import Need
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs

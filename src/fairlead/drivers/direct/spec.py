@@ -8,28 +8,18 @@ depend on its weights, on who may keep connections, and on the slots before (net
 listener that was set for the same spec before has the slots that it should have."""
 
 import math
-import socket
 from array import array
 from collections.abc import Iterable, Mapping, Set
-from functools import lru_cache
-from ipaddress import IPv6Address
 from typing import Literal
 
 import msgspec
 
-from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
+from fairlead.model import Listener, LoadBalancer, ServiceKey, Value
 from fairlead.net import maglev
+from fairlead.net.address import canonical, is_ipv6, join_host_port
 from fairlead.net.transition import Slots, nodes_in, transition
+from fairlead.plan import serving
 from fairlead.plan.balancer import DIRECT
-
-_KEEPING: Mapping[str, frozenset[MemberState]] = {
-    # One that is pending may have connections from before this process began, and none otherwise.
-    "TCP": frozenset({"active", "draining", "pending", "down"}),
-    # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has
-    # nothing to retry by.
-    "UDP": frozenset({"active", "draining", "pending"}),
-    "SCTP": frozenset({"active", "draining", "pending", "down"}),
-}
 
 DEFAULT_KEEP_LEFT_S = 24 * 3600.0
 """kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node
@@ -48,8 +38,7 @@ class ListenerKey(Value, frozen=True):
     protocol: ListenerProtocol
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}/{self.protocol}"
+        return f"{join_host_port(self.address, self.port)}/{self.protocol}"
 
 
 class ListenerSpec(Value, frozen=True):
@@ -75,9 +64,7 @@ class ListenerSpec(Value, frozen=True):
     """The Service has no endpoints: a packet for which there is no node is answered with a
     refusal."""
     undecided: tuple[str, ...] = ()
-    """Nodes that are about to be proved, where nobody is yet. A listener that one of them serves
-    goes on as it does: another health port is asked since an edit. Else those have `weights` who
-    are about to go; where there are none, it goes on too."""
+    """Nodes whose first probe is outstanding, while no node is confirmed; see `plan.serving`."""
 
     @property
     def idle(self) -> set[str]:
@@ -210,7 +197,7 @@ def render(
 def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
     listeners = []
     addresses = set()
-    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
+    limit_s = serving.drain_limit_s(intent, drain_s)
     for listener in intent.listeners:
         for address in intent.listening(listener):
             key = ListenerKey(canonical(address), listener.port, listener.protocol)
@@ -221,45 +208,21 @@ def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
     )
 
 
-@lru_cache(maxsize=65536)
-def canonical(address: str) -> str:
-    """The one way to write it, as the maps give it back: no difference may come of 2001:DB8::1 and
-    2001:db8:0::1."""
-    if ":" not in address:
-        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
-    parsed = IPv6Address(address)
-    return str(parsed.ipv4_mapped or parsed)
-
-
 def _listener(
     key: ListenerKey, listener: Listener, intent: LoadBalancer, drain_s: float
 ) -> ListenerSpec:
-    weights = _weights(listener, "active")
-    pending = [member.node for member in listener.members if member.state == "pending"]
-    retained_nodes = [
-        member.node for member in listener.members if member.state in _KEEPING[key.protocol]
-    ]
+    shares = serving.shares_of(listener)
     return ListenerSpec(
         key,
         by_source=intent.affinity_timeout_s > 0,
-        weights=weights if weights or not pending else _weights(listener, "draining"),
-        retained_nodes=tuple(sorted(retained_nodes)),
-        retain_departed=listener.policy == "Cluster" and key.protocol != "UDP",
+        weights=shares.weights,
+        retained_nodes=shares.retained_nodes,
+        retain_departed=shares.retain_departed,
         drain_s=drain_s,
         restricted=bool(intent.source_ranges),
         refuses=not listener.has_endpoints,
-        undecided=() if weights else tuple(sorted(pending)),
+        undecided=shares.undecided,
     )
-
-
-def _weights(listener: Listener, state: MemberState) -> tuple[tuple[str, int], ...]:
-    """Who of them gets new connections, in which shares."""
-    found = [
-        (member.node, member.weight)
-        for member in listener.members
-        if member.state == state and member.weight > 0
-    ]
-    return tuple(sorted(found))
 
 
 def diff(
@@ -296,9 +259,8 @@ def diff(
             )
             if (
                 each.undecided
-                and found.slots.current
                 and owner == service
-                and _goes_on(each, found.slots)
+                and serving.stays_as_it_is(each.weights, each.undecided, _serving(found.slots))
             ):
                 needed.update(found.slots.nodes)
                 continue
@@ -332,16 +294,17 @@ def diff(
     return (*sorted(nodes.values()), *sets, *removals)
 
 
-def _goes_on(listener: ListenerSpec, slots: Slots) -> bool:
-    """Whether nothing speaks for others than those who serve, as long as nobody is proved."""
-    serving = {slots.nodes[number] for number in nodes_in(array("H", slots.current))}
-    return not listener.weights or not serving.isdisjoint(listener.undecided)
+def _serving(slots: Slots) -> set[str]:
+    """The nodes that get new connections by these slots."""
+    return {slots.nodes[number] for number in nodes_in(array("H", slots.current))}
 
 
 def precompute_tables(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     """Make the tables that a diff would ask for; they are kept for it."""
     maglev.prepare(
-        _weights(listener, "active") for intent in intents.values() for listener in intent.listeners
+        serving.active_weights(listener)
+        for intent in intents.values()
+        for listener in intent.listeners
     )
 
 
@@ -372,16 +335,16 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
     if not found.idle_s and not found.keeping:
         return listener
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
-    limit_s = listener.drain_s or math.inf
     expired = {
         node
         for node in listener.retained_nodes
-        if node not in active and idle_s.get(node, 0.0) >= limit_s
+        if node not in active and serving.is_drained(idle_s.get(node, 0.0), listener.drain_s)
     }
     left = set(found.keeping).difference(listener.retained_nodes)
     if not listener.retain_departed:
         left.intersection_update(found.spec.left if found.spec else ())
-    left = {node for node in left if idle_s.get(node, 0.0) < min(limit_s, keep_left_s)}
+    left_s = min(listener.drain_s or math.inf, keep_left_s)
+    left = {node for node in left if idle_s.get(node, 0.0) < left_s}
     if not expired and not left:
         return listener
     retained_nodes = tuple(node for node in listener.retained_nodes if node not in expired)
@@ -410,10 +373,10 @@ def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slot
 def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
     """Whether one of these (node, address) has a share of the listener."""
     ipv6, nodes = (
-        ":" in listener.key.address,
+        is_ipv6(listener.key.address),
         {node for node, _ in listener.weights}.intersection(slots.nodes),
     )
-    return any(node in nodes and (":" in address) == ipv6 for node, address in missing)
+    return any(node in nodes and is_ipv6(address) == ipv6 for node, address in missing)
 
 
 def _wants(spec: DirectSpec | None, key: ListenerKey) -> bool:

@@ -24,6 +24,7 @@ from fairlead.drivers.direct.spec import (
 )
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import Outcome, ServiceKey
+from fairlead.net.address import is_ipv6
 from fairlead.net.transition import Slots
 
 _Failures = dict[tuple[str, bool], FairleadError]
@@ -85,7 +86,7 @@ class ChangeRun:
         self._reasons.setdefault(service, []).extend(errors)
 
     def _set_node(self, change: SetNode, way: NextHop | FairleadError) -> None:
-        ipv6 = ":" in change.address
+        ipv6 = is_ipv6(change.address)
         if isinstance(way, FairleadError):
             self._tables.nodes.doubt(change.node, ipv6=ipv6)
             self._failures[change.node, ipv6] = way
@@ -124,13 +125,13 @@ class ChangeRun:
                 if there is None or there.service != change.service:
                     self.missing.setdefault(change.service, set()).add(key)
             elif left_out[key]:
-                ipv6 = ":" in key.address
+                ipv6 = is_ipv6(key.address)
                 why = (self._failures.get((node, ipv6)) or _unknown(node) for node in left_out[key])
                 self._fail(change.service, *why)
 
     def _unreachable(self, change: SetListener) -> Collection[str]:
         """Those that are to get a share and cannot get packets, sorted."""
-        ipv6, nodes = ":" in change.listener.key.address, self._tables.nodes
+        ipv6, nodes = is_ipv6(change.listener.key.address), self._tables.nodes
         if nodes.within_reach(change.slots.nodes, ipv6=ipv6):
             return ()  # as mostly
         return nodes.unreachable(
@@ -178,17 +179,6 @@ class ChangeRun:
             missing=tuple(map(str, missing)),
             coarse=not errors,
         )
-
-
-def carry_out(
-    tables: ListenerMaps,
-    changes: Sequence[DirectChange],
-    ways: Mapping[SetNode, NextHop | FairleadError],
-) -> dict[ServiceKey, Outcome]:
-    """All of it at once."""
-    work = ChangeRun(tables, ways, changes)
-    work.do(changes)
-    return work.end()
 
 
 def _as_possible(

@@ -39,7 +39,7 @@ from fairlead.drivers.nodeproxy.table import Table
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
-    Claim,
+    PrecedenceOf,
     batches,
     carried_out,
     effective,
@@ -50,6 +50,7 @@ from fairlead.drivers.nodeproxy.transactions import (
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
+from fairlead.plan.conflicts import Basis, Precedence
 
 UNHEALTHY_AFTER_S = 60.0
 FORGIVEN_AFTER_S = 150.0
@@ -82,7 +83,7 @@ class NodeProxyDriver:
         pod_interfaces: Sequence[str] = (),
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
-        claim: Claim = lambda *_: "",
+        precedence_of: PrecedenceOf = lambda service, *_: Precedence(Basis.SHOWN, "", service),
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,15 +93,15 @@ class NodeProxyDriver:
         `pod_interfaces`: where packets of this node's pods come in, instead. Neither: pods cannot
         be told from others, so nothing that calls a ClusterIP is masqueraded and pods are treated
         as callers from outside. `service_cidrs`: ClusterIPs that no Service has are dropped rather
-        than routed out. `claim`: of two Services that want the same the one with the better claim
-        has it. `timeout_s`: for one transaction. `clock`: seconds that never go back, by which
+        than routed out. `precedence_of`: of two Services that want the same frontend, the one with the
+        first precedence has it. `timeout_s`: for one transaction. `clock`: seconds that never go back, by which
         health is told."""
         self._node_addresses = node_addresses
         self._clock = clock
         self._node_port_addresses = node_port_addresses or node_addresses
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
-        self._claim = claim
+        self._precedence_of = precedence_of
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -203,7 +204,10 @@ class NodeProxyDriver:
             known = await self._current(table)
             # With many Changes, those that are in force already are determined part by part.
             settling = settled(
-                known, self._owners, changes if large else effective(known, changes), self._claim
+                known,
+                self._owners,
+                changes if large else effective(known, changes),
+                self._precedence_of,
             )
             before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
             outcomes = {

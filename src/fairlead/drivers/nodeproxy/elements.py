@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS, TABLE, endpoint_map, of_family
 from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey, Value
+from fairlead.net.address import is_ipv6
 from fairlead.net.nftables import Record
 
 OWNERLESS = ServiceKey("", TABLE)
@@ -131,9 +132,9 @@ def frontend_of(key: str) -> str:
 
 @lru_cache(8192)
 def canonical(address: str) -> str:
-    """An address as nft prints it. Leading zeros of old objects count as decimal, as in
-    kube-proxy."""
-    if ":" in address:
+    """An address as nft prints it: an IPv4-mapped address stays one of IPv6, as its map is. Leading
+    zeros of old objects count as decimal, as in kube-proxy."""
+    if is_ipv6(address):
         return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
     return ".".join(str(int(part)) for part in address.split("."))
 
@@ -150,7 +151,7 @@ def _frontends(port: NodeServicePort, number: str, answering: Sequence[str]) -> 
             yield _Frontend(kind, address, f"{address} . {protocol} . {port.port}")
     if port.node_port:
         for address in map(canonical, answering):
-            if (":" in address) == (number == "6"):
+            if is_ipv6(address) == (number == "6"):
                 yield _Frontend("node", address, f"{address} . {protocol} . {port.node_port}")
 
 

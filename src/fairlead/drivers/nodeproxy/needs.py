@@ -7,7 +7,7 @@ forgetting flows that were never answered; finding none, it drops the packet tha
 limit is one for all network namespaces of the machine, and can be set in the first of them alone.
 Follows Linux Documentation/networking/nf_conntrack-sysctl.rst."""
 
-from fairlead.drivers.host import Need
+from fairlead.drivers.need import Need
 from fairlead.net import sysctl
 
 COUNT, LIMIT = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"

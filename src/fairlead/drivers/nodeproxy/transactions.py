@@ -21,14 +21,18 @@ from fairlead.drivers.nodeproxy.elements import (
     difference,
     frontend_of,
 )
+from fairlead.drivers.nodeproxy.skeleton import PROTOCOL_NUMBERS
 from fairlead.model import ServiceKey
+from fairlead.plan.conflicts import Basis, Precedence, first
 
 ELEMENTS_PER_TRANSACTION = 5_000
 """libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
 
-Claim = Callable[[ServiceKey, str], str | None]
-"""How good a Service's claim to an address is, as text: what sorts first is the best. None: there
-is no such Service."""
+PrecedenceOf = Callable[[ServiceKey, str, str], Precedence | None]
+"""The precedence of a Service for a port (`TCP/80`) of an address; None if there is no such Service. The
+port is empty where the address as a whole is meant."""
+
+_PROTOCOL_NAMES = {str(number): name for name, number in PROTOCOL_NUMBERS.items()}
 
 NOTHING: Spec = frozenset()
 _VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
@@ -64,13 +68,11 @@ def settled(
     known: Mapping[ServiceKey, Spec],
     owners: Mapping[str, ServiceKey],
     changes: Sequence[Change],
-    claim: Claim,
+    precedence_of: PrecedenceOf,
 ) -> Settled:
-    """Give each frontend that one Service wants and another wants or has to one of them.
-
-    A ClusterIP is its own Service's, for anybody may name it as an external IP; else the better
-    claim comes first, then the first by name. Who has the frontend and comes later loses it, though
-    nothing was to change for that Service."""
+    """Give each frontend that one Service wants and another wants or has to the one that comes
+    first (see `plan.conflicts`). A Service that has the frontend and comes later loses it, even if
+    nothing else was to change for that Service."""
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
         for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
@@ -88,20 +90,19 @@ def settled(
         for service, of_it in _by_service(changes)
         if service in before
     }
-    claims = {
+    wanted_keys = {
         service: {element.key for element in frontends(spec)} for service, spec in wanted.items()
     }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
-        # Who has it may be giving it up.
-        ranks = [
-            _rank(key, service, claims[service], claim)
-            for service in among
-            if key in claims[service]
-        ]
-        (*_, first), *others = sorted(ranks)
-        for *_, service in others:
-            lost.setdefault(service, {})[key] = first
+        # A Service that has the frontend may be giving it up.
+        wanting = [service for service in among if key in wanted_keys[service]]
+        owner = first(
+            _precedence(key, service, wanted_keys[service], precedence_of) for service in wanting
+        )
+        for service in sorted(wanting):
+            if service != owner:
+                lost.setdefault(service, {})[key] = owner
     after = wanted | {
         service: frozenset(
             element for element in wanted[service] if frontend_of(element.key) not in given
@@ -167,13 +168,17 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
     return frozenset(now)
 
 
-def _rank(
-    key: str, service: ServiceKey, claims: Collection[str], claim: Claim
-) -> tuple[bool, bool, str, ServiceKey]:
-    """The lowest gets it. What belongs to no Service any more comes last."""
-    address = key.partition(" . ")[0]
-    how = claim(service, address) if service != OWNERLESS else None
-    return how is None, address not in claims, how or "", service
+def _precedence(
+    key: str, service: ServiceKey, wanted: Collection[str], precedence_of: PrecedenceOf
+) -> Precedence:
+    """The precedence of a Service for the frontend `key`. `wanted`: the keys of all frontends that
+    the Service wants, and its ClusterIPs."""
+    address, *rest = key.split(" . ")
+    port = f"{_PROTOCOL_NAMES.get(rest[0], rest[0])}/{rest[1]}" if rest else ""
+    found = precedence_of(service, address, port) if service != OWNERLESS else None
+    if found is None:
+        return Precedence(Basis.GONE, "", service)
+    return found._replace(basis=Basis.OWN) if address in wanted else found
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:

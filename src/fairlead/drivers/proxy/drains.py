@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fairlead.drivers.proxy.render import section_name
 from fairlead.drivers.proxy.spec import ProxySpec
 from fairlead.model import ServiceKey
+from fairlead.plan.serving import is_drained
 
 Place = tuple[str, str]
 """Section and node."""
@@ -42,7 +43,7 @@ class Drains:
         found = []
         for place, (service, since_s) in sorted(self._since.items()):
             limit_s = specs[service].drain_s if service in specs else 0.0
-            if limit_s and now_s - since_s >= limit_s:
+            if is_drained(now_s - since_s, limit_s):
                 del self._since[place]
                 found.append(place)
         return found

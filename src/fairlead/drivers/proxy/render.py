@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead.drivers.proxy.spec import ProxyKey, ProxyListener, ProxySpec, Served, Server
 from fairlead.model import ServiceKey
+from fairlead.net.address import bracketed, is_ipv6, join_host_port
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
@@ -126,13 +127,12 @@ def bind_words(key: ProxyKey) -> str:
     # To the kernel a socket of an IPv6 address is `v6only` anyway: without this word HAProxy takes
     # the one that its predecessor hands on for another's, and opens its own beside it; what waits
     # in the one before is lost when that is closed.
-    return "transparent v6only" if ":" in key.address else "transparent"
+    return "transparent v6only" if is_ipv6(key.address) else "transparent"
 
 
 def server_words(listener: ProxyListener, server: Server, number: int) -> str:
     """What stands after `server NAME`, in a file or on the socket."""
-    host = f"[{server.address}]" if ":" in server.address else server.address
-    words = [f"{host}:{server.port}", f"weight {server.weight}", f"id {number}"]
+    words = [join_host_port(server.address, server.port), f"weight {server.weight}", f"id {number}"]
     header = listener.settings.header
     words += [{"v1": "send-proxy", "v2": "send-proxy-v2"}[header]] if header else []
     if (checks := listener.settings.checks) is not None:
@@ -189,7 +189,7 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
     listener = served.listener
     settings = listener.settings
     name = section_name(service, listener.key)
-    host = f"[{listener.key.address}]" if ":" in listener.key.address else listener.key.address
+    host = bracketed(listener.key.address)
     comment = msgspec.json.encode(
         Section(service.namespace, service.name, spec.uid, listener)
     ).decode()

@@ -15,6 +15,7 @@ prerouting, input."""
 from collections.abc import Collection, Iterable
 
 from fairlead.drivers.proxy.spec import ProxyKey
+from fairlead.net.address import is_ipv6
 from fairlead.net.nftables import Nftables
 
 TABLE = "inet fairlead_proxy"
@@ -27,8 +28,8 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str
     if not keys:
         return f"table {table} {{ }}\ndelete table {table}\n"
     sets, passing, shield = [], [], ["tcp flags & (syn | ack) != syn accept"]
-    for family, kind, is_ipv6 in (("ip", "ipv4_addr", False), ("ip6", "ipv6_addr", True)):
-        own = sorted(key for key in keys if (":" in key.address) == is_ipv6)
+    for family, kind, ipv6 in (("ip", "ipv4_addr", False), ("ip6", "ipv6_addr", True)):
+        own = sorted(key for key in keys if is_ipv6(key.address) == ipv6)
         if not own:
             continue
         addresses = list(dict.fromkeys(key.address for key in own))
@@ -42,7 +43,7 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str
         if with_others := [address for address in addresses if address in shared]:
             passing.append(f"{family} daddr {{ {', '.join(with_others)} }} accept")
         # Only the first of the fragments has the ports; without it the rest is for nobody.
-        passing.append(f"{'frag frag-off' if is_ipv6 else 'ip frag-off & 0x1fff'} != 0 accept")
+        passing.append(f"{'frag frag-off' if ipv6 else 'ip frag-off & 0x1fff'} != 0 accept")
         shield.append(f"{family} daddr . tcp dport @{family}_listeners accept")
         shield.append(
             f"{family} daddr @{family}_addresses meta l4proto != {{ icmp, ipv6-icmp }} drop"

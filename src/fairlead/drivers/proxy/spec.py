@@ -19,7 +19,10 @@ from fairlead.model import (
     ServiceKey,
     Value,
 )
+from fairlead.net.address import join_host_port
+from fairlead.plan import serving
 from fairlead.plan.balancer import PROXY
+from fairlead.plan.conflicts import Basis, Precedence, first
 
 MOST_WEIGHT = 256
 """HAProxy's limit."""
@@ -35,8 +38,7 @@ class ProxyKey(Value, frozen=True):
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
+        return join_host_port(self.address, self.port)
 
 
 class Server(Value, frozen=True):
@@ -60,12 +62,12 @@ class ProxyListener(Value, frozen=True):
 
 
 class Served(Value, frozen=True):
-    """A listener with its servers, sorted by node. `undecided`: nobody is proved to serve yet, but
-    some are about to be proved; one that serves goes on as it does."""
+    """A listener with its servers, sorted by node. `undecided`: nodes whose first probe is
+    outstanding, while no node is confirmed; see `plan.serving`."""
 
     listener: ProxyListener
     servers: tuple[Server, ...]
-    undecided: bool = False
+    undecided: tuple[str, ...] = ()
 
 
 class ProxySpec(Value, frozen=True):
@@ -163,24 +165,19 @@ def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
                 intent.health_monitor if settings.checks else None,
                 bool(intent.source_ranges),
             )
-            servers = servers_of(listener, settings)
-            listeners.append(Served(made, servers, _undecided(listener)))
-    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
+            shares = serving.shares_of(listener)
+            servers = _servers(listener, shares.weights, settings)
+            listeners.append(Served(made, servers, shares.undecided))
+    limit_s = serving.drain_limit_s(intent, drain_s)
     return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges, limit_s)
 
 
-def _undecided(listener: Listener) -> bool:
-    states = {member.state for member in listener.members if member.weight}
-    return "pending" in states and "active" not in states
-
-
-def servers_of(listener: Listener, settings: ProxySettings) -> tuple[Server, ...]:
-    """Every member; who is not active has weight 0, which leaves it the connections that it has.
-    Where nobody is proved yet, who drains may have a weight (see `plan.members`)."""
-    state = "draining" if _undecided(listener) else "active"
-    weights = {
-        member.node: member.weight if member.state == state else 0 for member in listener.members
-    }
+def _servers(
+    listener: Listener, shares: Sequence[tuple[str, int]], settings: ProxySettings
+) -> tuple[Server, ...]:
+    """Every member. A member without a share has weight 0, which leaves it the connections that it
+    has: a member keeps TCP connections in every state (see `plan.serving`)."""
+    weights = {member.node: 0 for member in listener.members} | dict(shares)
     most = max(weights.values(), default=0)
     scale = SOURCE_SCALE if settings.method == "source" else 1
     return tuple(
@@ -235,22 +232,19 @@ def diff(
 
 
 def _settled(served: Served, found: Served | None) -> Served:
-    """What the listener is to have, where nothing is proved yet: nobody who serves is taken away,
-    and nobody else gets anything as long as there is one. Who is no member any more serves on only
-    if nobody else may."""
-    if not served.undecided:
-        return served
-    before = {each.node: each for each in found.servers} if found is not None else {}
-    wanted = {each.node: each for each in served.servers}
-    others = any(each.weight for each in served.servers)
-    kept = {
-        node: each
-        for node, each in before.items()
-        if each.weight and (_same(each, wanted[node]) if node in wanted else not others)
+    """The listener with the servers that it is to have now. Where it stays as it is, the servers
+    that have a weight keep it, and the others are there without one."""
+    planned = {each.node: each for each in served.servers}
+    present = {
+        each.node: each
+        for each in (found.servers if found is not None and served.undecided else ())
+        if each.weight and (each.node not in planned or _same(each, planned[each.node]))
     }
-    if kept:
-        wanted = {node: msgspec.structs.replace(each, weight=0) for node, each in wanted.items()}
-    return Served(served.listener, tuple(sorted((wanted | kept).values())))
+    weights = [(each.node, each.weight) for each in served.servers if each.weight]
+    if not serving.stays_as_it_is(weights, served.undecided, present):
+        return served
+    others = {node: msgspec.structs.replace(each, weight=0) for node, each in planned.items()}
+    return Served(served.listener, tuple(sorted((others | present).values())))
 
 
 def _same(one: Server, other: Server) -> bool:
@@ -296,24 +290,27 @@ def after(
 def rivals(
     specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]
 ) -> dict[ServiceKey, ServiceKey]:
-    """The Services that want a listener which another one has: two would share its connections. Who
-    had it before keeps it, else the first by name."""
-    taken = {
-        each.listener.key: service
-        for service, spec in before.items()
-        if service in specs
-        for each in spec.listeners
+    """The Services that must wait because another one listens where they want to, each with that
+    Service: HAProxy would share the connections between both.
+
+    This is the last line of defence and decides no conflict: the plan gives a port to one Service
+    (see `plan.conflicts`). It concerns Services that are not planned in the same pass. A Service
+    that has the listener keeps it until it is planned without it."""
+    has = {
+        each.listener.key: service for service, spec in before.items() for each in spec.listeners
     }
-    found: dict[ServiceKey, ServiceKey] = {}
+    wanting: dict[ProxyKey, list[ServiceKey]] = {}
     for service, spec in sorted(specs.items()):
         for each in spec.listeners:
-            owner = taken.get(each.listener.key, service)
-            if owner != service and any(
-                theirs.listener.key == each.listener.key for theirs in specs[owner].listeners
-            ):
-                found[service] = owner
-            else:
-                taken[each.listener.key] = service
+            wanting.setdefault(each.listener.key, []).append(service)
+    found: dict[ServiceKey, ServiceKey] = {}
+    for key, services in wanting.items():
+        if len(services) > 1:
+            owner = first(
+                Precedence(Basis.SHOWN if has.get(key) == each else Basis.WISHED, "", each)
+                for each in services
+            )
+            found |= {each: owner for each in services if each != owner}
     return found
 
 

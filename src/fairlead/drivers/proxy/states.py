@@ -9,6 +9,8 @@ servers state`."""
 
 from collections.abc import Iterator
 
+from fairlead.net.address import split_host_port
+
 NOTHING = "1\n"
 """The version of the format, and no server."""
 _GETS_NEW_ONES = ("1", "2")
@@ -42,5 +44,5 @@ def _servers(text: str) -> Iterator[tuple[str, str, str, str]]:
             case ["listen", name]:
                 section = name
             case ["server", name, place, *_]:
-                address, _, port = place.rpartition(":")
-                yield section, name, address.strip("[]"), port
+                address, port = split_host_port(place)
+                yield section, name, address, str(port)

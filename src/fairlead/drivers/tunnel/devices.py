@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fairlead.config import TunnelConfig
 from fairlead.errors import Refused
 from fairlead.net import sysctl, vxlan
+from fairlead.net.address import is_ipv6
 from fairlead.net.interfaces import holders
 from fairlead.net.vxlan import Vxlan
 
@@ -27,7 +28,7 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
     """The devices that the node should have. Pure."""
     if tunnel.kind != "vxlan":
         return ()
-    first = {":" in address: address for address in reversed(node_addresses)}
+    first = {is_ipv6(address): address for address in reversed(node_addresses)}
     return tuple(
         Vxlan(NAMES[ipv6], tunnel.vni, tunnel.port, first[ipv6], MAC) for ipv6 in sorted(first)
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Self
 
-from fairlead.drivers.direct.maps.records import pack_address
 from fairlead.drivers.tunnel.rules import Opening, apart
 from fairlead.net import tc
+from fairlead.net.address import pack_address
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program

@@ -13,7 +13,7 @@ they are made (`devices`): they are nobody else's."""
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from fairlead.drivers.host import Need
+from fairlead.drivers.need import Need
 from fairlead.net import sysctl
 from fairlead.net.interfaces import default_devices, holders, links, present
 from fairlead.net.selection import DEFAULT_ROUTE, select

@@ -18,6 +18,7 @@ from ipaddress import IPv4Network, collapse_addresses, ip_network
 from typing import Literal, NamedTuple
 
 from fairlead.config import TunnelConfig
+from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import IP_HEADER, overhead
 
 TABLE = "inet fairlead_tunnel"
@@ -57,7 +58,7 @@ def segment_sizes(
 ) -> SegmentSizes:
     """What fits through the tunnel over a path of this MTU. Packets travel in envelopes of their
     own family where the node has an address of it, else in those of the other."""
-    has = {":" in address for address in node_addresses}
+    has = {is_ipv6(address) for address in node_addresses}
     sizes = []
     for ipv6 in (False, True):
         outer_ipv6 = ipv6 if ipv6 in has else not ipv6
@@ -102,7 +103,7 @@ def elements(verb: Literal["add", "delete"], openings: Iterable[Opening]) -> lis
         "health_ports": [str(port) for port in ports],
     }
     for address in addresses:
-        sets["addresses6" if ":" in address else "addresses4"].append(address)
+        sets["addresses6" if is_ipv6(address) else "addresses4"].append(address)
     return [
         f"{verb} element {TABLE} {name} {{ {', '.join(each)} }}"
         for name, each in sets.items()
@@ -139,7 +140,7 @@ def _arrivals(
             f" tcp dport {ports} accept"
             for ip, ranges in _by_family(tunnel.gateways)
             for ports in (NODE_PORTS, "@health_ports")
-            if (own := sorted(each for each in node_addresses if (":" in each) == (ip == "ip6")))
+            if (own := sorted(each for each in node_addresses if is_ipv6(each) == (ip == "ip6")))
         ]
         rules += [
             f"iifname {{ {names} }} ip daddr != @addresses4 counter name not_published drop",

@@ -1,7 +1,7 @@
 """Which names, labels and addresses are well formed, in the words of the API server.
 
 In: a string. Out: what is wrong with it, each as the message that kubectl shows; nothing if it is
-right. Follows RFC 1035, RFC 1123 and k8s.io/apimachinery util/validation. Pure."""
+right. Follows RFC 1123 and k8s.io/apimachinery util/validation. Pure."""
 
 import ipaddress
 import re
@@ -9,7 +9,6 @@ from typing import Final
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
-_LABEL_1035: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
 _QUALIFIED: Final = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _LABEL_VALUE: Final = "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?"
 
@@ -34,19 +33,6 @@ def dns_label(text: str) -> list[str]:
             "and must start and end with an alphanumeric character"
         )
         problems.append(_no_match(what, "my-name", _LABEL, "123-abc"))
-    return problems
-
-
-def dns_label_1035(text: str) -> list[str]:
-    """The stricter form that a Service's name must have, as it becomes a host name in the cluster's
-    DNS."""
-    problems = [_too_long(63)] if len(text) > 63 else []
-    if not re.fullmatch(_LABEL_1035, text):
-        what = (
-            "a DNS-1035 label must consist of lower case alphanumeric characters or '-', "
-            "start with an alphabetic character, and end with an alphanumeric character"
-        )
-        problems.append(_no_match(what, "my-name", _LABEL_1035, "abc-123"))
     return problems
 
 

@@ -22,6 +22,7 @@ from fairlead.lab.apiserver.faults import Faults, RequestLog
 from fairlead.lab.apiserver.registry import Registry, utc_now
 from fairlead.lab.apiserver.routes import Routes
 from fairlead.lab.apiserver.store import Store
+from fairlead.net.address import join_host_port, socket_family
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 
@@ -141,7 +142,7 @@ class ApiServer:
 def _bind(text: str) -> socket.socket:
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket_family(host)
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,4 +172,4 @@ def _listen(sock: socket.socket, address: Address) -> None:
 
 def _url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{join_host_port(host, port)}"

@@ -22,7 +22,7 @@ from fairlead.net import interfaces, tc, xdp
 from fairlead.net.bpf import Map
 from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program, maps_of
-from fairlead.net.routing import Interface
+from fairlead.net.routes import Interface
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 
 Mode = Literal["tc", "xdp", "xdp-generic"]

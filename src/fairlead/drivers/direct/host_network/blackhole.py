@@ -18,6 +18,7 @@ from contextlib import closing
 import structlog
 
 from fairlead.errors import FairleadError
+from fairlead.net.address import is_ipv6
 from fairlead.net.blackhole import Blackholes, Rule
 
 log = structlog.get_logger()
@@ -88,7 +89,7 @@ class BlackholeRoutes:
         self._put(wanted - self._held, elsewhere)
         self._seen = frozenset(self._interfaces())
         self._kernel.add_rules(
-            {Rule(":" in address, name) for address in self._held for name in self._seen}
+            {Rule(is_ipv6(address), name) for address in self._held for name in self._seen}
         )
         # Those of our interfaces stay without routes too, as they do when the last address goes.
         self._kernel.delete_rules(
@@ -98,7 +99,7 @@ class BlackholeRoutes:
     def _put(self, new: set[str], elsewhere: set[str]) -> None:
         usable = new - elsewhere
         self._kernel.add_rules(
-            {Rule(":" in address, name) for address in usable for name in self._interfaces()}
+            {Rule(is_ipv6(address), name) for address in usable for name in self._interfaces()}
         )
         self._kernel.add_routes(usable)
         self._held |= usable

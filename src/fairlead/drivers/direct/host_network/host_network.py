@@ -19,7 +19,8 @@ from fairlead.drivers.direct.host_network import blackhole
 from fairlead.drivers.direct.host_network.next_hops import Rules, next_hop_to
 from fairlead.drivers.direct.maps.records import HERE, NextHop
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.net.routing import Interface, Neighbour, Routing
+from fairlead.net.routes import Interface, Neighbour
+from fairlead.net.routing import Routing
 
 Node = tuple[str, str]
 """Name and address."""

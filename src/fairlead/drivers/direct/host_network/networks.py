@@ -26,6 +26,7 @@ from fairlead.drivers.direct.maps.records import (
     NextHop,
 )
 from fairlead.errors import FairleadError
+from fairlead.net.address import is_ipv6
 from fairlead.net.bpf import Map
 
 log = structlog.get_logger()
@@ -142,7 +143,7 @@ class Networks:
         """Write those that differ from what is there. The nodes that have lost theirs."""
         lost = set()
         for (name, address), way in ways.items():
-            ipv6, present = ":" in address, self._nodes.by_name.get(name, NO_WAYS)
+            ipv6, present = is_ipv6(address), self._nodes.by_name.get(name, NO_WAYS)
             if present[ipv6].address != address:
                 continue  # no Service needs it, or it was set anew meanwhile
             reachable = self._nodes.reachable(name, ipv6=ipv6)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from fairlead.config import ForwardingMethod, TunnelKind
 from fairlead.drivers.direct.maps.records import HERE, IPIP, LINK, VXLAN, NextHop
 from fairlead.errors import Refused, Unavailable
+from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import overhead
-from fairlead.net.routing import Interface, Route
+from fairlead.net.routes import Interface, Route
 
 KINDS: dict[str, int] = {"l2": LINK, "ipip": IPIP, "vxlan": VXLAN}
 WAY_NAMES = {LINK: "l2", HERE: "here", IPIP: "ipip", VXLAN: "vxlan"}
@@ -50,7 +51,7 @@ def next_hop_to(
     if kind == LINK:
         return way
     _check_source(node, address, route, rules)
-    mtu -= overhead(vxlan=kind == VXLAN, outer_ipv6=":" in address)
+    mtu -= overhead(vxlan=kind == VXLAN, outer_ipv6=is_ipv6(address))
     vni = rules.vni if kind == VXLAN else 0
     return way._replace(outer_source=route.source, outer_destination=address, mtu=mtu, vni=vni)
 

@@ -25,11 +25,11 @@ from fairlead.drivers.direct.maps.records import (
     SETTINGS,
     VXLAN,
     NextHop,
-    pack_address,
     pack_next_hop,
 )
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import tc
+from fairlead.net.address import pack_address
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import read_object
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program

@@ -9,7 +9,8 @@ Documentation/networking/ip-sysctl.rst, gc_thresh3."""
 
 from collections.abc import Collection
 
-from fairlead.drivers.host import Need
+from fairlead.drivers.need import Need
+from fairlead.net.address import is_ipv6
 
 _WHY = (
     "the kernel keeps no more neighbours of this family, and the gateway sends to more: to "
@@ -19,7 +20,7 @@ _WHY = (
 
 def needs_of(next_hops: Collection[str]) -> tuple[Need, ...]:
     """The needs of a gateway that sends to these addresses."""
-    ipv6 = sum(":" in each for each in next_hops)
+    ipv6 = sum(is_ipv6(each) for each in next_hops)
     return (*_room("ipv4", len(next_hops) - ipv6), *_room("ipv6", ipv6))
 
 

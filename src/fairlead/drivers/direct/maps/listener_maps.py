@@ -26,7 +26,6 @@ from fairlead.drivers.direct.maps.records import (
     LISTENER,
     RANGES,
     REFUSES,
-    pack_address,
     pack_listener_key,
     pack_owner,
     unpack_listener_key,
@@ -39,6 +38,7 @@ from fairlead.drivers.direct.maps.table_allocator import TableAllocator
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
+from fairlead.net.address import is_ipv6, pack_address
 from fairlead.net.bpf import Map
 from fairlead.net.maglev import SMALLEST
 from fairlead.net.transition import Slots
@@ -279,11 +279,6 @@ class ListenerMaps:
         """A listener as it was last read or written."""
         return self._mirror.listeners.get(key)
 
-    def set_listener(self, change: SetListener) -> None:
-        """The same as `set_listeners` for one, but that it raises what went wrong."""
-        for error in self.set_listeners((change,)).values():
-            raise error
-
     def set_listeners(
         self,
         changes: Iterable[SetListener],
@@ -308,6 +303,8 @@ class ListenerMaps:
 
     def _prepare(self, change: SetListener, leaving: list[ListenerKey]) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
+        # The last line of defence, which decides no conflict: the plan gives a port to one Service
+        # (see `plan.conflicts`). Until the other one is planned without the port, it keeps it.
         if old and old.service not in (change.service, change.taken_from, NOBODY):
             raise Unavailable(
                 f"listener {key} is held by Service {old.service}",
@@ -395,7 +392,7 @@ class ListenerMaps:
         Service's source ranges are let in, so that nobody is until these are set; `used`: whether
         the other gateway has sent packets on for it; `converging`: whether its listener is.
 
-        Raises what `set_listener` raises.
+        Raises the errors that `set_listeners` returns.
         """
         old = self.installed(key)
         converging |= self._is_young(old, slots)
@@ -467,7 +464,7 @@ class ListenerMaps:
                 raise
             self._room.write(tables, record)
             digest = hash(tables)
-        record = record.following(sets, ipv6=":" in key.address)
+        record = record.following(sets, ipv6=is_ipv6(key.address))
         refuses = listener is not None and listener.refuses
         record = record._replace(
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging

@@ -5,13 +5,12 @@ with the object's own types. An IPv4 address stands as IPv4-mapped IPv6 (RFC 429
 
 import socket
 import struct
-from functools import lru_cache
-from ipaddress import IPv6Address
 from typing import NamedTuple, cast
 
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
+from fairlead.net.address import pack_address, unpack_address
 
 CHUNK_BYTES = 64
 BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, CONVERGING, REFUSES = 1, 2, 4, 8, 16
@@ -52,7 +51,6 @@ MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
 COUNTER = struct.Struct("=Q")
 
-_MAPPED = bytes(10) + b"\xff\xff"
 
 _PROTOCOLS: dict[str, int] = {
     "TCP": socket.IPPROTO_TCP,
@@ -114,25 +112,6 @@ class NextHop(NamedTuple):
     def address(self) -> str:
         """The node's address, if it can be reached there."""
         return self.outer_destination or self.next_hop
-
-
-@lru_cache(maxsize=65536)
-def pack_address(text: str) -> bytes:
-    """An address in 16 bytes."""
-    return (
-        IPv6Address(text).packed
-        if ":" in text
-        else _MAPPED + socket.inet_pton(socket.AF_INET, text)
-    )
-
-
-def unpack_address(data: bytes) -> str:
-    """The address as text."""
-    return (
-        socket.inet_ntop(socket.AF_INET, data[12:])
-        if data.startswith(_MAPPED)
-        else str(IPv6Address(data))
-    )
 
 
 def pack_listener_key(key: ListenerKey) -> bytes:

@@ -17,9 +17,9 @@ from fairlead.drivers.direct.maps.quota import NO_USE, Quota
 from fairlead.drivers.direct.maps.records import RANGE_KEY
 from fairlead.errors import FairleadError
 from fairlead.model import ServiceKey
+from fairlead.net.address import MAPPED_PREFIX, is_ipv6
 from fairlead.net.bpf import Map
 
-_MAPPED = bytes(10) + b"\xff\xff"
 _SET_BITS, _MAPPED_BITS = 32, 96
 _VALUE = struct.pack("=I", 1)
 
@@ -130,11 +130,11 @@ def packed(number: int, cidrs: Collection[str]) -> frozenset[bytes]:
 
 def _key(number: int, cidr: str) -> bytes:
     address, _, length = cidr.partition("/")
-    if ":" in address:
+    if is_ipv6(address):
         return RANGE_KEY.pack(
             _SET_BITS + int(length), 2 * number + 1, socket.inet_pton(socket.AF_INET6, address)
         )
-    octets = _MAPPED + socket.inet_aton(address)
+    octets = MAPPED_PREFIX + socket.inet_aton(address)
     return RANGE_KEY.pack(_SET_BITS + _MAPPED_BITS + int(length), 2 * number, octets)
 
 

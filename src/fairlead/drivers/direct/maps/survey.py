@@ -19,7 +19,6 @@ from fairlead.drivers.direct.maps.records import (
     LISTENER,
     PREVIOUS_BY_SOURCE,
     ListenerRecord,
-    unpack_address,
     unpack_entry,
     unpack_listener_key,
     unpack_owner,
@@ -28,6 +27,7 @@ from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
 from fairlead.drivers.direct.maps.source_ranges import Ranges
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import ServiceKey
+from fairlead.net.address import unpack_address
 from fairlead.net.bpf import Map
 from fairlead.net.transition import Slots, nodes_in, renumber
 

@@ -19,6 +19,7 @@ from fairlead.drivers.direct.peers.messages import HelloMessage
 from fairlead.drivers.direct.peers.refusals import Refusals
 from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, stranger, words
 from fairlead.errors import Refused
+from fairlead.net.address import split_host_port
 from fairlead.net.listening import EVERYWHERE, listen
 
 log = structlog.get_logger()
@@ -173,11 +174,9 @@ async def entered(entry: Entry, where: str) -> AsyncIterator[None]:
     if not where:
         yield
         return
-    host, _, port = where.rpartition(":")
+    host, port = split_host_port(where)
     try:
-        listeners = listen(
-            int(port), EVERYWHERE if host == "*" else (host.strip("[]"),), backlog=BACKLOG
-        )
+        listeners = listen(port, EVERYWHERE if host == "*" else (host,), backlog=BACKLOG)
     except OSError as error:
         raise Refused(
             f"listening on {where} for other gateways failed: {error.strerror or error}",

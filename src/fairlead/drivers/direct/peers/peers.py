@@ -18,6 +18,7 @@ from ipaddress import ip_address
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.peers.entry import Entry, entered
 from fairlead.drivers.direct.peers.exchange import Exchange, split
@@ -36,8 +37,8 @@ from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
-from fairlead.kube.backoff import Backoff
 from fairlead.model import Value
+from fairlead.net.address import split_host_port
 from fairlead.net.bpf import Map
 
 log = structlog.get_logger()
@@ -98,7 +99,7 @@ class Peers:
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
         self._heard = {each: Peer(each, False) for each in peers if each != listen}
-        self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
+        self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, TablesMessage] = {}
         self._recent = Recent()
         """Flows whose entries changed here while no process was there to tell it, or some peer
@@ -175,12 +176,12 @@ class Peers:
         self, peer: str
     ) -> AsyncIterator[tuple[HelloMessage, asyncio.StreamReader]]:
         """A connection to it, and what it says first. Raises Unavailable."""
-        host, _, port = peer.rpartition(":")
+        host, port = split_host_port(peer)
         # Others know us by the address at which we listen.
-        source = None if self._listen[:1] in ("", "*") else (_host(self._listen), 0)
+        source = None if self._listen[:1] in ("", "*") else (split_host_port(self._listen)[0], 0)
         try:
             async with asyncio.timeout(HELLO_S):
-                reader, writer = await self._connect(_host(peer), int(port), source)
+                reader, writer = await self._connect(host, port, source)
         except TimeoutError:
             raise Unavailable(f"no answer within {HELLO_S:g} s") from None
         except OSError as error:
@@ -374,7 +375,3 @@ class Peers:
         self._heard[peer] = Peer(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()
-
-
-def _host(peer: str) -> str:
-    return peer.rpartition(":")[0].strip("[]")

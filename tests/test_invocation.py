@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.lab.invocation import called
+from fairlead.invocation import called
 
 PROGRAM = Path(sys.executable).with_name("fairlead")
 

@@ -1,0 +1,86 @@
+"""Classes direct and proxy give new connections of a listener to the same nodes."""
+
+from array import array
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fairlead.drivers.direct import spec as direct
+from fairlead.drivers.direct.spec import ActualListener, DirectActual
+from fairlead.drivers.proxy import spec as proxy
+from fairlead.model import Listener, LoadBalancer, Member, MemberState, ServiceKey
+from fairlead.net.transition import Slots, nodes_in
+from fairlead.plan.balancer import DIRECT, PROXY
+
+WEB, VIP = ServiceKey("default", "web"), "203.0.113.10"
+States = dict[str, tuple[int, MemberState]]
+
+
+def balancer(class_name: str, members: States) -> dict[ServiceKey, LoadBalancer]:
+    made = tuple(
+        Member(node, f"192.0.2.{node[-1]}", weight, state)
+        for node, (weight, state) in sorted(members.items())
+    )
+    listener = Listener("IPv4", 80, "TCP", "Local", 30080, made)
+    return {WEB: LoadBalancer(WEB, "uid", class_name, (VIP,), (listener,))}
+
+
+def direct_serving(before: States, after: States) -> set[str]:
+    """The nodes in the current table once the maps have followed both plans."""
+    actual: dict[ServiceKey, DirectActual] = {}
+    slots = Slots()
+    for members in (before, after):
+        for change in direct.diff(direct.render(balancer(DIRECT, members)), actual):
+            if isinstance(change, direct.SetListener):
+                slots = change.slots
+                found = ActualListener(change.listener.key, slots, change.listener)
+                actual = {WEB: DirectActual("uid", (found,), ())}
+    return {slots.nodes[each] for each in nodes_in(array("H", slots.current))}
+
+
+def proxy_serving(before: States, after: States) -> set[str]:
+    """The servers with a weight once HAProxy has followed both plans."""
+    actual: dict[ServiceKey, proxy.ProxySpec] = {}
+    for members in (before, after):
+        changes = proxy.diff(proxy.specs_of(balancer(PROXY, members)), actual)
+        actual = proxy.after(actual, changes)
+    [served] = actual[WEB].listeners
+    return {each.node for each in served.servers if each.weight}
+
+
+STATES = st.dictionaries(
+    st.sampled_from(["node1", "node2", "node3", "node4"]),
+    st.tuples(st.integers(0, 3), st.sampled_from(["active", "draining", "pending", "down"])),
+)
+
+
+@given(STATES, STATES)
+@example(
+    # The node that serves is proved dead, another is about to be asked: what terminates serves.
+    {"node1": (1, "active")},
+    {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")},
+)
+@example(
+    # The node that serves drains without a serving pod.
+    {"node1": (1, "active")},
+    {"node1": (0, "draining"), "node2": (1, "pending"), "node3": (1, "draining")},
+)
+@example(
+    # One node that serves is pending, the other is no member any more.
+    {"node1": (1, "active"), "node4": (1, "active")},
+    {"node1": (1, "pending"), "node3": (1, "draining")},
+)
+def test_both_classes_have_the_same_nodes_serve(before: States, after: States) -> None:
+    assert direct_serving(before, after) == proxy_serving(before, after)
+
+
+def test_a_node_that_is_proved_dead_yields_to_one_that_terminates() -> None:
+    before: States = {"node1": (1, "active")}
+    after: States = {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")}
+    assert direct_serving(before, after) == {"node3"}
+
+
+def test_a_listener_stays_as_it_is_while_one_of_its_nodes_is_pending() -> None:
+    before: States = {"node1": (1, "active"), "node4": (1, "active")}
+    after: States = {"node1": (1, "pending"), "node3": (1, "draining")}
+    assert direct_serving(before, after) == {"node1", "node4"}
