@@ -25,6 +25,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,7 @@ from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import needs
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -86,6 +88,9 @@ HISTORIES = 4
 """At Octavia; each takes a busy machine a quarter of a minute."""
 
 _failed = pytest.StashKey[bool]()
+_left_out = pytest.StashKey[Counter[str]]()
+"""What the tests need that --check leaves out, and how many tests need it."""
+_guard = needs.Guard()
 _stacks = pytest.StashKey[Path]()
 """The folder in which a process that dies of a signal leaves its stacks."""
 _processes: dict[WorkerController, int] = {}
@@ -96,6 +101,9 @@ settings.load_profile("unhurried")  # a busy machine proves nothing about an exa
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--check", action="store_true", help="only tests that need no more than `make base`"
+    )
     parser.addoption(
         "--histories", type=int, default=HISTORIES, help="so many random histories of class octavia"
     )
@@ -174,9 +182,16 @@ def pytest_testnodeready(node: WorkerController) -> None:
     _processes[node] = node.gateway._rinfo().pid
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput") and _left_out in session.config.stash:
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_left_out])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     _processes.pop(node, None)  # told twice of one that was interrupted
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_left_out] = Counter(left_out)  # each process has collected all tests
 
 
 def _prefer_new_kubectl() -> None:
@@ -196,7 +211,12 @@ def _prefer_new_kubectl() -> None:
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("check"):
+        found = [(item, needs.of(item)) for item in items]
+        config.stash[_left_out] = Counter(need for _, need in found if need)
+        items[:] = [item for item, need in found if not need]
+        config.hook.pytest_deselected(items=[item for item, need in found if need])
     items.sort(
         key=lambda item: next(
             (place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1
@@ -205,6 +225,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith((*TWICE, *AGAIN)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What starts while this test runs is started for it."""
+    _guard.test = item
+    try:
+        return (yield)
+    finally:
+        _guard.test = None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -312,6 +342,7 @@ def find_older_etcd() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _tell_without(terminalreporter)
     _tell_left_out(terminalreporter)
     _tell_second_attempts(terminalreporter)
     _tell_stacks(terminalreporter)
@@ -327,6 +358,16 @@ def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
                 f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True
             )
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell_without(terminalreporter: pytest.TerminalReporter) -> None:
+    """What --check left out, by its needs."""
+    left_out = terminalreporter.config.stash.get(_left_out, None)
+    if left_out is None:
+        return
+    terminalreporter.write_line(f"--check left out {left_out.total()} tests; make test runs them:")
+    for needed_by, number in left_out.most_common():
+        terminalreporter.write_line(f"  {number} need {needed_by}")
 
 
 def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
