@@ -29,6 +29,8 @@ FIXTURES = {
     "official_client": "the official Python client",
 }
 """Fixtures, and what a test needs that uses one of them."""
+REAL = ("real", "older-etcd")
+"""Parameters for which a fixture takes kube-apiserver in place of the embedded API server."""
 LABS = (
     *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia", "proxy")),
     "tests/bench/test_scale.py",
@@ -69,6 +71,10 @@ def need(nodeid: str, fixtures: Iterable[str]) -> str | None:
 
 def of(item: pytest.Item) -> str | None:
     """What the collected test needs beyond `make base`, or None."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec is not None else ()
+    if any(isinstance(value, str) and value in REAL for value in values):
+        return FIXTURES["real_programs"]
     return need(item.nodeid, getattr(item, "fixturenames", ()))
 
 
