@@ -38,7 +38,8 @@ LABS = (
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",
     "tests/faults/",
-    *(f"tests/lab/test_{each}.py" for each in ("demo", "networks", "roles", "site", "teardown")),
+    *(f"tests/lab/test_{each}.py" for each in ("demo", "networks", "requirements", "roles")),
+    *(f"tests/lab/test_{each}.py" for each in ("site", "teardown")),
 )
 """Folders and files whose tests bring up labs."""
 WITHOUT = ("tests/e2e/test_oracle.py",)
