@@ -10,11 +10,10 @@ skipped: they fail.
 
 A lab in which a test has failed is not used again: the next test gets a new one.
 
-Some tests have a second attempt: the tests in AGAIN, each with the cause that was found for its
-failures, and the tests in the folders of TWICE, where a machine that stood still for a second must
-not fail the run. The first failure is printed, and the name of the test is printed in red at the
-end. In tests/drivers, tests/e2e and tests/faults only tests in AGAIN have one: a packet, a
-connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
+A test has a second attempt only if it is in AGAIN, with the cause that was found for its failures
+outside of Fairlead. The first failure is printed, and the name of the test is printed in red at the
+end. No folder has second attempts: a packet, a connection or a write that is lost only sometimes is
+a defect, and a second attempt would hide it.
 """
 
 import asyncio
@@ -67,16 +66,8 @@ LAST = (
 )
 """Tests that bring up whole labs and take minutes; those that take the most of them first, that no
 process runs one of them while the others have nothing left to do."""
-TWICE = (
-    *(f"tests/{each}/" for each in ("bench", "cli", "deploy", "kube", "lab", "net", "openstack")),
-    *(f"tests/{each}" for each in ("probe/", "roles/", "web/", "test_interrupted", "test_turns")),
-)
-"""Folders and files whose tests have a second attempt. Tests of pure functions have none."""
-ONCE = ("tests/drivers/", "tests/e2e/", "tests/faults/")
-"""Folders of real processes and packets whose tests have no second attempt, unless they are in
-AGAIN."""
 AGAIN: dict[str, str] = {}
-"""Tests of ONCE that have a second attempt: the start of the test's id, and the cause of its
+"""The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
@@ -223,7 +214,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     )
     for item in items:
-        if item.nodeid.startswith((*TWICE, *AGAIN)):
+        if item.nodeid.startswith(tuple(AGAIN)):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
@@ -251,7 +242,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A lab in which a test has failed is not used again, by a second attempt or by the next test:
     its state is not known."""
-    if item.stash.get(_failed, False) and item.nodeid.startswith((*TWICE, *ONCE)):
+    if item.stash.get(_failed, False):
         item.stash[_failed] = False
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
 
