@@ -27,7 +27,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 
@@ -69,6 +69,14 @@ process runs one of them while the others have nothing left to do."""
 AGAIN: dict[str, str] = {}
 """The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
+ROWS = {
+    "tests/e2e/test_leadership.py": ("embedded", "real"),
+    "tests/e2e/test_random_changes.py": ("embedded", "real"),
+    "tests/e2e/test_service_life.py": ("embedded", "real"),
+    "tests/e2e/test_ten_thousand.py": ("ten thousand", "l2 and vxlan"),
+}
+"""Files with a lab for each row of a parameter: the rows may run side by side."""
+NICE = 5
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
@@ -82,6 +90,8 @@ _failed = pytest.StashKey[bool]()
 _left_out = pytest.StashKey[Counter[str]]()
 """What the tests need that --check leaves out, and how many tests need it."""
 _guard = needs.Guard()
+_quiet = pytest.StashKey[str]()
+"""The id of the process that gives way to the others."""
 _stacks = pytest.StashKey[Path]()
 """The folder in which a process that dies of a signal leaves its stacks."""
 _processes: dict[WorkerController, int] = {}
@@ -130,7 +140,12 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """What shares a lab stays together, in its order."""
+    """What shares a lab stays together, in its order.
+
+    With one process for each processor there is one more, `quiet`, which gives way to the others
+    (NICE). It takes only files that need no more than `make base`, and ends when there are none
+    left. The others take labs first: a lab waits for most of its time, and the tests without a lab
+    have the processors meanwhile."""
 
     def mark_test_pending(self, item: str) -> None:
         """A test in which its process has died has its second attempt like others. There is nothing
@@ -140,7 +155,43 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
             return "Neutron" if nodeid.startswith(CLOUD) else "Octavia"
-        return nodeid.partition("::")[0]
+        file, _, test = nodeid.partition("::")
+        # Each of these rows has a lab of its own.
+        row = next((row for row in ROWS.get(file, ()) if row in test.partition("[")[2]), "")
+        return f"{file} {row}" if row else file
+
+    @property
+    def _quiet(self) -> WorkerController | None:
+        return next((each for each in self.assigned_work if is_quiet(each)), None)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        quiet = self._quiet
+        if quiet is not None:
+            light = [each for each in self.workqueue if each not in self._with_needs]
+            heavy = [each for each in self.workqueue if each in self._with_needs]
+            chosen = next(iter(light if node is quiet else heavy or light), None)
+            if chosen is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process needs to know the test after the one that it runs, and no more: what is
+        # assigned to it cannot be taken by another that has nothing left to do.
+        if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
+            return
+        super()._reschedule(node)
+
+    @cached_property
+    def _with_needs(self) -> set[str]:
+        """What has a test that needs more than `make base`, as the processes have found."""
+        (found, *_) = self.config.stash[_stacks].glob("needs-*")
+        return {self._split_scope(each) for each in found.read_text().splitlines()}
+
+
+def is_quiet(process: WorkerController) -> bool:
+    return bool(process.workerinput.get("quiet"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -149,11 +200,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` means."""
     # One for each processor. A lab is many processes; three on two processors kept each other's
     # from answering in time.
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    if config.getoption("check"):
+        return processes
+    config.stash[_quiet] = f"gw{processes}"
+    return processes + 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -161,11 +216,15 @@ def pytest_configure_node(node: WorkerController) -> None:
     if _stacks not in node.config.stash:
         node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
     node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
+    node.workerinput["needs"] = str(node.config.stash[_stacks] / f"needs-{node.gateway.id}")
+    node.workerinput["quiet"] = node.gateway.id == node.config.stash.get(_quiet, "")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
+        if session.config.workerinput["quiet"]:
+            os.nice(NICE)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -203,8 +262,11 @@ def _prefer_new_kubectl() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    found = [(item, needs.of(item)) for item in items]
+    if hasattr(config, "workerinput"):
+        with_needs = [item.nodeid for item, need in found if need]
+        Path(config.workerinput["needs"]).write_text("\n".join(with_needs))
     if config.getoption("check"):
-        found = [(item, needs.of(item)) for item in items]
         config.stash[_left_out] = Counter(need for _, need in found if need)
         items[:] = [item for item, need in found if not need]
         config.hook.pytest_deselected(items=[item for item, need in found if need])
@@ -343,7 +405,7 @@ def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
     folder = terminalreporter.config.stash.get(_stacks, None)
     if folder is None:
         return
-    for each in sorted(folder.iterdir()):
+    for each in sorted(folder.glob("gw*")):
         if text := each.read_text(errors="replace"):
             terminalreporter.write_line(
                 f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True

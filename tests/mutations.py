@@ -18,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 300
+TIMEOUT_S, GRACE_S = 120, 15
 """Tests that take longer under a change have found it: it has made something endless."""
 COPIED = ("bench", "bpf", "deploy", "docs", "examples", "src", "tests", "tools")
 FILES = ("CHANGELOG.md", "Makefile", "README.md", "hatch_build.py", "pyproject.toml", "setup.sh")
@@ -385,11 +385,13 @@ def passes(copy: Path, tests: Sequence[str]) -> bool:
         except subprocess.TimeoutExpired:
             # First with the signal for which the tests remove their namespaces.
             os.killpg(running.pid, signal.SIGINT)
-            try:
-                running.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(running.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(GRACE_S)
             return False
+        finally:
+            # Also if this program is interrupted.
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
 
 
 def builds(copy: Path) -> bool:
@@ -446,6 +448,7 @@ def main() -> int:
     asked.add_argument("words", nargs="*", help="only changes that contain one of these words")
     asked.add_argument("--list", action="store_true", help="only list the changes")
     options = asked.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [
         each
         for each in MUTATIONS
