@@ -87,7 +87,7 @@ HISTORIES = 4
 """At Octavia; each takes a busy machine a quarter of a minute."""
 
 _failed = pytest.StashKey[bool]()
-_left_out = pytest.StashKey[Counter[str]]()
+_left_out = pytest.StashKey[dict[str, int]]()
 """What the tests need that --check leaves out, and how many tests need it."""
 _guard = needs.Guard()
 _quiet = pytest.StashKey[str]()
@@ -234,14 +234,14 @@ def pytest_testnodeready(node: WorkerController) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput") and _left_out in session.config.stash:
-        session.config.workeroutput["left_out"] = dict(session.config.stash[_left_out])
+        session.config.workeroutput["left_out"] = {**session.config.stash[_left_out]}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     _processes.pop(node, None)  # told twice of one that was interrupted
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
-        node.config.stash[_left_out] = Counter(left_out)  # each process has collected all tests
+        node.config.stash[_left_out] = dict(left_out)  # each process has collected all tests
 
 
 def _prefer_new_kubectl() -> None:
@@ -267,7 +267,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         with_needs = [item.nodeid for item, need in found if need]
         Path(config.workerinput["needs"]).write_text("\n".join(with_needs))
     if config.getoption("check"):
-        config.stash[_left_out] = Counter(need for _, need in found if need)
+        config.stash[_left_out] = Counter([need for _, need in found if need])
         items[:] = [item for item, need in found if not need]
         config.hook.pytest_deselected(items=[item for item, need in found if need])
     items.sort(
@@ -418,8 +418,9 @@ def _tell_without(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = terminalreporter.config.stash.get(_left_out, None)
     if left_out is None:
         return
-    terminalreporter.write_line(f"--check left out {left_out.total()} tests; make test runs them:")
-    for needed_by, number in left_out.most_common():
+    total = sum(left_out.values())
+    terminalreporter.write_line(f"--check left out {total} tests; make test runs them:")
+    for needed_by, number in sorted(left_out.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"  {number} need {needed_by}")
 
 

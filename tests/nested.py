@@ -14,7 +14,7 @@ def start(
     folder: Path,
     tests: dict[str, str],
     *,
-    processes: int,
+    processes: int | str,
     again: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     **popen: Any,
