@@ -233,8 +233,9 @@ def pytest_testnodeready(node: WorkerController) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput") and _left_out in session.config.stash:
-        session.config.workeroutput["left_out"] = {**session.config.stash[_left_out]}
+    left_out = session.config.stash.get(_left_out, None)
+    if left_out is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
