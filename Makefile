@@ -11,7 +11,8 @@
 # make tools      setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm
 #                 (built once from their Go modules, minutes), Debian's older etcd, the official
 #                 Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
-# make histories  200 random histories of class octavia at a real Octavia; make test has fewer
+# make histories  200 random histories of class octavia at a real Octavia and of a node, and 3,000
+#                 random changes to a lab, of which make test has a few: hours
 # make mutations  change the product in 40 small ways, and see that the tests find each change
 # make manifests  render deploy/manifests anew from the chart
 # make bench      packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster,
@@ -63,7 +64,8 @@ test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
 histories: root tools
-	$(VENV)/bin/pytest --histories 200 tests/drivers/octavia/test_histories.py
+	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest tests/drivers/octavia/test_histories.py \
+	tests/drivers/nodeproxy/test_any_history.py tests/e2e/test_random_changes.py
 
 mutations: root base
 	$(VENV)/bin/python -m tests.mutations

@@ -83,7 +83,7 @@ NEEDED = "needs a program that is not there"
 MOST_PROCESSES = 6
 """On larger machines the tests that take longest leave less and less to gain."""
 
-HISTORIES = 4
+HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
 """At Octavia; each takes a busy machine a quarter of a minute."""
 
 _failed = pytest.StashKey[bool]()
