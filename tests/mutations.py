@@ -84,8 +84,8 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/choose.h",
-        "	return node == choice->current || node == previous || bpf_map",
-        "	return node == choice->current || bpf_map",
+        "choice->otherwise = flow && is_retained(",
+        "choice->otherwise = flow && !is_retained(",
         _FLOWS,
     ),
     Mutation(
