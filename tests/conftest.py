@@ -54,6 +54,7 @@ CLOUD = (
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
 """Their servers are many, and a process that needs them starts them once: one process has all tests
 that need Neutron, another those that need Octavia alone."""
+GROUPS = ("Neutron", "Octavia")
 LAST = (
     *OPENSTACK,
     "tests/e2e/test_ten_thousand.py",
@@ -154,7 +155,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
-            return "Neutron" if nodeid.startswith(CLOUD) else "Octavia"
+            return GROUPS[0] if nodeid.startswith(CLOUD) else GROUPS[1]
         file, _, test = nodeid.partition("::")
         # Each of these rows has a lab of its own.
         row = next((row for row in ROWS.get(file, ()) if row in test.partition("[")[2]), "")
@@ -168,7 +169,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         quiet = self._quiet
         if quiet is not None:
             light = [each for each in self.workqueue if each not in self._with_needs]
-            heavy = [each for each in self.workqueue if each in self._with_needs]
+            heavy = sorted(set(self.workqueue) & self._with_needs, key=self._place)
             chosen = next(iter(light if node is quiet else heavy or light), None)
             if chosen is None:
                 node.shutdown()
@@ -182,6 +183,12 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
             return
         super()._reschedule(node)
+
+    def _place(self, scope: str) -> tuple[int, str]:
+        """What takes longest comes first, so that no process runs it while the others have nothing
+        left to do."""
+        found = (number for number, each in enumerate(LAST) if scope.startswith(each))
+        return (-1 if scope in GROUPS else next(found, len(LAST))), scope
 
     @cached_property
     def _with_needs(self) -> set[str]:
