@@ -1,28 +1,41 @@
-# make setup   install what is missing, for those who change Fairlead: Debian packages, uv, virtual environment, eBPF objects, and the real OpenStack of the tests (into ~/.cache/fairlead, once, minutes); safe to repeat
-# make base    of that what Fairlead itself needs, without OpenStack; the targets below do what they need themselves
-# make demo    the main job, shown with packets; needs root
-# make test    everything: types, lint, unit tests, real packets; needs root; as many tests side by side as there are processors, WORKERS=1: one after the other
-# make tools   setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm (built once from their Go modules, minutes), Debian's older etcd, the official Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
-# make histories   200 random histories of class octavia at a real Octavia, of which make test has four
-# make manifests   render deploy/manifests anew from the chart
-# make bench   packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster, floods of health ports, Octavia; tables here, plots into docs/performance; 58 minutes, 2 GB of disk
-# make lock    resolve the dependencies anew into requirements.lock
+# make setup      install what is missing for those who change Fairlead: Debian packages, uv,
+#                 the virtual environment, the eBPF objects, and the real OpenStack of the tests
+#                 (into ~/.cache/fairlead, once, minutes); safe to repeat; log: build/setup.log
+# make base       the part of it that Fairlead itself needs, without OpenStack; the targets below
+#                 install what they need themselves
+# make demo       show the main job with packets; needs root
+# make check      lint, types, and every test that needs no lab and no built program: minutes;
+#                 needs root and `make base`; says at its end what it left out
+# make test       everything: lint, types, all tests, with real packets; needs root; as many tests
+#                 side by side as there are processors, WORKERS=1: one after the other
+# make tools      setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm
+#                 (built once from their Go modules, minutes), Debian's older etcd, the official
+#                 Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+# make histories  200 random histories of class octavia at a real Octavia and of a node, and 3,000
+#                 random changes to a lab, of which make test has a few: hours
+# make mutations  change the product in 40 small ways, and see that the tests find each change
+# make manifests  render deploy/manifests anew from the chart
+# make bench      packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster,
+#                 floods of health ports, Octavia; tables here, plots into docs/performance;
+#                 58 minutes, 2 GB of disk
+# make lock       resolve the dependencies anew into requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup base tools root demo test histories lint manifests bench lock clean
+.PHONY: help setup base tools root demo check test histories mutations lint manifests bench lock clean
 PYTHON ?= python3
 WORKERS ?= auto
 VENV := .venv
 UV := build/tools/bin/uv
+STEP := sh tools/step.sh
 
 help:
 	@sed -n 's/^# //p' Makefile
 
 base:
-	@sh setup.sh
+	@$(STEP) base sh setup.sh
 
 # Tests that need what cannot be had say so themselves.
 setup: base
-	@sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
+	@$(STEP) openstack sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
 
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): this needs root: it makes network namespaces, loads eBPF and writes" \
@@ -37,24 +50,31 @@ lint: base
 	$(VENV)/bin/mypy
 
 tools: setup
-	@sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
-	@sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
-	@sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
-	@sh tools/official.sh || echo "setup: no official Python client: see above" >&2
-	@sh tools/build.sh helm || echo "setup: no helm: see above" >&2
-	@sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
+	@$(STEP) debian-etcd sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
+	@$(STEP) etcd sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
+	@$(STEP) kubernetes sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
+	@$(STEP) official-client sh tools/official.sh || echo "setup: no official Python client: see above" >&2
+	@$(STEP) helm sh tools/build.sh helm || echo "setup: no helm: see above" >&2
+	@$(STEP) bench sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
+
+check: root lint
+	$(VENV)/bin/pytest -q --check -n $(WORKERS)
 
 test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
 histories: root tools
-	$(VENV)/bin/pytest --histories 200 tests/drivers/octavia/test_histories.py
+	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest tests/drivers/octavia/test_histories.py \
+	tests/drivers/nodeproxy/test_any_history.py tests/e2e/test_random_changes.py
+
+mutations: root base
+	$(VENV)/bin/python -m tests.mutations
 
 manifests: tools
 	sh deploy/render.sh deploy/manifests
 
 bench: root tools
-	@sh tools/build.sh occm || echo "setup: no cloud-provider-openstack to measure beside: see above" >&2
+	@$(STEP) occm sh tools/build.sh occm || echo "setup: no cloud-provider-openstack to measure beside: see above" >&2
 	$(VENV)/bin/python -m bench.packets --plots docs/performance
 	$(VENV)/bin/python -m bench.lab --plots docs/performance
 	$(VENV)/bin/python -m bench.proxy --plots docs/performance

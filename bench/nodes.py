@@ -376,7 +376,7 @@ class Bench:
             for proxy in order:
                 self.tell(f"round {number + 1} of {self.rounds}: {proxy}")
                 own, sampled = sample(recorded, SAMPLE)
-                name = f"fl-bench-{os.getpid()}-{proxy.split()[0][:4]}"
+                name = f"flt-bench-{os.getpid()}-{proxy.split()[0][:4]}"
                 nodes[proxy] = await stack.enter_async_context(node(name, proxy, own, sampled))
                 started[proxy] = await nodes[proxy].start()
                 await asyncio.sleep(2.0)

@@ -216,7 +216,7 @@ async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator
         raise Refused(
             "this benchmark makes network namespaces and loads eBPF programs", fix="run it as root"
         )
-    name = f"fl-bench-{os.getpid()}"
+    name = f"flt-bench-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
         made = (name, f"{name}-nodes")
         try:

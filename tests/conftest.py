@@ -10,11 +10,10 @@ skipped: they fail.
 
 A lab in which a test has failed is not used again: the next test gets a new one.
 
-Some tests have a second attempt: the tests in AGAIN, each with the cause that was found for its
-failures, and the tests in the folders of TWICE, where a machine that stood still for a second must
-not fail the run. The first failure is printed, and the name of the test is printed in red at the
-end. In tests/drivers, tests/e2e and tests/faults only tests in AGAIN have one: a packet, a
-connection or a write that is lost only sometimes is a defect, and a second attempt would hide it.
+A test has a second attempt only if it is in AGAIN, with the cause that was found for its failures
+outside of Fairlead. The first failure is printed, and the name of the test is printed in red at the
+end. No folder has second attempts: a packet, a connection or a write that is lost only sometimes is
+a defect, and a second attempt would hide it.
 """
 
 import asyncio
@@ -25,14 +24,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import needs
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -53,6 +54,7 @@ CLOUD = (
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
 """Their servers are many, and a process that needs them starts them once: one process has all tests
 that need Neutron, another those that need Octavia alone."""
+GROUPS = ("Neutron", "Octavia")
 LAST = (
     *OPENSTACK,
     "tests/e2e/test_ten_thousand.py",
@@ -65,27 +67,32 @@ LAST = (
 )
 """Tests that bring up whole labs and take minutes; those that take the most of them first, that no
 process runs one of them while the others have nothing left to do."""
-TWICE = (
-    *(f"tests/{each}/" for each in ("bench", "cli", "deploy", "kube", "lab", "net", "openstack")),
-    *(f"tests/{each}" for each in ("probe/", "roles/", "web/", "test_interrupted", "test_turns")),
-)
-"""Folders and files whose tests have a second attempt. Tests of pure functions have none."""
-ONCE = ("tests/drivers/", "tests/e2e/", "tests/faults/")
-"""Folders of real processes and packets whose tests have no second attempt, unless they are in
-AGAIN."""
 AGAIN: dict[str, str] = {}
-"""Tests of ONCE that have a second attempt: the start of the test's id, and the cause of its
+"""The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
+ROWS = {
+    "tests/e2e/test_leadership.py": ("embedded", "real"),
+    "tests/e2e/test_random_changes.py": ("embedded", "real"),
+    "tests/e2e/test_service_life.py": ("embedded", "real"),
+    "tests/e2e/test_ten_thousand.py": ("ten thousand", "l2 and vxlan"),
+}
+"""Files with a lab for each row of a parameter: the rows may run side by side."""
+NICE = 5
 KUBECTL_MINOR = 24
 """The first that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
 MOST_PROCESSES = 6
 """On larger machines the tests that take longest leave less and less to gain."""
 
-HISTORIES = 4
+HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
 """At Octavia; each takes a busy machine a quarter of a minute."""
 
 _failed = pytest.StashKey[bool]()
+_left_out = pytest.StashKey[dict[str, int]]()
+"""What the tests need that --check leaves out, and how many tests need it."""
+_guard = needs.Guard()
+_quiet = pytest.StashKey[str]()
+"""The id of the process that gives way to the others."""
 _stacks = pytest.StashKey[Path]()
 """The folder in which a process that dies of a signal leaves its stacks."""
 _processes: dict[WorkerController, int] = {}
@@ -96,6 +103,9 @@ settings.load_profile("unhurried")  # a busy machine proves nothing about an exa
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--check", action="store_true", help="only tests that need no more than `make base`"
+    )
     parser.addoption(
         "--histories", type=int, default=HISTORIES, help="so many random histories of class octavia"
     )
@@ -131,7 +141,12 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """What shares a lab stays together, in its order."""
+    """What shares a lab stays together, in its order.
+
+    With one process for each processor there is one more, `quiet`, which gives way to the others
+    (NICE). It takes only files that need no more than `make base`, and ends when there are none
+    left. The others take labs first: a lab waits for most of its time, and the tests without a lab
+    have the processors meanwhile."""
 
     def mark_test_pending(self, item: str) -> None:
         """A test in which its process has died has its second attempt like others. There is nothing
@@ -140,8 +155,50 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
-            return "Neutron" if nodeid.startswith(CLOUD) else "Octavia"
-        return nodeid.partition("::")[0]
+            return GROUPS[0] if nodeid.startswith(CLOUD) else GROUPS[1]
+        file, _, test = nodeid.partition("::")
+        # Each of these rows has a lab of its own.
+        row = next((row for row in ROWS.get(file, ()) if row in test.partition("[")[2]), "")
+        return f"{file} {row}" if row else file
+
+    @property
+    def _quiet(self) -> WorkerController | None:
+        return next((each for each in self.assigned_work if is_quiet(each)), None)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        quiet = self._quiet
+        if quiet is not None:
+            light = [each for each in self.workqueue if each not in self._with_needs]
+            heavy = sorted(set(self.workqueue) & self._with_needs, key=self._place)
+            chosen = next(iter(light if node is quiet else heavy or light), None)
+            if chosen is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process needs to know the test after the one that it runs, and no more: what is
+        # assigned to it cannot be taken by another that has nothing left to do.
+        if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
+            return
+        super()._reschedule(node)
+
+    def _place(self, scope: str) -> tuple[int, str]:
+        """What takes longest comes first, so that no process runs it while the others have nothing
+        left to do."""
+        found = (number for number, each in enumerate(LAST) if scope.startswith(each))
+        return (-1 if scope in GROUPS else next(found, len(LAST))), scope
+
+    @cached_property
+    def _with_needs(self) -> set[str]:
+        """What has a test that needs more than `make base`, as the processes have found."""
+        (found, *_) = self.config.stash[_stacks].glob("needs-*")
+        return {self._split_scope(each) for each in found.read_text().splitlines()}
+
+
+def is_quiet(process: WorkerController) -> bool:
+    return bool(process.workerinput.get("quiet"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -150,11 +207,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` means."""
     # One for each processor. A lab is many processes; three on two processors kept each other's
     # from answering in time.
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    if config.getoption("check"):
+        return processes
+    config.stash[_quiet] = f"gw{processes}"
+    return processes + 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -162,11 +223,15 @@ def pytest_configure_node(node: WorkerController) -> None:
     if _stacks not in node.config.stash:
         node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
     node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
+    node.workerinput["needs"] = str(node.config.stash[_stacks] / f"needs-{node.gateway.id}")
+    node.workerinput["quiet"] = node.gateway.id == node.config.stash.get(_quiet, "")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
+        if session.config.workerinput["quiet"]:
+            os.nice(NICE)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -174,9 +239,17 @@ def pytest_testnodeready(node: WorkerController) -> None:
     _processes[node] = node.gateway._rinfo().pid
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left_out = session.config.stash.get(_left_out, None)
+    if left_out is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     _processes.pop(node, None)  # told twice of one that was interrupted
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_left_out] = dict(left_out)  # each process has collected all tests
 
 
 def _prefer_new_kubectl() -> None:
@@ -196,15 +269,33 @@ def _prefer_new_kubectl() -> None:
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    found = [(item, needs.of(item)) for item in items]
+    if hasattr(config, "workerinput"):
+        with_needs = [item.nodeid for item, need in found if need]
+        Path(config.workerinput["needs"]).write_text("\n".join(with_needs))
+    if config.getoption("check"):
+        config.stash[_left_out] = Counter([need for _, need in found if need])
+        items[:] = [item for item, need in found if not need]
+        config.hook.pytest_deselected(items=[item for item, need in found if need])
     items.sort(
         key=lambda item: next(
             (place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1
         )
     )
     for item in items:
-        if item.nodeid.startswith((*TWICE, *AGAIN)):
+        if item.nodeid.startswith(tuple(AGAIN)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What starts while this test runs is started for it."""
+    _guard.test = item
+    try:
+        return (yield)
+    finally:
+        _guard.test = None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -221,7 +312,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A lab in which a test has failed is not used again, by a second attempt or by the next test:
     its state is not known."""
-    if item.stash.get(_failed, False) and item.nodeid.startswith((*TWICE, *ONCE)):
+    if item.stash.get(_failed, False):
         item.stash[_failed] = False
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
 
@@ -312,6 +403,7 @@ def find_older_etcd() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _tell_without(terminalreporter)
     _tell_left_out(terminalreporter)
     _tell_second_attempts(terminalreporter)
     _tell_stacks(terminalreporter)
@@ -321,12 +413,23 @@ def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
     folder = terminalreporter.config.stash.get(_stacks, None)
     if folder is None:
         return
-    for each in sorted(folder.iterdir()):
+    for each in sorted(folder.glob("gw*")):
         if text := each.read_text(errors="replace"):
             terminalreporter.write_line(
                 f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True
             )
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell_without(terminalreporter: pytest.TerminalReporter) -> None:
+    """What --check left out, by its needs."""
+    left_out = terminalreporter.config.stash.get(_left_out, None)
+    if left_out is None:
+        return
+    total = sum(left_out.values())
+    terminalreporter.write_line(f"--check left out {total} tests; make test runs them:")
+    for needed_by, number in sorted(left_out.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"  {number} need {needed_by}")
 
 
 def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,20 @@ def start(
     folder: Path,
     tests: dict[str, str],
     *,
-    processes: int,
+    processes: int | str,
     again: Mapping[str, str] | None = None,
-    **options: Any,
+    options: Sequence[str] = (),
+    **popen: Any,
 ) -> "subprocess.Popen[str]":
     """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
     in the run's own process. `again` takes the place of AGAIN in our conftest. `options` are those
-    of Popen."""
+    of pytest, `popen` those of Popen."""
     ours = (
         (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")
     )  # the fixtures of our own tests
     ours += f"\nAGAIN.clear()\nAGAIN.update({dict(again or {})!r})\n"
-    for path, text in {"conftest.py": ours, **tests}.items():
+    needs = (ROOT / "tests/needs.py").read_text()
+    for path, text in {"conftest.py": ours, "needs.py": needs, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -39,7 +41,7 @@ def start(
         "-n",
         str(processes),
     )
-    command = [sys.executable, "-m", "pytest", *settings, str(folder / "tests")]
+    command = [sys.executable, "-m", "pytest", *settings, *options, str(folder / "tests")]
     return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, text=True, **options
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, text=True, **popen
     )

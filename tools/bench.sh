@@ -9,10 +9,10 @@ for pair in wrk:wrk nginx-light:nginx haproxy:haproxy iperf3:iperf3 ethtool:etht
 done
 [ -n "$needed" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "bench: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
+    echo "setup: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
     exit 1
 fi
-echo "bench: installing Debian packages:$needed"
+echo "setup: installing Debian packages:$needed"
 cd "$(dirname "$0")"
 # shellcheck disable=SC2086
 sh apt.sh $needed

@@ -56,5 +56,5 @@ async def test_every_event_shows_in_the_kernel(real_programs: None, tmp_path: Pa
     assert [len(row) for row in start_rows(report)] == [len(START_HEADINGS)] * 2
     assert len(delay_rows(report)) == 1 + len(PACES_PER_S)
     assert "live" in plots(report)
-    assert namespace.names(f"fl-bench-{os.getpid()}") == ()
-    assert not list(bpffs.ROOT.glob(f"fl-bench-{os.getpid()}*"))
+    assert namespace.names(f"flt-bench-{os.getpid()}") == ()
+    assert not list(bpffs.ROOT.glob(f"flt-bench-{os.getpid()}*"))

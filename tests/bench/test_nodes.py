@@ -30,4 +30,4 @@ async def test_both_follow_every_event(
         assert figures.started.resident_mib > 10
         assert min(min(each.per_s, each.first_us) for each in figures.calls.values()) > 0
     assert [len(row) for row in rows(report)] == [4] * (len(ROWS) + 2 * 4)
-    assert not namespace.names(f"fl-bench-{os.getpid()}")
+    assert not namespace.names(f"flt-bench-{os.getpid()}")

@@ -37,8 +37,8 @@ async def test_each_event_has_its_effect() -> None:
     assert len(effect_rows(report)) == len(EFFECTS)
     assert memory(report).startswith("a start from nothing ")
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
-    assert namespace.names(f"fl-bench-{os.getpid()}") == ()
-    assert not list(bpffs.ROOT.glob(f"fl-bench-{os.getpid()}*"))
+    assert namespace.names(f"flt-bench-{os.getpid()}") == ()
+    assert not list(bpffs.ROOT.glob(f"flt-bench-{os.getpid()}*"))
 
 
 def ways() -> lab.Report:

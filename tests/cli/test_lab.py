@@ -158,8 +158,8 @@ def test_far_nodes_need_a_tunnel(name: str) -> None:
     assert traces(name) == []
 
 
-def test_what_is_not_there_is_said_so() -> None:
-    assert "there is no lab nosuch" in lab("status", "--name", "nosuch", status=1)
+def test_what_is_not_there_is_said_so(name: str) -> None:
+    assert f"there is no lab {name}" in lab("status", "--name", name, status=1)
     assert "cannot be called" in lab("up", "--name", "No-Such", status=1)
-    assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", "toobig", status=1)
-    assert lab("down", "--name", "nosuch").startswith("There was no lab nosuch;")
+    assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", name, status=1)
+    assert lab("down", "--name", name).startswith(f"There was no lab {name};")

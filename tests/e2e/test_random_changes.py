@@ -1,10 +1,10 @@
-"""Five hundred random changes to a cluster, up to three on the heels of each other; then packets
+"""Hundreds of random changes to a cluster, up to three on the heels of each other; then packets
 must agree with the rules.
 
 The whole system is real: API server, control plane, controller, two gateways, three nodes, pods,
 and two clients outside. Of the changes one in ten is made at a real API server, whose admission and
 garbage collection take longer for each. A run is repeated by its seed, which is printed:
-FAIRLEAD_SEED. FAIRLEAD_CHANGES makes it shorter or longer."""
+FAIRLEAD_SEED. FAIRLEAD_CHANGES makes it shorter or longer; `make histories` makes thousands."""
 
 import asyncio
 import copy
@@ -38,7 +38,7 @@ from fairlead.lab.site import Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-CHANGES = int(os.environ.get("FAIRLEAD_CHANGES") or 500)
+CHANGES = int(os.environ.get("FAIRLEAD_CHANGES") or 240)
 REAL_CHANGES = CHANGES // 10
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 DEADLINE_S = 60.0

@@ -278,7 +278,7 @@ async def test_gateway_processes_are_killed(stage: Stage) -> None:
 
 
 LAYOUT = (
-    "drivers/direct/layout.py",
+    "drivers/direct/maps/records.py",
     'FLOW = struct.Struct("=4s4x")',
     'FLOW = struct.Struct("=4s16x")',
 )

@@ -68,7 +68,7 @@ class Site:
     """A network namespace, and a Node and a ServiceAccount of its name on the server."""
 
     def __init__(self, server: KubeApiServer, folder: Path) -> None:
-        self.name = f"fl-in-{secrets.token_hex(3)}"
+        self.name = f"flt-in-{secrets.token_hex(3)}"
         self.server = server
         self._folder = folder
         self._stack = AsyncExitStack()

@@ -17,7 +17,7 @@ async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
     assert namespace.names(f"flcheck-{os.getpid()}") == ()
 
 
-def test_what_is_missing_is_named_and_so_is_what_works_without() -> None:
+def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) -> None:
     # Root, but without the right to configure networks.
     command = [
         "setpriv",
@@ -26,7 +26,7 @@ def test_what_is_missing_is_named_and_so_is_what_works_without() -> None:
         "lab",
         "up",
         "--name",
-        "lesser",
+        lab_name,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         _, said = up.communicate(timeout=60)
@@ -37,4 +37,4 @@ def test_what_is_missing_is_named_and_so_is_what_works_without() -> None:
     assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works all the same" in said
     assert "Traceback" not in said
     assert namespace.names(f"flcheck-{up.pid}") == ()
-    assert namespace.names("fl-lesser-") == ()
+    assert namespace.names(f"fl-{lab_name}-") == ()

@@ -121,5 +121,7 @@ def test_a_node_with_less_than_half_a_slot_is_not_named() -> None:
 
 
 def test_too_many_nodes_are_refused() -> None:
+    most = maglev.table(tuple((f"node{i}", 1) for i in range(maglev.MOST_NODES)))
+    assert len(most.nodes) == maglev.MOST_NODES == 4096
     with pytest.raises(Refused, match="4097 nodes"):
         maglev.table(tuple((f"node{i}", 1) for i in range(4097)))

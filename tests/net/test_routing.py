@@ -18,7 +18,7 @@ OURS, MANY = 171, 5000
 
 @pytest.fixture
 def place() -> Iterator[str]:
-    name = f"fl-test-routing-{os.getpid()}"
+    name = f"flt-{os.getpid()}-routing"
     namespace.create(name)
     yield name
     namespace.delete(name)

@@ -28,7 +28,7 @@ class Chassis:
 
     def __init__(self, ovn: Ovn, directory: Path) -> None:
         self.ovn, self.directory = ovn, directory
-        self.namespace = f"fl-ovn{os.getpid()}"
+        self.namespace = f"flt-ovn{os.getpid()}"
         self._processes = Processes(directory)
         self._database = f"unix:{directory}/db.sock"
         self._environment = {

@@ -52,7 +52,7 @@ class Packets:
         self.chassis = Chassis(cloud.ovn, directory)
         self._networks = {node: f"10.244.{number}" for number, node in enumerate(NODES, 1)}
         self._pods = {node: Processes(directory) for node in NODES}
-        self._outside = f"fl-ovn{os.getpid()}-outside"
+        self._outside = f"flt-ovn{os.getpid()}-outside"
 
     async def start(self) -> None:
         """Return once the caller can call."""
@@ -70,7 +70,7 @@ class Packets:
         for pod in self._pods.values():
             pod.end()
         self.chassis.end()
-        for name in namespace.names(f"fl-ovn{os.getpid()}-"):
+        for name in namespace.names(f"flt-ovn{os.getpid()}-"):
             namespace.delete(name)
 
     def call(self, address: str, port: int) -> dict[str, Any] | None:

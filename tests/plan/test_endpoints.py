@@ -33,3 +33,32 @@ def test_no_endpoint_is_used_that_is_neither_ready_nor_serving_while_it_terminat
     rows = [("10.0.0.1", "node1", one), ("10.0.0.2", "node1", other)]
     for each in usable(candidates([make_slice(rows)], port_name="", protocol="TCP", family="IPv4")):
         assert each.ready or (each.serving and each.terminating)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ("ready", "draining"),
+        ("ready", "unready"),
+        ("serving", "draining"),
+        ("unready", "dying"),
+        ("serving", "unready"),
+        ("draining", "dying"),
+    ],
+)
+@pytest.mark.parametrize("better_first", [True, False])
+def test_an_endpoint_in_two_slices_counts_once_in_its_better_state(
+    better: str, worse: str, better_first: bool
+) -> None:
+    slices = [
+        make_slice([("10.0.0.1", "node1", state)], name=f"web-{state}") for state in (better, worse)
+    ]
+    if not better_first:
+        slices.reverse()
+    (found,) = candidates(slices, port_name="", protocol="TCP", family="IPv4")
+    wanted = CONDITIONS[better]
+    assert (found.ready, found.serving, found.terminating) == (
+        wanted.ready,
+        wanted.serving,
+        wanted.terminating,
+    )

@@ -50,3 +50,19 @@ def test_an_error_for_a_port_hides_the_address_from_that_port_alone() -> None:
         "TCP": (),
         "UDP": ("203.0.113.10",),
     }
+
+
+def test_an_address_with_ip_mode_proxy_is_left_to_the_load_balancer() -> None:
+    """KEP-1860: packets for it shall pass the load balancer, also those of pods."""
+    ingress = (
+        LoadBalancerIngress(ip="203.0.113.10", ip_mode="Proxy"),
+        LoadBalancerIngress(ip="203.0.113.11", ip_mode="VIP"),
+        LoadBalancerIngress(ip="203.0.113.12"),
+    )
+    service = msgspec.structs.replace(
+        make_service(), status=ServiceStatus(LoadBalancerStatus(ingress))
+    )
+    slices = [make_slice([("10.0.1.1", "node1", "ready")])]
+    planned = plan_node_service(service, slices, "node1")
+    assert planned is not None
+    assert planned.ports[0].load_balancer_ips == ("203.0.113.11", "203.0.113.12")

@@ -341,3 +341,17 @@ async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> 
 
 
 NODE1 = Member("node1", "192.0.2.21", 1)
+
+
+@pytest.fixture(scope="module")
+def own_loopback() -> Iterator[None]:
+    """The module's tests run in a namespace of their own: addresses and ports on its loopback are
+    in use by no other run on this machine, and by no gateway of a user."""
+    name = f"flt-{os.getpid()}-loopback"
+    namespace.create(name)
+    try:
+        with namespace.inside(name):
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield
+    finally:
+        namespace.delete(name)

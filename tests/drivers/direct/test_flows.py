@@ -82,6 +82,17 @@ def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 1)
 
 
+def test_a_flow_of_datagrams_is_noted_by_its_first_packet_and_kept_by_its_second(
+    forwarder: Forwarder,
+) -> None:
+    """Its note is deleted: the table of notes has room for flows of which one packet was seen."""
+    in_transition(forwarder, "UDP")
+    assert forwarder.run(udp()).node == "node2"
+    assert (held(forwarder, "new_datagrams"), held(forwarder, "datagrams")) == (1, 0)
+    assert forwarder.run(udp()).node == "node2"
+    assert (held(forwarder, "new_datagrams"), held(forwarder, "datagrams")) == (0, 1)
+
+
 FAR = 1 << 31
 
 

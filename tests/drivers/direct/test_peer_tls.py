@@ -38,7 +38,7 @@ from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS
 from fairlead.errors import Refused, Unavailable
 from fairlead.roles.gateway import peers_of
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("own_loopback")]
 
 Lines = list[MutableMapping[str, Any]]
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -46,7 +46,6 @@ STRANGERS = 300
 
 
 def address(number: int) -> str:
-    """Other ones than those of `test_peers`, which may run at the same time."""
     return f"127.0.79.{number}:9445"
 
 

@@ -43,7 +43,7 @@ from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.transition import NONE, Slots
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("own_loopback")]
 
 PORTS = range(40000, 40300)
 WEB = ListenerKey(VIP4, 80, "TCP")

@@ -202,3 +202,13 @@ def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
     here = losing(two, spec("local1", "remote1", external="Local"))
     assert here
     assert all(frontend.startswith(("198.51.100.", "192.168.", "2001:")) for frontend in here)
+
+
+def test_the_number_of_a_service_that_is_gone_is_given_again_first() -> None:
+    maps = AffinityMaps()
+    services = [ServiceKey("default", f"web-{number}") for number in range(AFFINITY_MAPS)]
+    assert len({maps.of(each) for each in services}) == AFFINITY_MAPS
+    gone = maps.of(services[77])
+    maps.release([services[77]])
+    assert services[77] not in maps
+    assert maps.of(ServiceKey("default", "another")) == gone

@@ -19,7 +19,6 @@ from typing import NamedTuple, Self
 import msgspec
 import structlog
 
-import fairlead
 from fairlead.drivers.direct.maps import upgrade
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
 from fairlead.errors import Refused
@@ -30,7 +29,7 @@ from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Progr
 
 log = structlog.get_logger()
 
-OBJECTS = Path(fairlead.__file__).resolve().parent / "objects"
+OBJECTS = Path(__file__).resolve().parents[3] / "objects"
 OBJECT = OBJECTS / "direct_tc.o"
 _XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"

@@ -1,0 +1,472 @@
+"""Change the product in small ways, and see whether the tests find each change.
+
+`python -m tests.mutations` copies the tree to a scratch folder. There it first runs the named tests
+without a change: they must pass. Then it makes one change after the other, builds the eBPF objects
+anew where the change is in bpf/, and runs the tests that should fail, the fastest first. A change
+that no test finds has survived: a test is missing. The exit code is 1 if any survived.
+
+Options: words that a change's file or text must contain; `--list` only lists the changes. A change
+whose old text does not stand in its file exactly once is refused before anything runs. The tests
+of MUTATIONS need no lab and no built program."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S, GRACE_S = 120, 15
+"""Tests that take longer under a change have found it: it has made something endless."""
+COPIED = ("bench", "bpf", "deploy", "docs", "examples", "src", "tests", "tools")
+FILES = ("CHANGELOG.md", "Makefile", "README.md", "hatch_build.py", "pyproject.toml", "setup.sh")
+
+Result = Literal["killed", "survived", "does not build"]
+
+
+class Mutation(NamedTuple):
+    """One change: in `file`, `old` becomes `new`. `tests` should find it, the fastest first."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        old, new = (" ".join(text.split()) for text in (self.old, self.new))
+        return f"{self.file}: {old}  ->  {new or 'nothing'}"
+
+
+_DIRECT = "tests/drivers/direct/test_"
+_PACKETS = (f"{_DIRECT}packets.py",)
+_FLOWS = (f"{_DIRECT}flows.py",)
+_MESSAGES = (f"{_DIRECT}messages.py",)
+_FRAGMENTS = (f"{_DIRECT}fragments.py",)
+_WAYS = (f"{_DIRECT}next_hops.py",)
+_MAGLEV = ("tests/net/test_maglev.py",)
+_TRANSITION = ("tests/net/test_transition.py",)
+_ENDPOINTS = ("tests/plan/test_endpoints.py",)
+_MEMBERS = (
+    "tests/plan/test_balancer.py",
+    "tests/plan/test_notes.py",
+    "tests/plan/test_silent_nodes.py",
+)
+_NODE = ("tests/plan/test_node.py", "tests/plan/test_proxying.py", "tests/plan/test_near.py")
+_ELEMENTS = ("tests/drivers/nodeproxy/test_elements.py",)
+_TRANSACTIONS = ("tests/drivers/nodeproxy/test_transactions.py",)
+_AFFINITY = ("tests/drivers/nodeproxy/test_affinity.py",)
+_LIVENESS = ("tests/drivers/test_liveness.py",)
+
+MUTATIONS = (
+    # Which packets are whose, and where they go.
+    Mutation("bpf/choose.h", "#define NEAR (1 << 17)", "#define NEAR (1 << 31)", _FLOWS),
+    Mutation(
+        "bpf/choose.h", "#define DATAGRAM_LIFETIME 280", "#define DATAGRAM_LIFETIME 1", _FLOWS
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "	if (!by_source) {",
+        "	if (by_source) {",
+        (f"{_DIRECT}choice.py", f"{_DIRECT}flows.py"),
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "return allowance->used++ < per_s;",
+        "return allowance->used++ <= per_s;",
+        (*_FLOWS, *_MESSAGES),
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "choice->otherwise = flow && is_retained(",
+        "choice->otherwise = flow && !is_retained(",
+        _FLOWS,
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "		if (noted && choice->entry)\n			choice->entry->challenged = true;\n",
+        "",
+        _FLOWS,
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "	if (previous == NONE && listener->flags & CONVERGING)\n		previous = TRACKED;\n",
+        "",
+        (*_FLOWS, f"{_DIRECT}peers.py"),
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "		bpf_map_delete_elem(&new_datagrams, key);\n",
+        "",
+        _FLOWS,
+    ),
+    Mutation(
+        "bpf/choose.h",
+        "		tell(key, choice->node | CLOSING);",
+        "		tell(key, choice->node);",
+        (f"{_DIRECT}peers.py", *_FLOWS),
+    ),
+    Mutation(
+        "bpf/choose.h",
+        ".prefix_length = 32 + 128, .set = set };",
+        ".prefix_length = 128, .set = set };",
+        (f"{_DIRECT}ranges.py",),
+    ),
+    Mutation(
+        "bpf/listeners.h",
+        "	return ours[0] == theirs[0] && ours[1] == theirs[1] && ours[2] == theirs[2];",
+        "	return ours[0] == theirs[0] && ours[1] == theirs[1];",
+        (f"{_DIRECT}recent.py", f"{_DIRECT}listeners.py", *_PACKETS),
+    ),
+    Mutation(
+        "bpf/address.h",
+        "	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);",
+        "	return address[2] == bpf_htonl(0xffff);",
+        (*_WAYS, *_PACKETS),
+    ),
+    # Headers and messages of our own.
+    Mutation(
+        "bpf/hops.h",
+        "	ip->check = sum + (sum >= 0xffff);",
+        "	ip->check = sum;",
+        (*_WAYS, *_PACKETS, f"{_DIRECT}blackhole.py"),
+    ),
+    Mutation(
+        "bpf/fragments.h",
+        "(30 * 1000000000ULL)",
+        "(30 * 1000000000000ULL)",
+        _FRAGMENTS,
+    ),
+    Mutation(
+        "bpf/fragments.h",
+        ".protocol = packet->ipv6 ? 0 : packet->flow.protocol };",
+        ".protocol = packet->flow.protocol };",
+        _FRAGMENTS,
+    ),
+    Mutation(
+        "bpf/messages.h",
+        "	return first != 0 && first != 127 && first < 224;",
+        "	return first != 0 && first != 127;",
+        _MESSAGES,
+    ),
+    Mutation(
+        "bpf/messages.h",
+        "	icmp->checksum = sum ? sum : 0xffff;",
+        "	icmp->checksum = sum;",
+        _MESSAGES,
+    ),
+    Mutation(
+        "bpf/outer.h",
+        "0x45 << 24 | packet->traffic_class << 16 |",
+        "0x45 << 24 |",
+        ("tests/drivers/tunnel/test_envelopes.py", *_WAYS),
+    ),
+    Mutation(
+        "bpf/outer.h",
+        "	vxlan->vni = bpf_htonl(way->vni << 8);",
+        "	vxlan->vni = bpf_htonl(way->vni);",
+        _WAYS,
+    ),
+    # Tables.
+    Mutation(
+        "bpf/maglev.c",
+        "if (credit[i] < greatest || !left[i])",
+        "if (credit[i] <= greatest || !left[i])",
+        _MAGLEV,
+    ),
+    Mutation("bpf/transition.c", "count > keeps(now, retained_nodes)", "count > 0", _TRANSITION),
+    Mutation(
+        "bpf/transition.c",
+        "	if (was != now && keeps(was, retained_nodes))",
+        "	if (keeps(was, retained_nodes))",
+        _TRANSITION,
+    ),
+    Mutation(
+        "src/fairlead/net/maglev.py",
+        "    if skip % SMALLEST == 0:\n        skip += 2\n",
+        "",
+        _MAGLEV,
+    ),
+    Mutation(
+        "src/fairlead/net/maglev.py",
+        "key=lambda i: -shares[i][1])",
+        "key=lambda i: shares[i][1])",
+        _MAGLEV,
+    ),
+    Mutation(
+        "src/fairlead/net/maglev.py",
+        "    if len(members) > MOST_NODES:",
+        "    if len(members) >= MOST_NODES:",
+        _MAGLEV,
+    ),
+    Mutation(
+        "src/fairlead/net/transition.py",
+        "        or len(retained_nodes) < 2\n",
+        "",
+        _TRANSITION,
+    ),
+    Mutation(
+        "src/fairlead/net/transition.py",
+        "    crossed = not own.by_source == by_source == other.previous_by_source\n",
+        "    crossed = False\n",
+        (*_TRANSITION, f"{_DIRECT}peers.py"),
+    ),
+    # Who gets traffic.
+    Mutation(
+        "src/fairlead/plan/endpoints.py",
+        "    return ready, not terminating, serving",
+        "    return ready, terminating, serving",
+        _ENDPOINTS,
+    ),
+    Mutation(
+        "src/fairlead/plan/endpoints.py",
+        "if candidate.serving and candidate.terminating]",
+        "if candidate.serving]",
+        _ENDPOINTS,
+    ),
+    Mutation(
+        "src/fairlead/plan/endpoints.py",
+        "    if not all(each.ready and each.hints for each in chosen):",
+        "    if not all(each.hints for each in chosen):",
+        (*_ENDPOINTS, "tests/plan/test_near.py"),
+    ),
+    Mutation(
+        "src/fairlead/plan/members.py",
+        "    return label is not None and label not in INCLUDED",
+        "    return label is not None",
+        _MEMBERS,
+    ),
+    Mutation(
+        "src/fairlead/plan/members.py",
+        '        if port.protocol != "UDP"\n',
+        '        if port.protocol == "TCP"\n',
+        _MEMBERS,
+    ),
+    Mutation(
+        "src/fairlead/plan/members.py",
+        "each in proved and each not in answering else each",
+        "each in proved else each",
+        _MEMBERS,
+    ),
+    Mutation(
+        "src/fairlead/plan/node.py",
+        'if entry.ip and entry.ip_mode != "Proxy"]',
+        "if entry.ip]",
+        _NODE,
+    ),
+    Mutation(
+        "src/fairlead/plan/node.py",
+        "max(by_family.values(), default=0)",
+        "sum(by_family.values())",
+        _NODE,
+    ),
+    Mutation(
+        "src/fairlead/plan/node.py",
+        "(each.port, each.protocol) == (port.port, port.protocol)",
+        "each.port == port.port",
+        _NODE,
+    ),
+    # What the node's table holds, and which node is believed to be alive.
+    Mutation(
+        "src/fairlead/drivers/nodeproxy/elements.py",
+        '    return "drop" if anywhere else "goto refuse"',
+        '    return "goto refuse"',
+        _ELEMENTS,
+    ),
+    Mutation(
+        "src/fairlead/drivers/nodeproxy/elements.py",
+        "        vips = {address for port in intent.ports for address in port.load_balancer_ips}\n",
+        "        vips: set[str] = set()\n",
+        _ELEMENTS,
+    ),
+    Mutation(
+        "src/fairlead/drivers/nodeproxy/transactions.py",
+        '            all(c.verb == "add" for c in group),\n',
+        "",
+        _TRANSACTIONS,
+    ),
+    Mutation(
+        "src/fairlead/drivers/nodeproxy/transactions.py",
+        '    return how is None, address not in claims, how or "", service',
+        '    return how is None, how or "", service',
+        (*_TRANSACTIONS, "tests/drivers/nodeproxy/test_contested.py"),
+    ),
+    Mutation(
+        "src/fairlead/drivers/nodeproxy/affinity.py",
+        "                    self._users[number] -= 1\n",
+        "                    pass\n",
+        _AFFINITY,
+    ),
+    Mutation(
+        "src/fairlead/drivers/liveness.py",
+        "self.falls = 1 if now_s - self.since_s >= QUIET_S else self.falls + 1",
+        "self.falls = self.falls + 1",
+        _LIVENESS,
+    ),
+    Mutation(
+        "src/fairlead/drivers/liveness.py",
+        "        if record is None or record.silent < SILENCES:\n            self._silences += 1",
+        "        self._silences += 1",
+        _LIVENESS,
+    ),
+    Mutation(
+        "src/fairlead/drivers/liveness.py",
+        "    if answer.weight != 0:  # that it has no pods is nothing that it did wrong\n"
+        "        record.fall(now_s)",
+        "    record.fall(now_s)",
+        _LIVENESS,
+    ),
+)
+
+
+class Refusal(Exception):
+    """The changes cannot be tried."""
+
+
+def check(mutations: Sequence[Mutation], root: Path) -> None:
+    """Raise Refusal unless each old text stands in its file once, and each test file is there."""
+    wrong = []
+    for each in mutations:
+        file = root / each.file
+        times = file.read_text().count(each.old) if file.exists() else 0
+        if times != 1:
+            wrong.append(f"{each}\n  the old text stands there {times} times")
+        if each.old == each.new:
+            wrong.append(f"{each}\n  changes nothing")
+        wrong += [
+            f"{each}\n  there is no {test}" for test in each.tests if not (root / test).exists()
+        ]
+    if wrong:
+        raise Refusal("\n".join(wrong))
+
+
+@contextmanager
+def scratch(root: Path) -> Iterator[Path]:
+    """A copy of the tree with its built objects, which is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-mutations-") as name:
+        copy = Path(name)
+        ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
+        for folder in COPIED:
+            shutil.copytree(root / folder, copy / folder, ignore=ignored)
+        for file in FILES:
+            shutil.copy2(root / file, copy / file)
+        yield copy
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """The copy's modules come before those of the tree that is installed."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def passes(copy: Path, tests: Sequence[str]) -> bool:
+    """Whether the tests pass in the copy. Tests that do not end within TIMEOUT_S do not pass."""
+    options = ("-q", "-x", "--check", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment(copy),
+        stdout=(copy / "output").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as running:
+        try:
+            return running.wait(TIMEOUT_S) == 0
+        except subprocess.TimeoutExpired:
+            # First with the signal for which the tests remove their namespaces.
+            os.killpg(running.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(GRACE_S)
+            return False
+        finally:
+            # Also if this program is interrupted.
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+def builds(copy: Path) -> bool:
+    """Build the eBPF objects of the copy anew; whether that was possible."""
+    command = [sys.executable, "hatch_build.py"]
+    return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def made(mutation: Mutation, copy: Path) -> Iterator[bool]:
+    """The change, made in the copy, and taken back at the end. False: it does not build."""
+    file = copy / mutation.file
+    text = file.read_text()
+    in_objects = mutation.file.startswith("bpf/")
+    file.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        yield builds(copy) if in_objects else True
+    finally:
+        file.write_text(text)
+        if in_objects and not builds(copy):
+            raise Refusal("the objects cannot be built without a change either")
+
+
+def tried(mutation: Mutation, copy: Path) -> Result:
+    """What becomes of the change."""
+    with made(mutation, copy) as whole:
+        if not whole:
+            return "does not build"
+        for test in mutation.tests:
+            if not passes(copy, [test]):
+                return "killed"
+        return "survived"
+
+
+def run(mutations: Sequence[Mutation], root: Path) -> dict[Mutation, Result]:
+    """Try all of them. Raises Refusal if one cannot be made, or if a test fails without it."""
+    check(mutations, root)
+    with scratch(root) as copy:
+        print("the tests without a change:", end=" ", flush=True)
+        for test in sorted({test for each in mutations for test in each.tests}):
+            if not passes(copy, [test]):
+                raise Refusal(f"{test} fails without a change:\n{(copy / 'output').read_text()}")
+        print("they pass")
+        results = {}
+        for each in mutations:
+            begun = time.monotonic()
+            results[each] = tried(each, copy)
+            print(f"{results[each]} ({time.monotonic() - begun:.0f} s)  {each}", flush=True)
+        return results
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(prog="python -m tests.mutations")
+    asked.add_argument("words", nargs="*", help="only changes that contain one of these words")
+    asked.add_argument("--list", action="store_true", help="only list the changes")
+    options = asked.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    chosen = [
+        each
+        for each in MUTATIONS
+        if not options.words or any(word in str(each) for word in options.words)
+    ]
+    try:
+        if options.list:
+            check(chosen, ROOT)
+            print("\n".join(map(str, chosen)))
+            return 0
+        results = run(chosen, ROOT)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    killed = sum(result == "killed" for result in results.values())
+    print(f"{killed} of {len(results)} changes were found")
+    return 0 if killed == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

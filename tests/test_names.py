@@ -1,0 +1,62 @@
+"""What tests make on the machine has names that no user's lab and no other run has.
+
+Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab of which a namespace is
+there. What a test makes beside a lab therefore begins with `flt-`, and a lab's name contains the
+number of the process."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+WITHOUT_A_MACHINE = ("test_topology.py", "test_names.py")
+"""Files that compute names, and make nothing of that name."""
+
+
+def sources() -> Iterator[tuple[Path, ast.AST]]:
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.name not in WITHOUT_A_MACHINE:
+            yield path, ast.parse(path.read_text())
+
+
+def wrong_in(tree: ast.AST) -> Iterator[str]:
+    """The names in this source that a user's lab, or another run, may have as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and node.values:
+            first, *rest = node.values
+            text = first.value if isinstance(first, ast.Constant) else ""
+            # `fl-` and then a lab's name, which is another test's to choose.
+            if str(text).startswith("fl-") and (text not in ("fl-", "fl-bench") or not rest):
+                yield ast.unparse(node)
+        if isinstance(node, ast.Call):
+            yield from _named_by(node)
+
+
+def _named_by(call: ast.Call) -> Iterator[str]:
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    of_site = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "Site"
+    given = [
+        *(call.args[:1] if name == "create" and of_site else ()),
+        *(each.value for each in call.keywords if name == "KubeApiServer" and each.arg == "lab"),
+    ]
+    yield from (ast.unparse(each) for each in given if isinstance(each, ast.Constant))
+
+
+def test_no_name_is_a_users() -> None:
+    found = [f"{path}: {name}" for path, tree in sources() for name in wrong_in(tree)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Site.create("demo", nodes=2)',
+        'KubeApiServer(folder, lab="demo")',
+        'name = f"fl-ovn{pid}-outside"',
+    ],
+)
+def test_a_name_that_is_a_users_is_found(text: str) -> None:
+    assert len(list(wrong_in(ast.parse(text)))) == 1

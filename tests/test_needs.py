@@ -1,0 +1,87 @@
+"""What `make check` leaves out, and that no other test can start a lab or a built program."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests import needs, nested
+
+from fairlead.lab import process, server
+
+STARTS_HELM = """
+import subprocess
+import sys
+
+def test_a_program_that_make_tools_builds():
+    subprocess.run(["/anywhere/helm", "version"], check=False)
+"""
+STARTS_A_LAB = f"""
+import os
+import subprocess
+import sys
+
+def test_a_server_of_a_lab():
+    mark = {{"{process.LABEL}": "{server.SERVER_LABEL}"}}
+    subprocess.run([sys.executable, "-c", "pass"], env=os.environ | mark, check=True)
+"""
+HIDES_IT = """
+import subprocess
+from contextlib import suppress
+
+def test_an_error_that_is_caught():
+    with suppress(Exception):
+        subprocess.run(["fairlead", "lab", "up"], check=True)
+"""
+NEEDS_NOTHING = """
+import subprocess
+import sys
+
+def test_another_process():
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+"""
+
+
+def run(folder: Path, tests: dict[str, str], *options: str, processes: int = 0) -> str:
+    with nested.start(
+        folder, tests, processes=processes, options=options, stdout=subprocess.PIPE
+    ) as running:
+        printed, _ = running.communicate(timeout=120)
+    return printed
+
+
+def test_a_test_that_needs_more_than_it_says_fails(tmp_path: Path) -> None:
+    wrong = {"helm": STARTS_HELM, "lab": STARTS_A_LAB, "hidden": HIDES_IT}
+    tests = {f"plan/test_{name}.py": text for name, text in wrong.items()}
+    printed = run(tmp_path, {**tests, "plan/test_right.py": NEEDS_NOTHING})
+    assert "3 failed, 1 passed" in printed
+    assert "tests/plan/test_helm.py::test_a_program_that_make_tools_builds needs helm" in printed
+    assert "tests/plan/test_lab.py::test_a_server_of_a_lab needs a lab" in printed
+
+
+def test_a_test_of_labs_may_start_one(tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, {"e2e/test_lab.py": STARTS_A_LAB})
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_check_leaves_it_out_and_says_so(tmp_path: Path, processes: int) -> None:
+    tests = {"e2e/test_lab.py": STARTS_A_LAB, "plan/test_right.py": NEEDS_NOTHING}
+    printed = run(tmp_path, tests, "--check", processes=processes)
+    assert "1 passed" in printed
+    assert "--check left out 1 tests; make test runs them:\n  1 need a lab" in printed
+
+
+def test_a_fixture_tells_the_need_however_far_away_it_is_used() -> None:
+    used = ("tmp_path", "real_apiserver", "real_programs")
+    assert needs.need("tests/kube/test_x.py::test_y", used) == "kube-apiserver"
+    assert needs.need("tests/kube/test_x.py::test_y", ("tmp_path",)) is None
+
+
+def test_every_file_and_fixture_that_is_named_is_there() -> None:
+    for name in (*needs.LABS, *needs.WITHOUT, *needs.LONG):
+        assert (nested.ROOT / name.partition("::")[0]).exists(), name
+    texts = [
+        (nested.ROOT / path).read_text()
+        for path in ("tests/conftest.py", "tests/openstack/fixtures.py")
+    ]
+    for name in needs.FIXTURES:
+        assert any(f"def {name}(" in text for text in texts), name

@@ -1,0 +1,61 @@
+"""Which process runs which tests, where there is one process for each processor and a quiet one."""
+
+import os
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+from tests import nested
+
+SAYS_WHERE = """
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_it(number):
+    with Path({told!r}).open("a") as told:
+        process, nice = os.environ["PYTEST_XDIST_WORKER"], os.nice(0)
+        told.write(f"{{process}} {{nice}} {{Path(__file__).name}}\\n")
+    time.sleep(0.2)
+"""
+
+
+def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    text = SAYS_WHERE.format(told=str(told))
+    labs = {f"e2e/test_lab{number}.py": text for number in range(4)}
+    others = {f"plan/test_plan{number}.py": text for number in range(8)}
+    with nested.start(tmp_path, labs | others, processes="auto", stdout=subprocess.PIPE) as running:
+        printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, printed
+    ran = [line.split() for line in told.read_text().splitlines()]
+    assert len(ran) == 3 * (len(labs) + len(others))
+    by_process: dict[str, list[str]] = defaultdict(list)
+    nice = {}
+    for process, own, file in ran:
+        by_process[process].append(file)
+        nice[process] = int(own)
+    quiet = max(nice, key=lambda process: nice[process])
+    assert {own - nice[quiet] for process, own in nice.items() if process != quiet} == {-5}
+    assert all(file.startswith("test_plan") for file in by_process.pop(quiet))
+    # Each of the others has labs as long as there are any.
+    for files in by_process.values():
+        labs_of_it = [file for file in files if file.startswith("test_lab")]
+        assert files[: len(labs_of_it)] == labs_of_it
+    assert sum(map(len, by_process.values())) >= 3 * len(labs)
+
+
+def test_each_file_is_whole_in_one_process(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    text = SAYS_WHERE.format(told=str(told))
+    files = {f"plan/test_plan{number}.py": text for number in range(4)}
+    with nested.start(tmp_path, files, processes=2, stdout=subprocess.PIPE) as running:
+        printed, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, printed
+    places = {tuple(line.split()[::2]) for line in told.read_text().splitlines()}
+    assert len(places) == len(files)
+    assert {process for process, _ in places} == {"gw0", "gw1"}
+    assert os.nice(0) == int(told.read_text().split()[1])

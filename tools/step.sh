@@ -1,0 +1,23 @@
+#!/bin/sh
+# Run one step of the set-up: sh tools/step.sh NAME COMMAND...
+# The whole output goes to build/setup.log. Of it only the lines of progress are shown. If the step
+# fails, its error is shown: the log's name and last lines. The exit code is that of the command.
+set -eu
+cd "$(dirname "$0")/.."
+name="$1"
+shift
+log=build/setup.log
+mkdir -p build
+failed="$(mktemp)"
+trap 'rm -f "$failed"' EXIT
+printf '\n== %s: %s\n' "$(date '+%F %T')" "$name" >>"$log"
+# The exit code of a pipeline is that of its last part alone.
+{ "$@" 2>&1 || echo "$?" >"$failed"; } | tee -a "$log" |
+    grep --line-buffered -E '^(setup: |building src/)' || true
+[ -s "$failed" ] || exit 0
+case "$(tail -n 1 "$log")" in
+"setup: "*) ;; # It has said itself what is wrong.
+*) tail -n 20 "$log" | sed 's/^/    /' >&2 ;;
+esac
+echo "setup: failed: $name; the whole output is in $(pwd)/$log" >&2
+exit "$(cat "$failed")"
