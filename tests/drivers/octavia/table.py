@@ -27,7 +27,7 @@ from fairlead.drivers.octavia.render import trees_of
 from fairlead.drivers.octavia.tree import FoundTree
 from fairlead.errors import Refused
 from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectKey, ObjectMeta
-from fairlead.model import LoadBalancer, OctaviaStanding, Provider, ServiceKey
+from fairlead.model import ExistingLoadBalancer, LoadBalancer, Provider, ServiceKey
 from fairlead.plan.annotations import WITHOUT_EFFECT
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.floating import FLOATING_WISHES
@@ -219,9 +219,11 @@ class Planner:
             for name, address in NODES.items()
         }
         state.update_nodes(nodes)
-        return plan_cloud(
-            state, self._config, lambda _key, _uid: OctaviaStanding(self._provider), [service.key]
-        )[service.key]
+        state.observe_load_balancer(
+            service.key,
+            ExistingLoadBalancer(service.metadata.uid, self._provider, ("198.51.100.1",)),
+        )
+        return plan_cloud(state, self._config, [service.key])[service.key]
 
     def told(self, wish: Wish) -> str:
         """What the plan says of it; nothing if there is something to be carried out."""

@@ -11,17 +11,17 @@ from tests.openstack.front import Cut
 from fairlead.drivers.octavia.read import read_at
 from fairlead.drivers.octavia.tree import FoundTree
 from fairlead.errors import Conflict, Refused, Unavailable
-from fairlead.model import LoadBalancer, OctaviaElsewhere, OctaviaSettings
+from fairlead.model import LoadBalancer, OctaviaSettings, SharedOrAdopted
 
 NAMES = (occm.NAME, "auidweb")
-TAKE = OctaviaElsewhere(names=NAMES)
+TAKE = SharedOrAdopted(names=NAMES)
 
 
-def like_occm(elsewhere: OctaviaElsewhere | None = TAKE, **fields: object) -> OctaviaSettings:
+def like_occm(elsewhere: SharedOrAdopted | None = TAKE, **fields: object) -> OctaviaSettings:
     return settings(elsewhere=elsewhere, asking=(("TCP", "TCP"),), **fields)
 
 
-def wanted(*numbers: int, elsewhere: OctaviaElsewhere | None = TAKE) -> LoadBalancer:
+def wanted(*numbers: int, elsewhere: SharedOrAdopted | None = TAKE) -> LoadBalancer:
     nodes = [member(number) for number in numbers or (1, 2)]
     return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(elsewhere))
 
@@ -48,7 +48,7 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     assert occm.ids(tree) == ids
     assert (tree.standing, tree.others, tree.description) == ("own", 0, occm.DESCRIPTION)
     assert occm.NAME in tree.tags
-    assert site.driver.located(wanted()).addresses == ("198.51.100.77",)
+    assert site.planned(wanted()).addresses == ("198.51.100.77",)
     assert [reason for reason, _ in heard.events] == ["AdoptingLoadBalancer"]
     # From then on it is a load balancer like others: known by its marks, whatever the configuration
     # says.
@@ -78,7 +78,7 @@ async def test_what_fits_stays_and_the_rest_is_changed_in_place(site: Site) -> N
     (kept,) = [each for each in tree.listeners if each.port == 80]
     assert kept.id in ids["listeners"]
     assert kept.pool_id in ids["pools"]
-    assert site.driver.diff(site.driver.render({WEB: asked}), {WEB: await site.found()}) == []
+    assert await site.left(asked) == []
 
 
 async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) -> None:
@@ -109,7 +109,7 @@ async def test_two_of_one_name_are_told(site: Site) -> None:
     first, second = occm.make(client, ()), occm.make(client, ())
     with pytest.raises(Refused, match="are all called"):
         await site.once(wanted())
-    asked = wanted(elsewhere=OctaviaElsewhere(second, NAMES))
+    asked = wanted(elsewhere=SharedOrAdopted(second, NAMES))
     await site.bring(asked)
     assert (await site.tree()).id == second
     assert sorted(balancers(site)) == sorted([first, second])

@@ -25,9 +25,8 @@ def outside(site: CloudSite, **wish: Any) -> LoadBalancer:
 
 async def shown(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
     """What is published; all is as wanted."""
-    found = await site.found()
-    assert site.driver.diff(site.driver.render({WEB: wanted}), {WEB: found}) == []
-    return site.driver.located(wanted).addresses
+    assert await site.left(wanted) == []
+    return site.planned(wanted).addresses
 
 
 async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
@@ -39,8 +38,7 @@ async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
     assert await shown(site, wanted) == (one.floating_ip_address,)
     site.anew()
     site.forget()
-    found = await site.driver.read(None)
-    assert site.driver.diff(site.driver.render({WEB: wanted}), found) == []
+    assert await site.audit(wanted) == []
     assert (site.writes, site.neutron_writes) == ([], [])
     # Internal, and back again: the load balancer stays.
     tree = await site.tree()

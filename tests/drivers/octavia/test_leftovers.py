@@ -23,7 +23,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey
 from fairlead.lab import settings as lab
 from fairlead.lab.apiserver import ApiServer
-from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey, SharedOrAdopted
 from fairlead.roles.octavia import SYSTEM
 
 
@@ -46,7 +46,7 @@ class Place:
         self.site.owner = Owner(of or self.uid, "test")
         self.site.anew()
         key = ServiceKey("default", name)
-        octavia = settings(elsewhere=OctaviaElsewhere(on) if on else None, checks=None, asking=())
+        octavia = settings(elsewhere=SharedOrAdopted(on) if on else None, checks=None, asking=())
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key
         )

@@ -9,13 +9,13 @@ from tests.openstack import clients
 
 from fairlead.drivers.octavia.marks import Owner, shares_with
 from fairlead.drivers.octavia.tree import FoundTree
-from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey, SharedOrAdopted
 
 MAIL = ServiceKey("default", "mail")
 
 
 def guest(id_: str, *ports: int, uid: str = "uid-mail", **fields: object) -> LoadBalancer:
-    octavia = settings(elsewhere=OctaviaElsewhere(id_), asking=(("TCP", "TCP"),), **fields)
+    octavia = settings(elsewhere=SharedOrAdopted(id_), asking=(("TCP", "TCP"),), **fields)
     made = service(
         *(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid
     )
@@ -51,7 +51,7 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
         "POST listeners",
     ]
     assert ports(site, id_) == [25, 80]
-    assert site.driver.located(guest(id_)).addresses == site.driver.located(web).addresses
+    assert site.planned(guest(id_)).addresses == site.planned(web).addresses
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer", "SharingLoadBalancer"]
     # Each changes what is its own, and a look at everything finds both as they are.
     site.anew()

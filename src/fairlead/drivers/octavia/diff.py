@@ -16,22 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers.octavia import bodies, floating, security
-from fairlead.drivers.octavia.changes import (
-    Await,
-    Call,
-    Change,
-    Forget,
-    GiveUp,
-    Obstacle,
-    Replan,
-    Seek,
-    Step,
-    Verify,
-)
+from fairlead.drivers.octavia.changes import Blocked, Call, Change, Company
 from fairlead.drivers.octavia.marks import EXPLICIT, OCCM, ownerless, without_service
 from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.tree import (
-    ACTIVE,
     ERROR,
     Found,
     FoundListener,
@@ -45,10 +33,14 @@ from fairlead.drivers.octavia.tree import (
     provider_of,
     transport,
 )
-from fairlead.model import OctaviaElsewhere, ServiceKey
+from fairlead.model import ExistingLoadBalancer, Outcome, ServiceKey, SharedOrAdopted
 
 MOST_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
+RARELY_S = 900.0
+"""After too many attempts in a row one load balancer is tried again no more often."""
+OBSTACLE_S = 20.0
+"""When to look again at a shared load balancer that others hold."""
 
 
 def diff(
@@ -57,9 +49,11 @@ def diff(
     """`covers`: monitors that provider ovn makes cover floating IPs that come later."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
-        own = _service_steps(key, wanted.get(key), found.get(key, Found(())), covers)
-        if any(isinstance(step, Step) for step in own) and (tree := wanted.get(key)) is not None:
-            own.append(Verify(key, tree))
+        there = found.get(key, Found(()))
+        own = _service_steps(key, wanted.get(key), there, covers)
+        if (left := next((step for step in own if step in there.after), None)) is not None:
+            message = f"Octavia has not carried out all: what is left is {left}"
+            own = [Blocked(key, Outcome("unavailable", message))]
         steps += own
     return steps
 
@@ -85,22 +79,28 @@ def chosen(
     return min(own, key=order, default=None)
 
 
+def is_located(
+    found: Found, uid: str, addresses: Sequence[str], wish: SharedOrAdopted | None
+) -> bool:
+    """Whether the last look was for the shared or adopted load balancer that is wished for, and
+    what it found is there still; or no look is necessary to know which one it is."""
+    keep = chosen(found.trees, uid, addresses, found.located_id)
+    if keep is None and found.located_id:
+        return False
+    return wish == found.located_for or (keep is not None and _is_at(keep, wish))
+
+
 def _service_steps(
     key: ServiceKey, wanted: Tree | None, found: Found, covers: bool
 ) -> list[Change]:
-    if pending := [tree for tree in found.trees if tree.status not in (ACTIVE, ERROR)]:
-        return [Await(key, tree.id, tree.status) for tree in pending]
+    if pending := [tree for tree in found.trees if tree.works_on]:
+        return [_at_work(key, tree, found.look_s) for tree in pending]
     if wanted is None:
         gone: list[Change] = [step for tree in found.trees for step in _leave(tree)]
-        gone += [*security.gone(key, found), *floating.given_back(key, found.loose)]
-        return gone or ([Forget(key)] if found.attempts else [])
-    keep = chosen(found.trees, wanted.uid, wanted.addresses, found.at)
-    vanished = keep is None and bool(found.at)
-    if vanished or (
-        wanted.elsewhere != found.sought
-        and not (keep is not None and _is_at(keep, wanted.elsewhere))
-    ):
-        return [Seek(key, wanted.uid, wanted.elsewhere)]
+        return [*gone, *security.gone(key, found), *floating.given_back(key, found.loose)]
+    if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
+        return [_not_located(wanted)]
+    keep = chosen(found.trees, wanted.uid, wanted.addresses, found.located_id)
     if keep is not None and keep.standing == "guest":
         return _guest_steps(wanted, keep, found)
     wanted = floating.covering(wanted, keep, covers)
@@ -114,22 +114,23 @@ def _service_steps(
     ]
     if keep is None:
         tired = found.attempts >= MOST_ATTEMPTS
-        return [*steps, GiveUp(key, "", found.attempts) if tired else _create(wanted)]
+        return [*steps, _given_up(key, "", found.attempts) if tired else _create(wanted)]
     if keep.status == ERROR:
         return [*steps, *_repair(wanted, keep, found.attempts)]
     if _is_other(wanted, keep):
-        return [*steps, Replan(key, keep.id, keep.provider, keep.families)]
+        return [*steps, _planned_for_another(wanted, keep)]
     steps += _tree_steps(wanted, keep)
     opened = security.opened(wanted, keep, found)
     if steps:
         return [*opened, *steps]
     outside = floating.steps(wanted, keep, found.loose) or floating.uncovered(wanted, keep)
-    return [
+    last = [
         *opened,
         *outside,
         *security.closed(wanted, keep, found),
         *security.loosened(wanted, found),
     ]
+    return last or _unless_planned_for(wanted, keep)
 
 
 def _is_other(wanted: Tree, tree: FoundTree) -> bool:
@@ -138,7 +139,7 @@ def _is_other(wanted: Tree, tree: FoundTree) -> bool:
     return lacks or provider_of(tree.provider) != wanted.provider
 
 
-def _is_at(tree: FoundTree, wish: OctaviaElsewhere | None) -> bool:
+def _is_at(tree: FoundTree, wish: SharedOrAdopted | None) -> bool:
     """Whether it is where it is to be, as far as that is known without a look."""
     if wish is None:
         return tree.standing == "own"
@@ -168,25 +169,71 @@ def _guest_steps(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
         return [*opened, *steps]
     # It shows what the load balancer has, and needs no floating IP of its own.
     back = floating.given_back(wanted.service, found.loose)
-    return [
+    last = [
         *opened,
         *back,
         *security.closed(wanted, tree, found),
         *security.loosened(wanted, found),
     ]
+    return last or _unless_planned_for(wanted, tree)
 
 
-def _obstacle(wanted: Tree, tree: FoundTree) -> Change | None:
+def existing_of(tree: FoundTree) -> ExistingLoadBalancer:
+    """What plans have to know of it."""
+    floating = tuple(each.address for each in tree.floating)
+    shared = tree.standing == "guest"
+    return ExistingLoadBalancer(tree.uid, provider_of(tree.provider), tree.own, floating, shared)
+
+
+def _unless_planned_for(wanted: Tree, tree: FoundTree) -> list[Change]:
+    """All is as wanted. Drivers that come next rely on what the plan says of the load balancer."""
+    return [] if wanted.existing == existing_of(tree) else [_planned_for_another(wanted, tree)]
+
+
+def _planned_for_another(wanted: Tree, tree: FoundTree) -> Blocked:
+    what = f"of provider {tree.provider}, with addresses of {' and '.join(tree.families)}"
+    message = f"it is planned anew, as its load balancer {tree.id} is {what}"
+    return Blocked(wanted.service, Outcome("waiting", message))
+
+
+def _at_work(key: ServiceKey, tree: FoundTree, look_s: float) -> Blocked:
+    message = f"Octavia is at work on load balancer {tree.id}, which is in {tree.status}"
+    return Blocked(key, Outcome("waiting", message, again_s=look_s))
+
+
+def _not_located(wanted: Tree) -> Blocked:
+    """The wish is newer than the last look."""
+    wish = wanted.elsewhere
+    what = "none any more" if wish is None else wish.id or " or ".join(wish.names)
+    message = f"the load balancer that the Service is to be on is looked for: {what}"
+    return Blocked(wanted.service, Outcome("waiting", message))
+
+
+def _given_up(key: ServiceKey, id_: str, attempts: int) -> Blocked:
+    """`id_`: empty if no load balancer has come of it."""
+    problem = (
+        f"load balancer {id_} is in ERROR, {attempts} attempts to repair it failed"
+        if id_
+        else f"Octavia has failed {attempts} times to make a load balancer"
+    )
+    fix = "ask the cloud's operators; it is tried again now and then"
+    return Blocked(key, Outcome("unavailable", f"{problem}; {fix}", again_s=RARELY_S / 10))
+
+
+def _obstacle(wanted: Tree, tree: FoundTree) -> Blocked | None:
     """Why a guest cannot be there, or not as it was planned."""
+
+    def obstacle(message: str, fix: str) -> Blocked:
+        return Blocked(
+            wanted.service, Outcome("unavailable", f"{message}; {fix}", again_s=OBSTACLE_S)
+        )
+
     fix = "remove fairlead.io/load-balancer-id, or name another one"
     if tree.status == ERROR:
-        return Obstacle(
-            wanted.service,
-            f"load balancer {tree.id} is in ERROR, and it is not this Service's",
-            fix,
-        )
+        message = f"load balancer {tree.id} is in ERROR, and it is not this Service's"
+        return obstacle(message, fix)
     if _is_other(wanted, tree):
-        return Replan(wanted.service, tree.id, tree.provider, tree.families)
+        return _planned_for_another(wanted, tree)
     taken = {(transport(each.protocol), each.port): each.holder for each in tree.taken}
     for listener in wanted.listeners:
         if holder := taken.get((transport(listener.protocol), listener.port)):
@@ -194,7 +241,7 @@ def _obstacle(wanted: Tree, tree: FoundTree) -> Change | None:
                 f"port {listener.port}/{listener.protocol} of load balancer {tree.id} is "
                 f"taken by {holder}"
             )
-            return Obstacle(wanted.service, message, f"give the Service another port; or {fix}")
+            return obstacle(message, f"give the Service another port; or {fix}")
     return None
 
 
@@ -229,7 +276,12 @@ def drop(tree: FoundTree) -> list[Call]:
                 tree.id,
             )
         )
-    return [msgspec.structs.replace(step, leaves=True) for step in steps]
+    company = _company(tree)
+    return [msgspec.structs.replace(step, leaves=True, company=company) for step in steps]
+
+
+def _company(tree: FoundTree) -> Company:
+    return Company(tuple(each.id for each in tree.listeners), tree.others)
 
 
 def _create(wanted: Tree) -> Call:
@@ -240,18 +292,29 @@ def _create(wanted: Tree) -> Call:
         "loadbalancers",
         {"loadbalancer": bodies.load_balancer(wanted)},
         words,
+        why=wanted.why,
     )
 
 
 def _delete(key: ServiceKey, tree: FoundTree, state: str = "") -> Call:
     words = f"load balancer {tree.address}{state}"
     path = f"loadbalancers/{tree.id}?cascade=true"
-    return Call(key, "DELETE", path, None, words, tree.id, ends=True, repairs=bool(state))
+    return Call(
+        key,
+        "DELETE",
+        path,
+        None,
+        words,
+        tree.id,
+        ends=True,
+        company=_company(tree),
+        repairs=bool(state),
+    )
 
 
 def _repair(wanted: Tree, keep: FoundTree, attempts: int) -> list[Change]:
     if attempts >= MOST_ATTEMPTS:
-        return [GiveUp(wanted.service, keep.id, attempts)]
+        return [_given_up(wanted.service, keep.id, attempts)]
     shown = (
         not set(keep.shown).isdisjoint(wanted.addresses)
         or keep.standing == "foreign"
@@ -271,7 +334,7 @@ def _repair(wanted: Tree, keep: FoundTree, attempts: int) -> list[Change]:
             )
         ]
     if keep.others:
-        return [GiveUp(wanted.service, keep.id, attempts)]
+        return [_given_up(wanted.service, keep.id, attempts)]
     return [_delete(wanted.service, keep, ", which is in ERROR"), _create(wanted)]
 
 

@@ -14,16 +14,7 @@ import msgspec
 from fairlead.drivers.octavia import floating, security
 from fairlead.drivers.octavia.answers import get_versions
 from fairlead.drivers.octavia.apply import Looks, carry_out
-from fairlead.drivers.octavia.changes import (
-    MONITORS,
-    Call,
-    Change,
-    Close,
-    Expose,
-    Loosen,
-    Open,
-    Step,
-)
+from fairlead.drivers.octavia.changes import Call, Close, Expose, Loosen, Open, Write
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
@@ -96,7 +87,7 @@ class Network:
         return self._found(whole, own, rules).get(key)
 
     async def carry_out(
-        self, steps: Sequence[Step], looks: Looks, fence: Callable[[], None]
+        self, steps: Sequence[Write], looks: Looks, fence: Callable[[], None]
     ) -> None:
         """In their order. Raises as `apply.carry_out`."""
         calls: list[Call] = []
@@ -221,18 +212,3 @@ def _subnets(tree: FoundTree) -> set[str]:
         *(id_ for _, id_ in tree.further),
         *(one.member.subnet_id for pool in tree.pools for one in pool.members),
     } - {""}
-
-
-def _comes_last(step: Call) -> bool:
-    return step.at_neutron or (step.path.startswith(MONITORS) and step.method != "PUT")
-
-
-def further(left: Sequence[Change]) -> list[Step]:
-    """What is left, if it is Neutron's alone, or comes after that; the last step of `left` is to
-    look."""
-    found = [
-        step
-        for step in left
-        if isinstance(step, Step) and (not isinstance(step, Call) or _comes_last(step))
-    ]
-    return found if len(found) == len(left) - 1 else []

@@ -55,9 +55,10 @@ def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree
             sorted(_listener(intent, settings, each) for each in _of_ports(intent, settings))
         ),
         families=_families(intent),
-        addresses=intent.addresses,
+        addresses=settings.held,
         why=settings.why,
         elsewhere=settings.elsewhere,
+        existing=settings.existing,
         floating=settings.floating,
         rules=_rules(intent, settings) if settings.secured else None,
         network_marks=(

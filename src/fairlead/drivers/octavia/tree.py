@@ -8,12 +8,13 @@ wanted."""
 from typing import Literal
 
 from fairlead.model import (
+    ExistingLoadBalancer,
     Family,
     FloatingWish,
-    OctaviaElsewhere,
     OctaviaPlace,
     Provider,
     ServiceKey,
+    SharedOrAdopted,
     Value,
 )
 
@@ -102,7 +103,9 @@ class Tree(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
-    elsewhere: OctaviaElsewhere | None = None
+    elsewhere: SharedOrAdopted | None = None
+    existing: ExistingLoadBalancer | None = None
+    """The load balancer that was known when this was planned."""
     floating: FloatingWish | None = None
     rules: tuple[Rule, ...] | None = None
     """None: security groups are left as they are."""
@@ -238,16 +241,25 @@ class FoundTree(Value, frozen=True):
     def families(self) -> tuple[Family, ...]:
         return tuple(dict.fromkeys(family_of(address) for address in self.own if address))
 
+    @property
+    def works_on(self) -> bool:
+        """Octavia is working on it."""
+        return self.status not in (ACTIVE, ERROR)
+
 
 class Found(Value, frozen=True):
     """All load balancers of one Service; there should be one. `attempts`: how often one that had
-    failed was repaired or made anew since it last worked. `sought`: for which wish one was looked
-    for elsewhere; `at`: the id of what was found then."""
+    failed was repaired or made anew since it last worked. `located_for`: the shared or adopted load
+    balancer that was last looked for; `located_id`: the id of the one that was found then; empty:
+    there is none. `after`: the writes that were made right before this was read. `look_s`: while
+    Octavia works on one of them, when to look again."""
 
     trees: tuple[FoundTree, ...]
     attempts: int = 0
-    sought: OctaviaElsewhere | None = None
-    at: str = ""
+    located_for: SharedOrAdopted | None = None
+    located_id: str = ""
+    after: tuple[object, ...] = ()
+    look_s: float = 1.0
     loose: tuple[FloatingIp, ...] = ()
     """Floating IPs with the mark of the Service that lead to none of these."""
     rules: tuple[FoundRule, ...] = ()
