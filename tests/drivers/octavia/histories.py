@@ -293,7 +293,7 @@ class Going:
     async def _meddle(self, *, twin: bool) -> bool:
         """Somebody else deletes or changes a part, or makes a load balancer with the Service's
         marks. False: nothing is there."""
-        trees = (await self._site.found()).trees
+        trees = (await self._site.found()).balancers
         if not trees:
             return False
         tree, client = trees[0], self._client

@@ -15,11 +15,11 @@ from tests.openstack import clients
 from tests.openstack.front import Call, Front
 
 from fairlead.drivers.octavia.apply import Pace
+from fairlead.drivers.octavia.balancers import BalancerState, Found
 from fairlead.drivers.octavia.changes import Change
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import AGAIN_S, OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Found, FoundTree
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import (
@@ -217,8 +217,8 @@ class Site:
         """What a driver finds that knows nothing."""
         return (await self._driver().read(None)).get(key, Found(()))
 
-    async def tree(self) -> FoundTree:
-        (tree,) = (await self.found()).trees
+    async def tree(self) -> BalancerState:
+        (tree,) = (await self.found()).balancers
         return tree
 
     async def left(self, *services: LoadBalancer) -> Sequence[Change]:

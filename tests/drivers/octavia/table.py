@@ -22,9 +22,9 @@ from tests.openstack.cloud import NODES, Cloud
 from tests.openstack.front import Front
 
 from fairlead.config import OCTAVIA, Config
+from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.drivers.octavia.render import specs_of
 from fairlead.errors import Refused
 from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectKey, ObjectMeta
 from fairlead.model import ExistingLoadBalancer, LoadBalancer, Provider, ServiceKey
@@ -169,7 +169,7 @@ async def _changed(site: Site, base: LoadBalancer, asked: LoadBalancer) -> str:
     return f"{IN_PLACE}{_how(whole, changed, writes)}"
 
 
-def _how(before: FoundTree, after: FoundTree, writes: Iterable[str]) -> str:
+def _how(before: BalancerState, after: BalancerState, writes: Iterable[str]) -> str:
     if {each.id for each in before.listeners} != {each.id for each in after.listeners}:
         return ", by another listener on the same port"
     if "POST pools" in writes:
@@ -242,7 +242,7 @@ class Planner:
         if asked.octavia.elsewhere != base.octavia.elsewhere:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")
-        (before,), (after,) = (trees_of({WEB: each}, owner).values() for each in (base, asked))
+        (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))
         if after == before:
             same = msgspec.structs.replace(asked, notes=base.notes, octavia=base.octavia) == base
             return "as without it" if same else ON_THE_SERVICE

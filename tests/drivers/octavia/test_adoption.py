@@ -8,8 +8,8 @@ from tests.drivers.octavia.site import WEB, Site, listener, member, service, set
 from tests.openstack import clients
 from tests.openstack.front import Cut
 
+from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.drivers.octavia.read import read_at
-from fairlead.drivers.octavia.tree import FoundTree
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.model import LoadBalancer, OctaviaSettings, SharedOrAdopted
 
@@ -26,7 +26,7 @@ def wanted(*numbers: int, elsewhere: SharedOrAdopted | None = TAKE) -> LoadBalan
     return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(elsewhere))
 
 
-async def before(site: Site, id_: str) -> FoundTree:
+async def before(site: Site, id_: str) -> BalancerState:
     (tree,) = await read_at(site.cloud, site.owner, id_, (WEB, "uid-web"), NAMES)
     return tree
 
@@ -46,7 +46,7 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     assert site.writes == [*parts, *parts, "PUT loadbalancers/_"]
     tree = await site.tree()
     assert occm.ids(tree) == ids
-    assert (tree.standing, tree.others, tree.description) == ("own", 0, occm.DESCRIPTION)
+    assert (tree.ownership, tree.others, tree.description) == ("own", 0, occm.DESCRIPTION)
     assert occm.NAME in tree.tags
     assert site.planned(wanted()).addresses == ("198.51.100.77",)
     assert [reason for reason, _ in heard.events] == ["AdoptingLoadBalancer"]

@@ -4,29 +4,29 @@ another Service."""
 import msgspec
 from tests.drivers.octavia.site import WEB, planned, service, settings
 
+from fairlead.drivers.octavia.balancers import (
+    ACTIVE,
+    ERROR,
+    BalancerState,
+    Found,
+    FoundMember,
+    FoundPool,
+    Member,
+)
 from fairlead.drivers.octavia.changes import Blocked, Call
 from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff, existing_of
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.members import members_step
-from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import (
-    ACTIVE,
-    ERROR,
-    Found,
-    FoundMember,
-    FoundPool,
-    FoundTree,
-    Member,
-)
+from fairlead.drivers.octavia.render import specs_of
 
 ADDRESS = "198.51.100.7"
-(WANTED,) = trees_of(
+(WANTED,) = specs_of(
     {WEB: planned(service(addresses=(ADDRESS,)))}, Owner("cluster", "test")
 ).values()
 
 
-def tree(id_: str = "a", **fields: object) -> FoundTree:
-    found = FoundTree(
+def tree(id_: str = "a", **fields: object) -> BalancerState:
+    found = BalancerState(
         id_,
         WEB,
         "uid-web",
@@ -40,7 +40,7 @@ def tree(id_: str = "a", **fields: object) -> FoundTree:
     return msgspec.structs.replace(found, **fields)
 
 
-def steps(*trees: FoundTree, attempts: int = 0, wanted: bool = True) -> list[str]:
+def steps(*trees: BalancerState, attempts: int = 0, wanted: bool = True) -> list[str]:
     found = diff({WEB: WANTED} if wanted else {}, {WEB: Found(trees, attempts)})
     texts = []
     for step in found:
@@ -154,7 +154,7 @@ def test_a_plan_for_another_provider_is_made_anew() -> None:
 
 def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
     """Though nothing is left to do: drivers that come next rely on the plan."""
-    (wanted,) = trees_of(
+    (wanted,) = specs_of(
         {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
     ).values()
     found = tree()

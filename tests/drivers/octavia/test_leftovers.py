@@ -51,7 +51,7 @@ class Place:
             service(listener(port), uid=uid, octavia=octavia), service=key
         )
         await self.site.bring(wanted, key=key)
-        (tree,) = (await self.site.found(key)).trees
+        (tree,) = (await self.site.found(key)).balancers
         return tree.id
 
     async def live(self, name: str) -> str:
@@ -135,7 +135,7 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
     found = await place.listed("--delete")
     assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
     assert place.balancers() == {by_hand, living}
-    (tree,) = (await place.site.found(ServiceKey("default", "lives"))).trees
+    (tree,) = (await place.site.found(ServiceKey("default", "lives"))).balancers
     assert ([each.port for each in tree.listeners], tree.others) == ([80], 0)
     assert "nothing is left over" in (await place.gc())[1]
 

@@ -10,7 +10,7 @@ from tests.openstack import clients
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Said
 
-from fairlead.drivers.octavia.tree import ACTIVE
+from fairlead.drivers.octavia.balancers import ACTIVE
 from fairlead.model import LoadBalancer, Member, OctaviaChecks, SharedOrAdopted
 
 

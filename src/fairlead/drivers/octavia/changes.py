@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers.octavia.balancers import FloatingIp, Rule
 from fairlead.drivers.octavia.cloud import NETWORK, url_of
-from fairlead.drivers.octavia.tree import FloatingIp, Rule
 from fairlead.model import FloatingWish, Outcome, ServiceKey
 
 MONITORS = "healthmonitors"
@@ -23,7 +23,7 @@ class Company(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `tree`: the load
+    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `balancer_id`: the load
     balancer that it locks; empty: one is made.
 
     saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer
@@ -38,7 +38,7 @@ class Call(msgspec.Struct, frozen=True):
     path: str
     body: Mapping[str, object] | None
     words: str
-    tree: str = ""
+    balancer_id: str = ""
     saves: str = ""
     ends: bool = False
     leaves: bool = False
@@ -60,35 +60,35 @@ class Call(msgspec.Struct, frozen=True):
         return self.path == "loadbalancers"
 
 
-class Expose(msgspec.Struct, frozen=True):
-    """Have a floating IP lead to the load balancer `tree` by its port. `loose`: those of the
+class AttachFloatingIp(msgspec.Struct, frozen=True):
+    """Have a floating IP lead to the load balancer `balancer_id` by its port. `unattached_ips`: those of the
     Service that lead nowhere; `instead`: the one that leads there now, and is to go. `shown`: what
     the Service shows and is not the load balancer's own: a floating IP of that address is had again
     if it is free."""
 
     service: ServiceKey
-    tree: str
+    balancer_id: str
     port_id: str
     wish: FloatingWish
-    loose: Sequence[FloatingIp] = ()
+    unattached_ips: Sequence[FloatingIp] = ()
     instead: FloatingIp | None = None
     shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         which = self.wish.address or f"of network {self.wish.network_id}"
         return (
-            f"POST or PUT /floatingips (floating IP {which} for load balancer {self.tree}) "
+            f"POST or PUT /floatingips (floating IP {which} for load balancer {self.balancer_id}) "
             f"for Service {self.service}"
         )
 
 
-class Open(msgspec.Struct, frozen=True):
+class AddRules(msgspec.Struct, frozen=True):
     """Let in who is to reach these nodes. `mark`: the description of the rules. `narrow`: nobody
     else is to reach them."""
 
     service: ServiceKey
     uid: str
-    tree: str
+    balancer_id: str
     mark: str
     rules: tuple[Rule, ...]
     nodes: tuple[str, ...]
@@ -99,12 +99,12 @@ class Open(msgspec.Struct, frozen=True):
         return f"POST /security-group-rules, PUT /ports ({what}) for Service {self.service}"
 
 
-class Close(msgspec.Struct, frozen=True):
+class DeleteRules(msgspec.Struct, frozen=True):
     """Take rules back, by their ids."""
 
     service: ServiceKey
     rules: tuple[str, ...]
-    tree: str = ""
+    balancer_id: str = ""
 
     def __str__(self) -> str:
         return (
@@ -112,12 +112,12 @@ class Close(msgspec.Struct, frozen=True):
         )
 
 
-class Loosen(msgspec.Struct, frozen=True):
+class RemoveSecurityGroup(msgspec.Struct, frozen=True):
     """Take the group from nodes that have been nobody's members for long, by their addresses."""
 
     service: ServiceKey
     nodes: tuple[str, ...]
-    tree: str = ""
+    balancer_id: str = ""
 
     def __str__(self) -> str:
         return (
@@ -136,5 +136,5 @@ class Blocked(msgspec.Struct, frozen=True):
         return f"leave Service {self.service} for now: {self.outcome.message}"
 
 
-Write = Call | Expose | Open | Close | Loosen
+Write = Call | AttachFloatingIp | AddRules | DeleteRules | RemoveSecurityGroup
 Change = Write | Blocked

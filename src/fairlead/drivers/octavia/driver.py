@@ -21,6 +21,13 @@ import structlog
 from fairlead.drivers.octavia import diff as differences
 from fairlead.drivers.octavia.apply import PATIENT, Looks, Pace, StillWorking
 from fairlead.drivers.octavia.attempts import Attempts
+from fairlead.drivers.octavia.balancers import (
+    ACTIVE,
+    BalancerSpec,
+    BalancerState,
+    Found,
+    provider_of,
+)
 from fairlead.drivers.octavia.changes import Blocked, Call, Change, Write
 from fairlead.drivers.octavia.cloud import Cloud, Failed
 from fairlead.drivers.octavia.health import Health, healths
@@ -28,8 +35,7 @@ from fairlead.drivers.octavia.locate import Locator
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.network import Network
 from fairlead.drivers.octavia.read import listeners_on, read_all, read_one, settled
-from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import ACTIVE, Found, FoundTree, Tree, provider_of
+from fairlead.drivers.octavia.render import specs_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.events import Recorder
 from fairlead.model import DONE, ExistingLoadBalancer, LoadBalancer, Outcome, ServiceKey
@@ -104,12 +110,14 @@ class OctaviaDriver:
         """Nothing is known yet: Octavia could not be read."""
         return not self._whole
 
-    def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Tree]:
+    def render(
+        self, intents: Mapping[ServiceKey, LoadBalancer]
+    ) -> Mapping[ServiceKey, BalancerSpec]:
         """Pure."""
-        return trees_of(intents, self._owner)
+        return specs_of(intents, self._owner)
 
     def diff(
-        self, desired: Mapping[ServiceKey, Tree], actual: Mapping[ServiceKey, Found]
+        self, desired: Mapping[ServiceKey, BalancerSpec], actual: Mapping[ServiceKey, Found]
     ) -> Sequence[Change]:
         """Pure."""
         return differences.diff(desired, actual, covers=self._network.covers)
@@ -148,11 +156,17 @@ class OctaviaDriver:
         """Whether there is something to do about it, were there no such Service, as far as is
         known."""
         found = self._known.get(key, NOTHING)
-        return bool(found.trees or found.rules) or any(not each.kept for each in found.loose)
+        return bool(found.balancers or found.rules) or any(
+            not each.kept for each in found.unattached_ips
+        )
 
     def addresses(self, key: ServiceKey) -> Collection[str]:
         """Those of the Service's load balancers, as far as is known."""
-        return {address for tree in self._known.get(key, NOTHING).trees for address in tree.shown}
+        return {
+            address
+            for balancer in self._known.get(key, NOTHING).balancers
+            for address in balancer.shown
+        }
 
     def health(self) -> list[Health]:
         """How all are by Octavia's account, when they were seen last. May be called from any
@@ -176,7 +190,7 @@ class OctaviaDriver:
         # What was changed meanwhile was seen before or after.
         kept = {key: known for key, known in self._known.items() if key in self._touched}
         for key in found.keys() - self._touched:
-            self._locator.remember(key, found[key].trees)
+            self._locator.remember(key, found[key].balancers)
         before = self._known.keys()
         self._known = {key: each for key, each in found.items() if key not in self._touched} | kept
         self._whole = True
@@ -190,20 +204,24 @@ class OctaviaDriver:
         known, claimant = self._known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
-        if at_work := [tree.id for tree in known.trees if tree.works_on] if known else []:
+        if (
+            at_work := [balancer.id for balancer in known.balancers if balancer.works_on]
+            if known
+            else []
+        ):
             statuses = [await settled(self._cloud, id_) for id_ in at_work]
             return not all(status.startswith("PENDING") for status in statuses)
         if key in self._unsure or (known is None and not self._whole):
             return True
         if claimant is None:
             return False
-        tree = self._chosen(key, claimant)
+        balancer = self._chosen(key, claimant)
         # One that is broken may be made anew: never without a look.
         return (
             known is None
-            or tree is None
-            or tree.status != ACTIVE
-            or not self._is_located(key, claimant, known.trees)
+            or balancer is None
+            or balancer.status != ACTIVE
+            or not self._is_located(key, claimant, known.balancers)
         )
 
     async def _look(self, key: ServiceKey) -> None:
@@ -211,12 +229,12 @@ class OctaviaDriver:
         self._unsure.discard(key)
         try:
             own = await read_one(self._cloud, self._owner, key)
-            trees = await self._locator.add_to(key, own)
+            balancers = await self._locator.add_to(key, own)
             claimant = self._claimant_of(key)
-            if claimant is not None and not self._is_located(key, claimant, trees):
+            if claimant is not None and not self._is_located(key, claimant, balancers):
                 await self._locator.locate(key, claimant)
-                trees = await self._locator.add_to(key, own)
-            self._take(key, await self._network.with_one(key, trees))
+                balancers = await self._locator.add_to(key, own)
+            self._take(key, await self._network.with_one(key, balancers))
         except BaseException:
             self._unsure.add(key)
             raise
@@ -232,14 +250,14 @@ class OctaviaDriver:
     def _tell(self, key: ServiceKey) -> None:
         """Tell plans what the Service has."""
         claimant = self._claimant_of(key)
-        tree = self._chosen(key, claimant) if claimant is not None else None
-        if tree is not None and tree.status == ACTIVE:
+        balancer = self._chosen(key, claimant) if claimant is not None else None
+        if balancer is not None and balancer.status == ACTIVE:
             self._attempts.forget(key)
-        self._observe(key, differences.existing_of(tree) if tree is not None else None)
+        self._observe(key, differences.existing_of(balancer) if balancer is not None else None)
 
     def _found(self, key: ServiceKey) -> Found:
         found = self._locator.with_result(key, self._known.get(key, NOTHING))
-        if any(tree.works_on for tree in found.trees):
+        if any(balancer.works_on for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
             look_s = self._looks.next_s(self._clock() - since_s)
             found = msgspec.structs.replace(found, look_s=look_s)
@@ -247,16 +265,18 @@ class OctaviaDriver:
             self._at_work_since_s.pop(key, None)
         return self._attempts.with_number(key, found)
 
-    def _chosen(self, key: ServiceKey, claimant: Claimant) -> FoundTree | None:
+    def _chosen(self, key: ServiceKey, claimant: Claimant) -> BalancerState | None:
         return differences.chosen(
-            self._known.get(key, NOTHING).trees,
+            self._known.get(key, NOTHING).balancers,
             claimant.uid,
             claimant.held,
             self._locator.id_for(key, claimant.uid),
         )
 
-    def _is_located(self, key: ServiceKey, claimant: Claimant, trees: Sequence[FoundTree]) -> bool:
-        found = self._locator.with_result(key, Found(tuple(trees)))
+    def _is_located(
+        self, key: ServiceKey, claimant: Claimant, balancers: Sequence[BalancerState]
+    ) -> bool:
+        found = self._locator.with_result(key, Found(tuple(balancers)))
         return differences.is_located(found, claimant.uid, claimant.held, claimant.elsewhere)
 
     async def _apply_one(self, key: ServiceKey, changes: Sequence[Change]) -> Outcome:
@@ -291,8 +311,8 @@ class OctaviaDriver:
     def _takes_all(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
         """Whether nothing of the Service is left after these writes."""
         calls = [each for each in writes if isinstance(each, Call)]
-        left = {each.tree for each in calls if each.ends or each.leaves}
-        known = {tree.id for tree in self._known.get(key, NOTHING).trees}
+        left = {each.balancer_id for each in calls if each.ends or each.leaves}
+        known = {balancer.id for balancer in self._known.get(key, NOTHING).balancers}
         return known <= left and not any(each.makes for each in calls)
 
     def _forget(self, key: ServiceKey) -> None:
@@ -308,19 +328,21 @@ class OctaviaDriver:
         """Tell the user of a load balancer that was made."""
         made = next((each for each in writes if isinstance(each, Call) and each.makes), None)
         claimant = self._claimant_of(key)
-        if made is None or claimant is None or (tree := self._chosen(key, claimant)) is None:
+        if made is None or claimant is None or (balancer := self._chosen(key, claimant)) is None:
             return
         message = (
-            f"load balancer {tree.id} of provider {provider_of(tree.provider) or tree.provider} at "
-            f"{tree.address}: {made.why}"
+            f"load balancer {balancer.id} of provider {provider_of(balancer.provider) or balancer.provider} at "
+            f"{balancer.address}: {made.why}"
         )
-        self._recorder.event(key, tree.uid, "Normal", CREATED, message)
+        self._recorder.event(key, balancer.uid, "Normal", CREATED, message)
 
     async def _carry_out(self, key: ServiceKey, writes: Sequence[Write]) -> None:
         calls = [each for each in writes if isinstance(each, Call)]
         creation = next((each for each in calls if each.makes), None)
         async with AsyncExitStack() as held:
-            for name in sorted({each.tree for each in writes if each.tree}) or [str(key)]:
+            for name in sorted({each.balancer_id for each in writes if each.balancer_id}) or [
+                str(key)
+            ]:
                 await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             if creation is not None:
                 self._attempts.stop_if_refused(creation)
@@ -346,7 +368,7 @@ class OctaviaDriver:
     async def _check_company(self, key: ServiceKey, calls: Sequence[Call]) -> None:
         """Raises Conflict if listeners of others have come or gone on a load balancer that is to
         go, or that the Service leaves: the last Service on it takes it away."""
-        companies = {each.tree: each.company for each in calls if each.company is not None}
+        companies = {each.balancer_id: each.company for each in calls if each.company is not None}
         for id_, company in companies.items():
             others = await listeners_on(self._cloud, id_) - set(company.own)
             if len(others) != company.others:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from fairlead.drivers.octavia.balancers import BalancerState, Candidate, Found
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import ANY, SHARED_WITH, Owner, shares_with
 from fairlead.drivers.octavia.read import find_by_id, find_called, read_at
-from fairlead.drivers.octavia.tree import Candidate, Found, FoundTree
 from fairlead.errors import Refused
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey, SharedOrAdopted
@@ -90,7 +90,9 @@ class Locator:
         if shares_with(self._owner, found.tags, key, wish.names):
             return
         there = await read_at(self._cloud, self._owner, found.id, (key, uid))
-        if not any(tree.uid == uid and (tree.listeners or tree.pools) for tree in there):
+        if not any(
+            balancer.uid == uid and (balancer.listeners or balancer.pools) for balancer in there
+        ):
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
                 f"load balancer {found.id} is not shared with namespace {key.namespace}",
@@ -99,22 +101,26 @@ class Locator:
                 "load-balancer-id",
             )
 
-    async def add_to(self, key: ServiceKey, trees: Sequence[FoundTree]) -> list[FoundTree]:
+    async def add_to(
+        self, key: ServiceKey, balancers: Sequence[BalancerState]
+    ) -> list[BalancerState]:
         """With what there is elsewhere."""
-        whole = list(trees)
+        whole = list(balancers)
         for place in self._places.get(key, {}).values():
-            if any(tree.id == place.id for tree in trees):
+            if any(balancer.id == place.id for balancer in balancers):
                 continue  # it carries our mark by now
             whole += await read_at(
                 self._cloud, self._owner, place.id, (key, place.uid), place.names
             )
         return whole
 
-    def remember(self, key: ServiceKey, trees: Iterable[FoundTree]) -> None:
+    def remember(self, key: ServiceKey, balancers: Iterable[BalancerState]) -> None:
         """Where a look at everything has found it."""
-        for tree in trees:
-            if tree.standing == "guest":
-                self._places.setdefault(key, {}).setdefault(tree.id, _Place(tree.id, tree.uid))
+        for balancer in balancers:
+            if balancer.ownership == "guest":
+                self._places.setdefault(key, {}).setdefault(
+                    balancer.id, _Place(balancer.id, balancer.uid)
+                )
 
     def forget(self, key: ServiceKey) -> None:
         """The Service has nothing any more."""

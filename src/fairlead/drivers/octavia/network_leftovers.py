@@ -12,10 +12,10 @@ import msgspec
 
 from fairlead.drivers.octavia import neutron, security
 from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.changes import Close
+from fairlead.drivers.octavia.balancers import FloatingIp, FoundRule
+from fairlead.drivers.octavia.changes import DeleteRules
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
-from fairlead.drivers.octavia.tree import FloatingIp, FoundRule
 from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
@@ -95,8 +95,8 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
     owner, floating = Owner(leftover.cluster, ""), leftover.floating
     try:
         if floating is None:
-            await security.close(
-                cloud, owner, Close(ServiceKey.parse(leftover.service or "/"), leftover.rules)
+            await security.delete_rules(
+                cloud, owner, DeleteRules(ServiceKey.parse(leftover.service or "/"), leftover.rules)
             )
             return ""
         now = await neutron.floating_at(cloud, owner, floating.address)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from fairlead.drivers.octavia.answers import get_list
+from fairlead.drivers.octavia.balancers import FloatingIp
 from fairlead.drivers.octavia.cloud import NETWORK, Cloud
 from fairlead.drivers.octavia.marks import Owner, is_kept
-from fairlead.drivers.octavia.tree import FloatingIp
 from fairlead.kube.networks import read_address
 from fairlead.model import ServiceKey
 

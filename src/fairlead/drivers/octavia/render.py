@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import (
+from fairlead.drivers.octavia.balancers import (
+    BalancerSpec,
     Explicit,
     Listener,
     Member,
     Monitor,
     Pool,
     Rule,
-    Tree,
     family_of,
 )
+from fairlead.drivers.octavia.marks import Owner
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
@@ -33,16 +33,18 @@ SHORTEST_UDP_DELAY_S = 3
 """Octavia asks over UDP no more often."""
 
 
-def trees_of(intents: Mapping[ServiceKey, LoadBalancer], owner: Owner) -> dict[ServiceKey, Tree]:
+def specs_of(
+    intents: Mapping[ServiceKey, LoadBalancer], owner: Owner
+) -> dict[ServiceKey, BalancerSpec]:
     return {
-        key: _tree(intent, intent.octavia, owner)
+        key: _state(intent, intent.octavia, owner)
         for key, intent in intents.items()
         if intent.octavia is not None
     }
 
 
-def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree:
-    return Tree(
+def _state(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> BalancerSpec:
+    return BalancerSpec(
         service=intent.service,
         uid=intent.uid,
         provider=settings.provider,

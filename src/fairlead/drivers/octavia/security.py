@@ -1,7 +1,7 @@
 """Who may reach the nodes of a load balancer: rules of one security group that a cluster's nodes
 have.
 
-In: a Tree, the FoundTree that is to be it, the rules that are there. Out: steps (pure), and how
+In: a BalancerSpec, the BalancerState that is to be it, the rules that are there. Out: steps (pure), and how
 they are carried out. Each rule carries the mark of its Service; nodes get the group once, so a
 change of a Service writes to no node's port. What else a port has stays: it is written only over
 the state in which it was read. Through provider ovn clients come to nodes with their own addresses:
@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.changes import Change, Close, Loosen, Open
+from fairlead.drivers.octavia.balancers import BalancerSpec, BalancerState, Found, FoundRule, Rule
+from fairlead.drivers.octavia.changes import AddRules, Change, DeleteRules, RemoveSecurityGroup
 from fairlead.drivers.octavia.cloud import NETWORK, Cloud
 from fairlead.drivers.octavia.failures import Exists
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Found, FoundRule, FoundTree, Rule, Tree
 from fairlead.errors import Conflict, Unavailable
 from fairlead.model import ServiceKey
 
@@ -73,14 +73,15 @@ class _Subnet(msgspec.Struct):
 Rules = Mapping[ServiceKey, Sequence[FoundRule]]
 
 
-def opened(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
+def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
     """What is to be there before members are."""
     if wanted.rules is None:
         return []
-    rules = tuple(sorted(_needed(wanted.rules, tree) - {each.rule for each in found.rules}))
+    rules = tuple(sorted(_needed(wanted.rules, balancer) - {each.rule for each in found.rules}))
     nodes = tuple(
         sorted(
-            {each.address for one in wanted.listeners for each in one.pool.members} - found.guarded
+            {each.address for one in wanted.listeners for each in one.pool.members}
+            - found.secured_addresses
         )
     )
     if not (rules or nodes):
@@ -89,33 +90,45 @@ def opened(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
         _is_everybody(each.source) for each in wanted.rules
     )
     return [
-        Open(wanted.service, wanted.uid, tree.id, wanted.network_mark(False), rules, nodes, narrow)
+        AddRules(
+            wanted.service,
+            wanted.uid,
+            balancer.id,
+            wanted.network_mark(False),
+            rules,
+            nodes,
+            narrow,
+        )
     ]
 
 
-def closed(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
+def rules_to_delete(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
     """What goes when members have gone."""
-    needed = _needed(wanted.rules or (), tree)
+    needed = _needed(wanted.rules or (), balancer)
     ids = tuple(sorted(each.id for each in found.rules if each.rule not in needed))
-    return [Close(wanted.service, ids)] if ids else []
+    return [DeleteRules(wanted.service, ids)] if ids else []
 
 
-def loosened(wanted: Tree, found: Found) -> list[Change]:
+def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
     """For nodes that have left the cluster, or have had no pods of any Service for long."""
-    return [Loosen(wanted.service, found.idle)] if found.idle and wanted.rules is not None else []
+    return (
+        [RemoveSecurityGroup(wanted.service, found.idle)]
+        if found.idle and wanted.rules is not None
+        else []
+    )
 
 
-def gone(key: ServiceKey, found: Found) -> list[Change]:
+def all_rules_of(key: ServiceKey, found: Found) -> list[Change]:
     """For a Service that goes."""
-    return [Close(key, tuple(sorted(each.id for each in found.rules)))] if found.rules else []
+    return [DeleteRules(key, tuple(sorted(each.id for each in found.rules)))] if found.rules else []
 
 
-def _needed(rules: Iterable[Rule], tree: FoundTree) -> set[Rule]:
+def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
     """With the load balancer's own addresses where rules are for these."""
     own = [each for each in rules if not each.source]
     said = {each for each in rules if each.source}
     return said | {
-        msgspec.structs.replace(each, source=source) for each in own for source in tree.sources
+        msgspec.structs.replace(each, source=source) for each in own for source in balancer.sources
     }
 
 
@@ -135,7 +148,7 @@ async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
     return _sorted_out(owner, await get_list(cloud, RULES, _Rule, asked))
 
 
-async def guarded(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
+async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
     """The addresses of each port that has the group."""
     ports = [
         each for group in await _groups(cloud, owner) for each in await _with_group(cloud, group.id)
@@ -165,7 +178,7 @@ async def sources_of(
     }
 
 
-async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
+async def add_rules(cloud: Cloud, owner: Owner, step: AddRules) -> str:
     """Raises Conflict where somebody else writes at the same time. A node that has no port here is
     passed over. What makes a narrow step useless; or nothing."""
     group = await _group(cloud, owner)
@@ -185,7 +198,7 @@ async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
     return await _open_anyway(cloud, group, step.rules) if step.narrow and step.rules else ""
 
 
-async def _make_way(cloud: Cloud, owner: Owner, group: str, step: Open, error: Exists) -> None:
+async def _make_way(cloud: Cloud, owner: Owner, group: str, step: AddRules, error: Exists) -> None:
     """Rules like those of the step are there for others. A node port is of one Service: what others
     of this cluster have for it was left behind. Raises Conflict, for they are to be looked at anew;
     or Unavailable if it is no rule of ours."""
@@ -235,7 +248,7 @@ def _lets_everybody(one: _Rule, rule: Rule) -> bool:
     )
 
 
-async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
+async def remove_group(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
     """Raises Conflict where somebody else writes at the same time."""
     for group in await _groups(cloud, owner):
         for port in await _with_group(cloud, group.id):
@@ -243,7 +256,7 @@ async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
                 await _put(cloud, port, [each for each in port.security_groups if each != group.id])
 
 
-async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
+async def delete_rules(cloud: Cloud, owner: Owner, step: DeleteRules) -> bool:
     """Whether the group went, too. It takes its last rules along: while there are ports that have
     it, these tell of whom it is. Raises Conflict where somebody else writes at the same time."""
     left = False
