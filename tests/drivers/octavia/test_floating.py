@@ -12,8 +12,8 @@ from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
 from tests.openstack.front import Cut
 
+from fairlead.drivers.octavia.attach import is_described
 from fairlead.drivers.octavia.balancers import ERROR
-from fairlead.drivers.octavia.floating import is_described
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import FloatingWish, LoadBalancer

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers.octavia.balancers import Found
+from fairlead.drivers.octavia.blocked import RARELY_S
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, RARELY_S
+from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 

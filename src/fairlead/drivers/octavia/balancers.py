@@ -260,6 +260,8 @@ class Found(Value, frozen=True):
     located_id: str = ""
     after: tuple[object, ...] = ()
     look_s: float = 1.0
+    covers: bool = False
+    """Monitors that provider ovn makes cover floating IPs that come later."""
     unattached_ips: tuple[FloatingIp, ...] = ()
     """Floating IPs with the mark of the Service that lead to none of these."""
     rules: tuple[FoundRule, ...] = ()

@@ -1,8 +1,8 @@
 """What is sent to Octavia's API, as its JSON.
 
-In: values of `balancer`. Out: bodies of requests, without the word around them. Pure. Fields: Octavia
-API reference, version 2.30. What an update leaves out stays as it is, except in a set of members,
-where it goes back to its default; null means the default."""
+In: values of `balancers`. Out: bodies of requests, without the word around them. Pure. Fields:
+Octavia API reference, version 2.30. What an update leaves out stays as it is, except in a set of
+members, where it goes back to its default; null means the default."""
 
 from collections.abc import Iterable, Mapping
 

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fairlead.drivers.octavia.balancers import FloatingIp, Rule
-from fairlead.drivers.octavia.cloud import NETWORK, url_of
+from fairlead.drivers.octavia.paths import NETWORK, url_of
 from fairlead.model import FloatingWish, Outcome, ServiceKey
-
-MONITORS = "healthmonitors"
 
 
 class Company(msgspec.Struct, frozen=True):
@@ -23,8 +21,8 @@ class Company(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `balancer_id`: the load
-    balancer that it locks; empty: one is made.
+    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `balancer_id`:
+    the load balancer that it locks; empty: one is made.
 
     saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer
     is gone after it. leaves: others stay there, and the Service does not. company: the write is
@@ -61,10 +59,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class AttachFloatingIp(msgspec.Struct, frozen=True):
-    """Have a floating IP lead to the load balancer `balancer_id` by its port. `unattached_ips`: those of the
-    Service that lead nowhere; `instead`: the one that leads there now, and is to go. `shown`: what
-    the Service shows and is not the load balancer's own: a floating IP of that address is had again
-    if it is free."""
+    """Have a floating IP lead to the load balancer `balancer_id` by its port. `unattached_ips`:
+    the floating IPs of the Service that lead nowhere. `instead`: the one that leads there now, and
+    is to go. `shown`: the addresses that the Service shows and that are not the load balancer's
+    own: a floating IP of such an address is taken again if it is free."""
 
     service: ServiceKey
     balancer_id: str
@@ -83,8 +81,8 @@ class AttachFloatingIp(msgspec.Struct, frozen=True):
 
 
 class AddRules(msgspec.Struct, frozen=True):
-    """Let in who is to reach these nodes. `mark`: the description of the rules. `narrow`: nobody
-    else is to reach them."""
+    """Add rules to the cluster's security group, and give the group to these nodes. `mark`: the
+    description of the rules. `narrow`: no other client is to reach the nodes."""
 
     service: ServiceKey
     uid: str
@@ -100,7 +98,7 @@ class AddRules(msgspec.Struct, frozen=True):
 
 
 class DeleteRules(msgspec.Struct, frozen=True):
-    """Take rules back, by their ids."""
+    """Delete rules of the cluster's security group, by their ids."""
 
     service: ServiceKey
     rules: tuple[str, ...]
@@ -113,7 +111,7 @@ class DeleteRules(msgspec.Struct, frozen=True):
 
 
 class RemoveSecurityGroup(msgspec.Struct, frozen=True):
-    """Take the group from nodes that have been nobody's members for long, by their addresses."""
+    """Remove the group from the ports of nodes that have long been members of no load balancer."""
 
     service: ServiceKey
     nodes: tuple[str, ...]

@@ -120,7 +120,7 @@ class OctaviaDriver:
         self, desired: Mapping[ServiceKey, BalancerSpec], actual: Mapping[ServiceKey, Found]
     ) -> Sequence[Change]:
         """Pure."""
-        return differences.diff(desired, actual, covers=self._network.covers)
+        return differences.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Found]:
         """What is there. With keys: what is known, or a look where that is not enough. Raises
@@ -128,18 +128,14 @@ class OctaviaDriver:
         if keys is None:
             await self._read_all()
             return {key: self._found(key) for key in self._known}
-        found: dict[ServiceKey, Found] = {}
         for key in keys:
             if await self._needs_look(key):
                 await self._look(key)
             self._tell(key)
-            if key in self._compared:
-                self._written.pop(key, None)  # the last pass wrote nothing
-            self._compared.add(key)
-            whole = msgspec.structs.replace(self._found(key), after=self._written.get(key, ()))
-            if whole != NOTHING:
-                found[key] = whole
-        return found
+        return {
+            key: msgspec.structs.replace(self._found(key), after=self._just_written(key))
+            for key in keys
+        }
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Make the writes, Service by Service. A Service that was written to is `waiting`, unless
@@ -197,6 +193,14 @@ class OctaviaDriver:
         self._all_seen_s = begun_s
         for key in before | self._known.keys():
             self._tell(key)
+
+    def _just_written(self, key: ServiceKey) -> tuple[Write, ...]:
+        if key in self._compared:  # and the last pass wrote nothing
+            self._compared.discard(key)
+            self._written.pop(key, None)
+        elif key in self._written:
+            self._compared.add(key)
+        return self._written.get(key, ())
 
     async def _needs_look(self, key: ServiceKey) -> bool:
         """Whether what is known of the Service is not enough. Where Octavia is at work it is asked
@@ -257,6 +261,7 @@ class OctaviaDriver:
 
     def _found(self, key: ServiceKey) -> Found:
         found = self._locator.with_result(key, self._known.get(key, NOTHING))
+        found = msgspec.structs.replace(found, covers=self._network.covers)
         if any(balancer.works_on for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
             look_s = self._looks.next_s(self._clock() - since_s)
@@ -330,10 +335,9 @@ class OctaviaDriver:
         claimant = self._claimant_of(key)
         if made is None or claimant is None or (balancer := self._chosen(key, claimant)) is None:
             return
-        message = (
-            f"load balancer {balancer.id} of provider {provider_of(balancer.provider) or balancer.provider} at "
-            f"{balancer.address}: {made.why}"
-        )
+        provider = provider_of(balancer.provider) or balancer.provider
+        where = f"load balancer {balancer.id} of provider {provider} at {balancer.address}"
+        message = f"{where}: {made.why}"
         self._recorder.event(key, balancer.uid, "Normal", CREATED, message)
 
     async def _carry_out(self, key: ServiceKey, writes: Sequence[Write]) -> None:

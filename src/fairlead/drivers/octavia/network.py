@@ -1,8 +1,8 @@
 """What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia
 has done its part.
 
-In: FoundTrees. Out: what was Found of each Service, with its floating IPs and the rules by which
-its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
+In: BalancerStates. Out: what was Found of each Service, with its floating IPs and the rules by
+which its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
 
 import asyncio
 from collections import defaultdict
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from fairlead.drivers.octavia import floating, security
+from fairlead.drivers.octavia import attach, security_group
 from fairlead.drivers.octavia.answers import get_versions
 from fairlead.drivers.octavia.apply import Looks, carry_out
 from fairlead.drivers.octavia.balancers import (
@@ -36,7 +36,7 @@ from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey
 
-Trees = Mapping[ServiceKey, Sequence[BalancerState]]
+States = Mapping[ServiceKey, Sequence[BalancerState]]
 
 
 RANGES = "SourceRangesNotHeld"
@@ -75,15 +75,15 @@ class Network:
         known."""
         return bool(self._covers)
 
-    async def with_all(self, balancers: Trees) -> dict[ServiceKey, Found]:
+    async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Everything of this cluster."""
         await self._learn()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
-                rules = await security.all_rules(self._cloud, self._owner)
-                self._see(balancers, await security.secured_ports(self._cloud, self._owner))
+                rules = await security_group.all_rules(self._cloud, self._owner)
+                self._see(balancers, await security_group.secured_ports(self._cloud, self._owner))
             balancers = await self._with_sources(balancers)
         return self._found(balancers, own, rules)
 
@@ -92,10 +92,10 @@ class Network:
         await self._learn()
         ports = {balancer.port_id for balancer in balancers} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
-        whole: Trees = {key: balancers} if balancers else {}
+        whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
-            rules = await security.rules_of(self._cloud, self._owner, key)
+            rules = await security_group.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
 
@@ -113,10 +113,10 @@ class Network:
             fence()
             match step:
                 case AttachFloatingIp():
-                    await floating.attach(self._cloud, self._owner, step)
+                    await attach.attach(self._cloud, self._owner, step)
                 case AddRules():
                     async with self._group:
-                        useless = await security.add_rules(self._cloud, self._owner, step)
+                        useless = await security_group.add_rules(self._cloud, self._owner, step)
                         self._seen |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
@@ -127,14 +127,14 @@ class Network:
                     async with self._group:
                         went = True  # or ports have lost it at least, unless we are told
                         try:
-                            went = await security.delete_rules(self._cloud, self._owner, step)
+                            went = await security_group.delete_rules(self._cloud, self._owner, step)
                         finally:
                             if went:
                                 self._secured = self._seen = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
-                        await security.remove_group(self._cloud, self._owner, nodes)
+                        await security_group.remove_group(self._cloud, self._owner, nodes)
                         self._secured, self._seen, self._idle = (
                             self._secured - nodes,
                             self._seen - nodes,
@@ -142,7 +142,7 @@ class Network:
                         )
         await carry_out(self._cloud, calls, looks, fence)
 
-    def _see(self, balancers: Trees, ports: Sequence[frozenset[str]]) -> None:
+    def _see(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
         """Which addresses have the group, and which of them have not been a member's at this look
         and at the one before."""
         needed = {
@@ -168,7 +168,7 @@ class Network:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
-    async def _with_sources(self, balancers: Trees) -> Trees:
+    async def _with_sources(self, balancers: States) -> States:
         whole = [balancer for own in balancers.values() for balancer in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
@@ -178,7 +178,9 @@ class Network:
                 if provider_of(balancer.provider) == provider
                 for id_ in _subnets(balancer)
             }
-            for id_, sources in (await security.sources_of(self._cloud, asked, provider)).items():
+            for id_, sources in (
+                await security_group.sources_of(self._cloud, asked, provider)
+            ).items():
                 known[provider, id_] = sources
 
         def with_sources(balancer: BalancerState) -> BalancerState:
@@ -192,7 +194,7 @@ class Network:
 
     def _found(
         self,
-        balancers: Trees,
+        balancers: States,
         all_: Sequence[FloatingIp],
         rules: Mapping[ServiceKey, Sequence[FoundRule]],
     ) -> dict[ServiceKey, Found]:

@@ -1,9 +1,9 @@
 """What there is at Octavia with our mark, or on a load balancer that a Service is to be on.
 
 In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load
-balancer. Out: FoundTrees, one for each Service on each load balancer. A handful of calls whatever
-the number of load balancers, and one for each pool that has members: their weights are told nowhere
-else."""
+balancer. Out: BalancerStates, one for each Service on each load balancer. A handful of calls
+whatever the number of load balancers, and one for each pool that has members: their weights are
+told nowhere else."""
 
 import asyncio
 from collections import defaultdict
@@ -192,7 +192,7 @@ async def _states(
     services: Collection[Whose] | None = None,
 ) -> list[BalancerState]:
     """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each
-    there is a balancer on each load balancer; else where it has something."""
+    there is a BalancerState for each load balancer; else where it has something."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members

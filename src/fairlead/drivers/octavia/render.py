@@ -1,6 +1,6 @@
 """What Octavia is to have for each Service.
 
-In: LoadBalancers with OctaviaSettings. Out: Trees. Pure.
+In: LoadBalancers with OctaviaSettings. Out: BalancerSpecs. Pure.
 """
 
 import ipaddress
