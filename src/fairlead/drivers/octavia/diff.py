@@ -41,12 +41,9 @@ MOST_ATTEMPTS = 5
 
 
 def diff(
-    wanted: Mapping[ServiceKey, BalancerSpec],
-    found: Mapping[ServiceKey, Found],
-    *,
-    covers: bool = False,
+    wanted: Mapping[ServiceKey, BalancerSpec], found: Mapping[ServiceKey, Found]
 ) -> list[Change]:
-    """`covers`: monitors that provider ovn makes cover floating IPs that come later."""
+    """The steps for each Service, Service by Service."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
         there = found.get(key, Found(()))
@@ -161,8 +158,8 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
         if other is not balancer and other.id == balancer.id
         for step in drop(other)
     ]
-    if (obstacle := _obstacle(wanted, balancer)) is not None:
-        return [*before, obstacle]
+    if (blocked := _obstacle(wanted, balancer)) is not None:
+        return [*before, blocked]
     after = [
         step
         for other in found.balancers

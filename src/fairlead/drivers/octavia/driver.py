@@ -314,11 +314,16 @@ class OctaviaDriver:
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
 
     def _takes_all(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
-        """Whether nothing of the Service is left after these writes."""
+        """Whether the Service is gone, and nothing of it is left after these writes. A Service that
+        came back meanwhile is looked at again."""
         calls = [each for each in writes if isinstance(each, Call)]
         left = {each.balancer_id for each in calls if each.ends or each.leaves}
         known = {balancer.id for balancer in self._known.get(key, NOTHING).balancers}
-        return known <= left and not any(each.makes for each in calls)
+        return (
+            self._claimant_of(key) is None
+            and known <= left
+            and not any(each.makes for each in calls)
+        )
 
     def _forget(self, key: ServiceKey) -> None:
         self._unsure.discard(key)
