@@ -7,11 +7,12 @@ floating IPs and a security group, by Neutron's.
 * `read` finds BalancerStates (`read`, `answers`), locates load balancers that a Service shares or
   adopts (`locate`), and adds what is at Neutron (`network`, `neutron`, `security_group`).
 * `diff` finds the writes that are missing, each of them a value that prints as a request
-  (`diff`, `members`, `floating`, `security`, `bodies`, `changes`). Pure. Where no write helps now
-  (Octavia is at work, a port is taken, attempts have failed), it says so by a `Blocked`, which is
-  an Outcome.
-* `apply` makes the writes, each after Octavia is done with the one before (`apply`, `attach`,
-  `security_group`, `attempts`), and reads back. It never compares: the next pass of the loop does.
+  (`diff`, `parts`, `members`, `floating`, `security`, `bodies`, `changes`). Pure. Where no write
+  helps now (Octavia is at work, a port is taken, attempts have failed), it says so by a `Blocked`,
+  which carries an Outcome (`blocked`).
+* `apply` makes the writes, each after Octavia is done with the one before (`writer`, `apply`,
+  `attach`, `security_group`, `attempts`), and reads back. It never compares: the next pass of the
+  loop does. What was read is kept until it is doubted (`memory`).
 
 `cloud` makes the calls (`paths`, `failures`). `health` shows what Octavia says of members.
 `leftovers` and `network_leftovers` serve `fairlead octavia gc`.

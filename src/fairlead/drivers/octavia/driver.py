@@ -10,10 +10,7 @@ own: Octavia takes seconds to minutes for each load balancer. Invariant: what do
 cluster's mark is neither seen nor touched. No load balancer is made without a look whether there is
 one, be it broken; of several the one that works stays."""
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
-from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -29,14 +26,16 @@ from fairlead.drivers.octavia.balancers import (
     provider_of,
 )
 from fairlead.drivers.octavia.changes import Blocked, Call, Change, Write
-from fairlead.drivers.octavia.cloud import Cloud, Failed
+from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.health import Health, healths
 from fairlead.drivers.octavia.locate import Locator
 from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.octavia.memory import Memory, Rounds
 from fairlead.drivers.octavia.network import Network
-from fairlead.drivers.octavia.read import listeners_on, read_all, read_one, settled
+from fairlead.drivers.octavia.read import read_all, read_one, settled
 from fairlead.drivers.octavia.render import specs_of
-from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.drivers.octavia.writer import Writer
+from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import DONE, ExistingLoadBalancer, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cloud import Claimant
@@ -80,35 +79,21 @@ class OctaviaDriver:
         self._recorder = recorder
         self._claimant_of = claimant_of
         self._observe = observe
-        self._fence = fence
+        self._clock = clock
         self._looks = Looks(pace)
         self._network = Network(cloud, owner, recorder, floats=network, secures=secured)
-        self._known: dict[ServiceKey, Found] = {}
-        self._seen_s: dict[ServiceKey, float] = {}
-        self._all_seen_s = clock()
-        self._whole = False
-        """True once everything was listed: a Service that is not in `_known` has nothing."""
-        self._unsure: set[ServiceKey] = set()
-        """Services of which something has changed at the cloud, or may have."""
-        self._touched: set[ServiceKey] = set()
-        """Services of which something was changed since the last look at everything began."""
+        self._locator = Locator(cloud, owner, recorder)
+        self._attempts = Attempts(clock)
+        self._writer = Writer(cloud, self._network, self._attempts, self._looks, fence)
+        self._memory = Memory(clock)
+        self._rounds = Rounds()
         self._at_work_since_s: dict[ServiceKey, float] = {}
         """When Octavia was first seen working on a load balancer of the Service."""
-        self._written: dict[ServiceKey, tuple[Write, ...]] = {}
-        """Writes that were made in one pass after the other, until a pass finds nothing to do."""
-        self._compared: set[ServiceKey] = set()
-        """Services that were read since the last of these writes."""
-        self._clock = clock
-        self._attempts = Attempts(clock)
-        self._locator = Locator(cloud, owner, recorder)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of load balancers: several Services may be on one, and Octavia takes one write at a
-        time."""
 
     @property
     def unread(self) -> bool:
         """Nothing is known yet: Octavia could not be read."""
-        return not self._whole
+        return not self._memory.whole
 
     def render(
         self, intents: Mapping[ServiceKey, LoadBalancer]
@@ -127,13 +112,13 @@ class OctaviaDriver:
         Refused if a load balancer that a Service shares or adopts cannot be had."""
         if keys is None:
             await self._read_all()
-            return {key: self._found(key) for key in self._known}
+            return {key: self._found(key) for key in self._memory.known}
         for key in keys:
             if await self._needs_look(key):
                 await self._look(key)
             self._tell(key)
         return {
-            key: msgspec.structs.replace(self._found(key), after=self._just_written(key))
+            key: msgspec.structs.replace(self._found(key), after=self._rounds.read(key))
             for key in keys
         }
 
@@ -151,7 +136,7 @@ class OctaviaDriver:
     def knows(self, key: ServiceKey) -> bool:
         """Whether there is something to do about it, were there no such Service, as far as is
         known."""
-        found = self._known.get(key, NOTHING)
+        found = self._memory.known.get(key, NOTHING)
         return bool(found.balancers or found.rules) or any(
             not each.kept for each in found.unattached_ips
         )
@@ -160,62 +145,42 @@ class OctaviaDriver:
         """Those of the Service's load balancers, as far as is known."""
         return {
             address
-            for balancer in self._known.get(key, NOTHING).balancers
+            for balancer in self._memory.known.get(key, NOTHING).balancers
             for address in balancer.shown
         }
 
     def health(self) -> list[Health]:
         """How all are by Octavia's account, when they were seen last. May be called from any
         thread."""
-        now_s, seen_s, known = self._clock(), self._seen_s.copy(), self._known.copy()
-        return healths(
-            known, {key: now_s - max(seen_s.get(key, 0.0), self._all_seen_s) for key in known}
-        )
+        return healths(self._memory.known.copy(), self._memory.ages_s())
 
     async def _read_all(self) -> None:
-        self._touched = self._unsure.copy()
-        begun_s = self._clock()
+        self._memory.begin()
         try:
             found = await self._network.with_all(await read_all(self._cloud, self._owner))
         except FairleadError as error:
-            if self._whole:
+            if self._memory.whole:
                 raise
             # At the start each Service is to tell its owner, by failing in its turn.
             log.warning("Octavia cannot be read", problem=str(error))
             return
-        # What was changed meanwhile was seen before or after.
-        kept = {key: known for key, known in self._known.items() if key in self._touched}
-        for key in found.keys() - self._touched:
+        before = self._memory.known
+        for key in self._memory.take_all(found):
             self._locator.remember(key, found[key].balancers)
-        before = self._known.keys()
-        self._known = {key: each for key, each in found.items() if key not in self._touched} | kept
-        self._whole = True
-        self._all_seen_s = begun_s
-        for key in before | self._known.keys():
+        for key in before.keys() | self._memory.known.keys():
             self._tell(key)
-
-    def _just_written(self, key: ServiceKey) -> tuple[Write, ...]:
-        if key in self._compared:  # and the last pass wrote nothing
-            self._compared.discard(key)
-            self._written.pop(key, None)
-        elif key in self._written:
-            self._compared.add(key)
-        return self._written.get(key, ())
 
     async def _needs_look(self, key: ServiceKey) -> bool:
         """Whether what is known of the Service is not enough. Where Octavia is at work it is asked
         for the status alone."""
-        known, claimant = self._known.get(key), self._claimant_of(key)
+        known, claimant = self._memory.known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
-        if (
-            at_work := [balancer.id for balancer in known.balancers if balancer.works_on]
-            if known
-            else []
-        ):
+        at_work = [each.id for each in known.balancers if each.works_on] if known else []
+        if at_work:
             statuses = [await settled(self._cloud, id_) for id_ in at_work]
             return not all(status.startswith("PENDING") for status in statuses)
-        if key in self._unsure or (known is None and not self._whole):
+        if self._memory.is_doubted(key):
             return True
         if claimant is None:
             return False
@@ -230,26 +195,14 @@ class OctaviaDriver:
 
     async def _look(self, key: ServiceKey) -> None:
         """Raises Refused if a load balancer that the Service shares or adopts cannot be had."""
-        self._unsure.discard(key)
-        try:
-            own = await read_one(self._cloud, self._owner, key)
+        own = await read_one(self._cloud, self._owner, key)
+        balancers = await self._locator.add_to(key, own)
+        claimant = self._claimant_of(key)
+        if claimant is not None and not self._is_located(key, claimant, balancers):
+            await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
-            claimant = self._claimant_of(key)
-            if claimant is not None and not self._is_located(key, claimant, balancers):
-                await self._locator.locate(key, claimant)
-                balancers = await self._locator.add_to(key, own)
-            self._take(key, await self._network.with_one(key, balancers))
-        except BaseException:
-            self._unsure.add(key)
-            raise
+        self._memory.take(key, await self._network.with_one(key, balancers))
         self._tell(key)
-
-    def _take(self, key: ServiceKey, found: Found | None) -> None:
-        self._known.pop(key, None)
-        self._seen_s.pop(key, None)
-        if found is not None:
-            self._seen_s[key] = self._clock()
-            self._known[key] = found
 
     def _tell(self, key: ServiceKey) -> None:
         """Tell plans what the Service has."""
@@ -260,7 +213,7 @@ class OctaviaDriver:
         self._observe(key, differences.existing_of(balancer) if balancer is not None else None)
 
     def _found(self, key: ServiceKey) -> Found:
-        found = self._locator.with_result(key, self._known.get(key, NOTHING))
+        found = self._locator.with_result(key, self._memory.known.get(key, NOTHING))
         found = msgspec.structs.replace(found, covers=self._network.covers)
         if any(balancer.works_on for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
@@ -272,7 +225,7 @@ class OctaviaDriver:
 
     def _chosen(self, key: ServiceKey, claimant: Claimant) -> BalancerState | None:
         return differences.chosen(
-            self._known.get(key, NOTHING).balancers,
+            self._memory.known.get(key, NOTHING).balancers,
             claimant.uid,
             claimant.held,
             self._locator.id_for(key, claimant.uid),
@@ -288,15 +241,14 @@ class OctaviaDriver:
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)
         writes = [each for each in changes if not isinstance(each, Blocked)]
         if blocked is not None and blocked.state == "unavailable":
-            self._unsure.add(key)  # others may end it
-            self._written.pop(key, None)
+            self._memory.doubt(key)  # others may end it
+            self._rounds.end(key)
         if not writes:
             assert blocked is not None
             return blocked
-        self._unsure.add(key)
-        self._touched.add(key)
+        self._memory.doubt(key)
         try:
-            await self._carry_out(key, writes)
+            await self._writer.carry_out(key, writes)
         except StillWorking:
             return Outcome(
                 "waiting",
@@ -307,8 +259,7 @@ class OctaviaDriver:
             self._forget(key)
             return DONE
         await self._look(key)
-        self._written[key] = (*self._written.get(key, ()), *writes)
-        self._compared.discard(key)
+        self._rounds.add(key, tuple(writes))
         self._announce(key, writes)
         message = f"the load balancer is compared with what is wanted, after {writes[-1]}"
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
@@ -318,7 +269,7 @@ class OctaviaDriver:
         came back meanwhile is looked at again."""
         calls = [each for each in writes if isinstance(each, Call)]
         left = {each.balancer_id for each in calls if each.ends or each.leaves}
-        known = {balancer.id for balancer in self._known.get(key, NOTHING).balancers}
+        known = {balancer.id for balancer in self._memory.known.get(key, NOTHING).balancers}
         return (
             self._claimant_of(key) is None
             and known <= left
@@ -326,10 +277,8 @@ class OctaviaDriver:
         )
 
     def _forget(self, key: ServiceKey) -> None:
-        self._unsure.discard(key)
-        self._known.pop(key, None)
-        self._written.pop(key, None)
-        self._compared.discard(key)
+        self._memory.take(key, None)
+        self._rounds.end(key)
         self._locator.forget(key)
         self._attempts.forget(key)
         self._observe(key, None)
@@ -344,41 +293,3 @@ class OctaviaDriver:
         where = f"load balancer {balancer.id} of provider {provider} at {balancer.address}"
         message = f"{where}: {made.why}"
         self._recorder.event(key, balancer.uid, "Normal", CREATED, message)
-
-    async def _carry_out(self, key: ServiceKey, writes: Sequence[Write]) -> None:
-        calls = [each for each in writes if isinstance(each, Call)]
-        creation = next((each for each in calls if each.makes), None)
-        async with AsyncExitStack() as held:
-            for name in sorted({each.balancer_id for each in writes if each.balancer_id}) or [
-                str(key)
-            ]:
-                await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
-            if creation is not None:
-                self._attempts.stop_if_refused(creation)
-            await self._check_company(key, calls)
-            repairs = any(each.repairs for each in calls)
-            if repairs:
-                self._attempts.count(key)
-            try:
-                await self._network.carry_out(writes, self._looks, self._fence)
-            except Failed:
-                if creation is not None and not repairs:
-                    self._attempts.count(key)
-                raise
-            except Refused as error:
-                if creation is not None:
-                    self._attempts.refused(creation, error)
-                elif (
-                    repairs
-                ):  # to fail over may be for the cloud's operators alone: there is another way
-                    raise Unavailable(str(error)) from error
-                raise
-
-    async def _check_company(self, key: ServiceKey, calls: Sequence[Call]) -> None:
-        """Raises Conflict if listeners of others have come or gone on a load balancer that is to
-        go, or that the Service leaves: the last Service on it takes it away."""
-        companies = {each.balancer_id: each.company for each in calls if each.company is not None}
-        for id_, company in companies.items():
-            others = await listeners_on(self._cloud, id_) - set(company.own)
-            if len(others) != company.others:
-                raise Conflict(f"the load balancers of Service {key} are others than was thought")
