@@ -30,6 +30,7 @@ from fairlead.model import (
     OctaviaPlace,
     OctaviaSettings,
     Provider,
+    ServiceKey,
 )
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
 from fairlead.plan.capabilities import LACKS, METHODS
@@ -547,3 +548,14 @@ def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
         assert found.octavia.existing == (
             existing if existing is not None and existing.uid == asked.metadata.uid else None
         )
+
+
+def test_a_service_is_planned_anew_when_its_load_balancer_is_seen_to_be_another() -> None:
+    """And not when it is seen again as it was."""
+    state = State(())
+    key = ServiceKey("default", "web")
+    existing = ExistingLoadBalancer("uid", "ovn", ("10.0.0.7",))
+    for seen, marked in ((existing, True), (existing, False), (None, True), (None, False)):
+        with state.subscribers.subscription() as dirty:
+            state.observe_load_balancer(key, seen)
+            assert (key in dirty) is marked
