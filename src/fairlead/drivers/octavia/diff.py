@@ -56,21 +56,24 @@ def diff(
 
 
 def chosen(
-    balancers: Sequence[BalancerState], uid: str, addresses: Sequence[str] = (), at: str = ""
+    balancers: Sequence[BalancerState],
+    uid: str,
+    addresses: Sequence[str] = (),
+    located_id: str = "",
 ) -> BalancerState | None:
-    """The one to keep, of several load balancers of one Service: the one that it is to be `at`;
-    else of those that were made for it one that works, then the one whose address is shown, then
+    """The one to keep, of several load balancers of one Service: the one that was located for it;
+    else, of those that were made for it, one that works, then the one whose address is shown, then
     the oldest."""
     shown = set(addresses)
     own = [
         balancer
         for balancer in balancers
-        if balancer.uid == uid and (balancer.id == at or balancer.ownership == "own")
+        if balancer.uid == uid and (balancer.id == located_id or balancer.ownership == "own")
     ]
 
     def order(balancer: BalancerState) -> tuple[bool, bool, bool, str, str]:
         return (
-            balancer.id != at,
+            balancer.id != located_id,
             balancer.status == ERROR,
             shown.isdisjoint(balancer.shown),
             balancer.created,
