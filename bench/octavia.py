@@ -40,7 +40,8 @@ from fairlead.drivers.octavia.driver import OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.errors import Unavailable
 from fairlead.kube.events import Recorder
-from fairlead.model import LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.model import ExistingLoadBalancer, LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.plan.cloud import Claimant, with_existing
 from fairlead.reconcile import Loop
 from fairlead.roles.octavia import AT_ONCE, AUDIT_INTERVAL_S
 from fairlead.sections import OctaviaConfig
@@ -80,6 +81,7 @@ class Services:
         self.subscribers = Subscribers()
         self.wanted: dict[ServiceKey, LoadBalancer] = {}
         self.done: dict[ServiceKey, LoadBalancer] = {}
+        self.existing: dict[ServiceKey, ExistingLoadBalancer] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -87,7 +89,22 @@ class Services:
         return self.wanted.keys()
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
-        return {key: self.wanted[key] for key in keys if key in self.wanted}
+        return {
+            key: with_existing(self.wanted[key], self.existing.get(key))
+            for key in keys
+            if key in self.wanted
+        }
+
+    def claimant_of(self, key: ServiceKey) -> Claimant | None:
+        return Claimant(self.wanted[key].uid) if key in self.wanted else None
+
+    def observe(self, key: ServiceKey, existing: ExistingLoadBalancer | None) -> None:
+        if existing != self.existing.get(key):
+            if existing is None:
+                del self.existing[key]
+            else:
+                self.existing[key] = existing
+            self.subscribers.mark((key,))
 
     def report(
         self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
@@ -115,7 +132,7 @@ class Services:
         """Return once all are as wanted. Raises Unavailable when that takes an hour."""
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
-                while any(self.done.get(key) is not intent for key, intent in self.wanted.items()):
+                while self.done != self.plan(self.wanted):
                     self._changed.clear()
                     await self._changed.wait()
                 return
@@ -137,6 +154,7 @@ class Fairlead:
             created = await self._cost("all are made", nodes)
             added = await self._cost("a node is added", nodes + 1)
         services.done.clear()
+        services.existing.clear()
         async with self._controller():
             anew = await self._cost("a controller starts anew", 0)
             if not slow_s:
@@ -162,7 +180,15 @@ class Fairlead:
     @asynccontextmanager
     async def _controller(self) -> AsyncIterator[None]:
         cloud = Cloud(OctaviaConfig(cloud="member", clouds_file=str(self._keystone.clouds)))
-        driver = OctaviaDriver(cloud, Owner("bench", "bench"), _Silent(), clock=time.monotonic)
+        services = self._services
+        driver = OctaviaDriver(
+            cloud,
+            Owner("bench", "bench"),
+            _Silent(),
+            claimant_of=services.claimant_of,
+            observe=services.observe,
+            clock=time.monotonic,
+        )
         loop = Loop(
             "octavia",
             self._services,

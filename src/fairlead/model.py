@@ -194,18 +194,34 @@ class OctaviaPlace(Value, frozen=True):
     address_v6: str = ""
 
 
-class OctaviaStanding(Value, frozen=True):
-    """What a Service's load balancer is that there is, and will stay."""
+class ExistingLoadBalancer(Value, frozen=True):
+    """The load balancer that the Service of this uid has at the cloud, as the driver saw it last.
+    Its provider and its own addresses never change."""
 
-    provider: Provider
-    families: tuple[Family, ...] = ("IPv4",)
-    """Of its addresses: Octavia gives none to one that is there."""
+    uid: str
+    provider: Provider | None
+    """None: a provider that Fairlead does not know."""
+    addresses: tuple[str, ...] = ()
+    """Its own addresses; the first is that of its VIP port."""
+    floating: tuple[str, ...] = ()
+    """The floating IPs that lead to it, whoever made them."""
+    shared: bool = False
+    """The Service only has listeners on it: the load balancer was made for another one."""
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families of its own addresses. Octavia adds none to an existing load balancer."""
+        found: dict[Family, None] = {
+            "IPv6" if ":" in each else "IPv4": None for each in self.addresses if each
+        }
+        return tuple(found) or ("IPv4",)
 
 
-class OctaviaElsewhere(Value, frozen=True):
-    """A load balancer that was not made for the Service by us. `id`: the one that the Service
-    names, to be on it beside others. `names`: how cloud-provider-openstack may have called the one
-    that it made for the Service, to be taken over; none: nothing is taken over."""
+class SharedOrAdopted(Value, frozen=True):
+    """A load balancer that Fairlead did not make for the Service. `id`: the load balancer that the
+    Service names; the Service shares it with others. `names`: the names that
+    cloud-provider-openstack may have given to the load balancer that it made for the Service and
+    that Fairlead adopts; without names nothing is adopted."""
 
     id: str = ""
     names: tuple[str, ...] = ()
@@ -235,9 +251,10 @@ class OctaviaSettings(Value, frozen=True):
     provider: Provider
     why: str = ""
     """Why this provider; for whoever asks."""
-    standing: Provider | None = None
-    """The provider of the load balancer that was there when this was planned; none was, or it was
-    not known: None."""
+    existing: ExistingLoadBalancer | None = None
+    """The load balancer that was known when this was planned."""
+    held: tuple[str, ...] = ()
+    """The addresses that the Service shows. A load balancer that is made asks for them again."""
     place: OctaviaPlace = OctaviaPlace()
     header: ProxyHeader = ""
     forwarded_for: bool = False
@@ -251,7 +268,7 @@ class OctaviaSettings(Value, frozen=True):
     asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
     """How members are asked, by the protocol of the port; those of other protocols are not."""
     member_subnet_id: str = ""
-    elsewhere: OctaviaElsewhere | None = None
+    elsewhere: SharedOrAdopted | None = None
     node_selector: str = ""
     """Labels that members must have."""
     all_nodes: tuple[Protocol, ...] = ()
@@ -287,8 +304,8 @@ class LoadBalancer(Value, frozen=True):
     proxy: ProxySettings | None = None
     """Of a class whose balancer terminates connections."""
     octavia: OctaviaSettings | None = None
-    """Of class octavia. `addresses` are then those that the Service shows: which it gets, the cloud
-    says."""
+    """Of class octavia. `addresses` are then those of the load balancer that exists; before that,
+    those that the Service shows."""
     hostname_suffix: str = ""
     """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody
     answers for inside the cluster, also where ip_mode is not understood. Empty: publish

@@ -433,12 +433,18 @@ class Loop(Generic[IntentT]):
                     outcomes[key] = outcome
                 elif outcome.again_s:
                     self._look_again(key, outcome.again_s, dirty)
-        if outcomes:
-            key, outcome = min(outcomes.items())
+        # A driver that asks for another pass has done its part.
+        failed = {
+            key: each
+            for key, each in outcomes.items()
+            if each.state != "waiting" or not each.again_s
+        }
+        if failed:
+            key, outcome = min(failed.items())
             log.warning(
                 "not applied",
                 driver=driver.name,
-                services=len(outcomes),
+                services=len(failed),
                 first=str(key),
                 why=outcome.message,
             )

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.kube.own import AddressGrant, AddressPool
-from fairlead.model import ServiceKey, Verdict
+from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
 from fairlead.plan.gateways import Gateways
 
@@ -129,6 +129,8 @@ class State:
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
+        self.load_balancers: dict[ServiceKey, ExistingLoadBalancer] = {}
+        """What the driver of class octavia saw at the cloud."""
         self.tunnels: dict[str, str] = {}
         """The kind of tunnel by the address of each node that this gateway reaches, and probes,
         through a tunnel."""
@@ -352,6 +354,19 @@ class State:
             "up",
         ):  # the same to every plan, and after a start said a hundred thousand times
             self.subscribers.mark(tuple(services))
+
+    def observe_load_balancer(
+        self, service: ServiceKey, existing: ExistingLoadBalancer | None
+    ) -> None:
+        """The driver of class octavia has looked at the load balancer of this Service. None: the
+        Service has no load balancer."""
+        if self.load_balancers.get(service) == existing:
+            return
+        if existing is None:
+            del self.load_balancers[service]
+        else:
+            self.load_balancers[service] = existing
+        self.subscribers.mark((service,))
 
     def _balanced(self) -> set[ServiceKey]:
         return {

@@ -157,9 +157,7 @@ def test_class_octavia_reads_what_is_printed_for_it(
     state = State(())
     state.update_services({key: service})
     octavia = OctaviaConfig(subnet_id="subnet", provider=configured)
-    planned = plan_cloud(state, Config(octavia=octavia), lambda _key, _uid: None, [service.key])[
-        service.key
-    ]
+    planned = plan_cloud(state, Config(octavia=octavia), [service.key])[service.key]
     assert isinstance(planned, LoadBalancer), planned
     assert planned.octavia is not None
     assert (planned.octavia.provider, planned.octavia.header, planned.octavia.place.address) == (

@@ -11,15 +11,26 @@ from hypothesis import strategies as st
 from fairlead.config import Config
 from fairlead.drivers.publish import _ingress_of
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointPort, EndpointSlice, Node, ObjectKey, Service, ServicePort
+from fairlead.kube.objects import (
+    EndpointPort,
+    EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    Node,
+    ObjectKey,
+    Service,
+    ServicePort,
+    ServiceStatus,
+)
 from fairlead.model import (
+    ExistingLoadBalancer,
     FloatingWish,
     LoadBalancer,
     OctaviaChecks,
     OctaviaPlace,
     OctaviaSettings,
-    OctaviaStanding,
     Provider,
+    ServiceKey,
 )
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
 from fairlead.plan.capabilities import LACKS, METHODS
@@ -82,12 +93,11 @@ def test_the_provider_is_chosen_by_need(
     found, _ = read(annotations, asks)
     assert found.provider == provider
     assert why in found.why
-    assert found.standing is None
 
 
 def test_a_provider_stays() -> None:
     found, notes = read({OURS + "octavia-provider": "ovn"}, CLUSTER, "amphora")
-    assert (found.provider, found.standing) == ("amphora", "amphora")
+    assert found.provider == "amphora"
     assert any("cannot change; make the Service anew" in note for note in notes)
     assert read({}, LOCAL, "amphora", provider="ovn")[0].provider == "amphora"
 
@@ -225,19 +235,25 @@ def test_what_a_provider_lacks_is_never_asked_of_it(
         assert not found.place.flavor_id
 
 
+def there(service: Service, provider: Provider) -> ExistingLoadBalancer:
+    """The load balancer that the Service has."""
+    return ExistingLoadBalancer(service.metadata.uid, provider, ("10.0.0.7",))
+
+
 def planned(
     service: Service,
     slices: list[EndpointSlice],
     nodes: dict[str, Node],
     octavia: OctaviaConfig = CONFIG,
-    standing: OctaviaStanding | None = None,
+    existing: ExistingLoadBalancer | None = None,
 ) -> LoadBalancer:
     state = State(())
     state.update_services({ObjectKey(*service.key): service})
     state.update_slices({ObjectKey("default", each.metadata.name): each for each in slices})
     state.update_nodes({ObjectKey("", name): node for name, node in nodes.items()})
     config = Config(default_class="fairlead.io/octavia", octavia=octavia)
-    found = plan_cloud(state, config, lambda _key, _uid: standing, [service.key])[service.key]
+    state.observe_load_balancer(service.key, existing)
+    found = plan_cloud(state, config, [service.key])[service.key]
     if isinstance(found, Refused):
         raise found
     return found
@@ -315,7 +331,7 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
     assert (found.octavia.place.address, found.octavia.place.address_v6) == ("", "fd00:9::9")
     # What is there stays as it is.
     for service in (both, must):
-        found = planned(service, slices, nodes, with_both, OctaviaStanding("ovn", ("IPv4",)))
+        found = planned(service, slices, nodes, with_both, there(service, "ovn"))
         assert {each.family for each in found.listeners} == {"IPv4"}
         assert told(found) == [
             "class fairlead.io/octavia serves IPv4 alone: its load balancer has addresses of "
@@ -466,7 +482,7 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
     }
     (said,) = [note.message for note in found.notes if "io/members" in note.message]
     assert said.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
-    amphora = planned(service, slices, nodes, standing=OctaviaStanding("amphora"))
+    amphora = planned(service, slices, nodes, existing=there(service, "amphora"))
     assert all(
         [member.node for member in each.members] == sorted(nodes) for each in amphora.listeners
     )
@@ -502,3 +518,44 @@ def test_an_id_that_is_none_is_refused(
     assert found.octavia.elsewhere is not None
     assert found.octavia.elsewhere.id == id_
     assert found.octavia.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+
+
+def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
+) -> None:
+    """Until it has one by which clients reach it, those that the Service shows."""
+    shown = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.9"),)))
+    service = msgspec.structs.replace(make_service(), status=shown)
+    inner = make_service(annotations={OURS + "internal": "true"})
+    inside = msgspec.structs.replace(inner, status=shown)
+    outside = msgspec.structs.replace(CONFIG, floating_network_id="outside")
+    bare = there(service, "ovn")
+    reached = msgspec.structs.replace(bare, floating=("203.0.113.7",))
+    for asked, existing, addresses in (
+        (service, None, ("203.0.113.9",)),
+        (service, bare, ("203.0.113.9",)),
+        (service, reached, ("203.0.113.7",)),
+        (inside, reached, ("10.0.0.7",)),
+        (service, msgspec.structs.replace(bare, shared=True), ("10.0.0.7",)),
+        (service, msgspec.structs.replace(reached, uid="another"), ("203.0.113.9",)),
+    ):
+        found = planned(asked, [], nodes, outside, existing)
+        assert found.addresses == addresses, existing
+        assert found.octavia is not None
+        assert found.octavia.held == ("203.0.113.9",)
+        assert found.octavia.existing == (
+            existing if existing is not None and existing.uid == asked.metadata.uid else None
+        )
+
+
+def test_a_service_is_planned_anew_when_its_load_balancer_is_seen_to_be_another() -> None:
+    """And not when it is seen again as it was."""
+    state = State(())
+    key = ServiceKey("default", "web")
+    existing = ExistingLoadBalancer("uid", "ovn", ("10.0.0.7",))
+    for seen, marked in ((existing, True), (existing, False), (None, True), (None, False)):
+        with state.subscribers.subscription() as dirty:
+            state.observe_load_balancer(key, seen)
+            assert (key in dirty) is marked

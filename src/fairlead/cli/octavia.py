@@ -14,11 +14,11 @@ from fairlead.errors import Refused
 from fairlead.sections import OctaviaConfig
 
 if TYPE_CHECKING:
+    from fairlead.drivers.octavia.balancers import BalancerState
     from fairlead.drivers.octavia.cloud import Cloud
     from fairlead.drivers.octavia.leftovers import Elsewhere, Leftover
     from fairlead.drivers.octavia.marks import Owner
     from fairlead.drivers.octavia.network_leftovers import NetworkLeftover, Theirs
-    from fairlead.drivers.octavia.tree import FoundTree
     from fairlead.model import ServiceKey
 
     Either = Leftover | NetworkLeftover
@@ -158,11 +158,11 @@ async def _collect(
             found: list[Either] = []
             for uid in clusters:
                 owner = Owner(uid, "")
-                trees, theirs = (
+                balancers, theirs = (
                     await everything_of(cloud, owner),
                     await everything_at_neutron(cloud, owner),
                 )
-                found += _judged(owner, trees, theirs, None, kept)
+                found += _judged(owner, balancers, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
         finally:
             cloud.close()
@@ -173,7 +173,7 @@ async def _collect(
         cloud = Cloud(_cloud_of(config, cloud_name))
         try:
             owner = Owner(uid, "")
-            trees, theirs = (
+            balancers, theirs = (
                 await everything_of(cloud, owner),
                 await everything_at_neutron(cloud, owner),
             )
@@ -182,14 +182,16 @@ async def _collect(
                 (ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid)
                 for each in services
             }
-            return await _answer(cloud, _judged(owner, trees, theirs, alive, kept), (uid,), delete)
+            return await _answer(
+                cloud, _judged(owner, balancers, theirs, alive, kept), (uid,), delete
+            )
         finally:
             cloud.close()
 
 
 def _judged(
     owner: "Owner",
-    trees: "list[FoundTree]",
+    balancers: "list[BalancerState]",
     theirs: "Theirs",
     alive: "Collection[tuple[ServiceKey, str]] | None",
     kept: bool,
@@ -198,9 +200,9 @@ def _judged(
     from fairlead.drivers.octavia.leftovers import judged
     from fairlead.drivers.octavia.network_leftovers import judged_at_neutron
 
-    found = judged(trees, owner, alive)
+    found = judged(balancers, owner, alive)
     keys = None if alive is None else {key for key, _ in alive}
-    going = {each.tree.port_id for each in found if each.whole}
+    going = {each.balancer.port_id for each in found if each.whole}
     return [*found, *judged_at_neutron(theirs, owner, keys, going, kept=kept)]
 
 

@@ -26,7 +26,6 @@ Ingress = tuple[LoadBalancerIngress, ...]
 Licence = Callable[[ServiceKey, str, Ingress], str]
 """The version of the Service of this uid over which that may be published (`drivers.grants`).
 Raises Conflict if it may not."""
-Located = Callable[[LoadBalancer], LoadBalancer]
 Granted = Callable[[ServiceKey], Collection[str]]
 """The addresses that AddressGrants name for this Service."""
 
@@ -66,12 +65,9 @@ class PublishDriver:
         granted: Granted,
         *,
         serves: Serves = served_by_gateways,
-        located: Located = lambda intent: intent,
     ) -> None:
-        """`serves`: the classes of this chain. `located`: the intent with its addresses, where
-        others give them."""
+        """`serves`: the classes of this chain."""
         self._serves = serves
-        self._located = located
         self._writer = writer
         self._licence = licence
         self._granted = granted
@@ -79,10 +75,7 @@ class PublishDriver:
         self._recorder = recorder
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
-        return {
-            key: Published(intent.uid, _ingress_of(self._located(intent)))
-            for key, intent in intents.items()
-        }
+        return {key: Published(intent.uid, _ingress_of(intent)) for key, intent in intents.items()}
 
     def diff(
         self, desired: Mapping[ServiceKey, Published], actual: Mapping[ServiceKey, Published]

@@ -1,23 +1,29 @@
 """The plan of class `fairlead.io/octavia`: what a load balancer of OpenStack must do for each
 Service of it.
 
-In: a view of the cluster, the configuration, the provider of each load balancer that is there. Out:
+In: a view of the cluster with what the driver has seen at the cloud, the configuration. Out:
 LoadBalancers, or why there is none. Pure. Members are nodes with ready pods, weighted by them, on
-the API's word alone: no probes of ours, Octavia asks by itself. `addresses` are those that the
-Service shows, to be had again should the load balancer be lost."""
+the API's word alone: no probes of ours, Octavia asks by itself. `addresses` are those of the load
+balancer that exists; the addresses that the Service shows are in the settings (`held`), for a load
+balancer that is made asks for them again."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from fairlead.config import OCTAVIA, Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service, ServicePort
 from fairlead.model import (
+    ExistingLoadBalancer,
     Family,
+    FloatingWish,
     Listener,
     LoadBalancer,
     Note,
-    OctaviaStanding,
     ServiceKey,
+    SharedOrAdopted,
     UnservedPort,
 )
 from fairlead.net.address import family_of
@@ -44,12 +50,26 @@ from fairlead.sections import OctaviaConfig
 SHARES_BY_NODE = "SharesByNode"
 NO_NODE_SELECTED = "NoNodeSelected"
 
-StandingOf = Callable[[ServiceKey, str], OctaviaStanding | None]
-"""The load balancer that the Service of this uid has, as far as is known."""
+
+class CloudCluster(Cluster, Protocol):
+    """What this plan reads besides: the load balancers that Services have at the cloud."""
+
+    @property
+    def load_balancers(self) -> Mapping[ServiceKey, ExistingLoadBalancer]: ...
+
+
+class Claimant(NamedTuple):
+    """A Service that is to have a load balancer at the cloud, as far as the driver has to know it
+    before it looks there. `held`: the addresses that the Service shows. `elsewhere`: the load
+    balancer that the Service is to be on, unless it gets one of its own."""
+
+    uid: str
+    held: tuple[str, ...] = ()
+    elsewhere: SharedOrAdopted | None = None
 
 
 def plan_cloud(
-    cluster: Cluster, config: Config, standing_of: StandingOf, keys: Collection[ServiceKey]
+    cluster: CloudCluster, config: Config, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
     """The LoadBalancers of class octavia."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
@@ -61,13 +81,58 @@ def plan_cloud(
             or config.octavia is None
         ):
             continue
+        existing = cluster.load_balancers.get(key)
+        if existing is not None and existing.uid != service.metadata.uid:
+            existing = None
         try:
-            planned[key] = _balancer(
-                cluster, service, config, config.octavia, standing_of(key, service.metadata.uid)
-            )
+            planned[key] = _balancer(cluster, service, config, config.octavia, existing)
         except Refused as error:
             planned[key] = error
     return planned
+
+
+def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant | None:
+    """None: there is no such Service, or it is not of class octavia any more."""
+    service = cluster.services.get(key)
+    if (
+        service is None
+        or config.octavia is None
+        or class_of(service, config.default_class) != OCTAVIA
+    ):
+        return None
+    try:
+        elsewhere = elsewhere_of(service, config.octavia)
+    except Refused:
+        elsewhere = None  # the plan tells the user
+    return Claimant(service.metadata.uid, tuple(held_by(service)), elsewhere)
+
+
+def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None) -> LoadBalancer:
+    """The LoadBalancer as it is planned where this one exists: with the addresses by which clients
+    reach it. While it has none of them, the Service goes on to show those that it shows."""
+    assert balancer.octavia is not None
+    settings = msgspec.structs.replace(balancer.octavia, existing=existing)
+    families = {each.family for each in balancer.listeners}
+    addresses = _addresses(existing, settings.floating, families) if existing is not None else ()
+    return msgspec.structs.replace(balancer, octavia=settings, addresses=addresses or settings.held)
+
+
+def _addresses(
+    existing: ExistingLoadBalancer, wish: FloatingWish | None, families: Collection[Family]
+) -> tuple[str, ...]:
+    """The addresses by which clients reach it. Empty: the floating IP that is to be the first one
+    does not lead to it yet."""
+    vip = existing.addresses[0] if existing.addresses else ""
+    if existing.shared:
+        first = next(iter(existing.floating), vip)
+    elif wish is None:
+        first = vip
+    else:
+        first = next((each for each in existing.floating if wish.address in ("", each)), "")
+    if not (vip and first):
+        return ()
+    further = [each for each in existing.addresses[1:] if family_of(each) in families]
+    return tuple([first, *further] if family_of(first) in families or not further else further)
 
 
 def _balancer(
@@ -75,12 +140,13 @@ def _balancer(
     service: Service,
     config: Config,
     octavia: OctaviaConfig,
-    standing: OctaviaStanding | None,
+    existing: ExistingLoadBalancer | None,
 ) -> LoadBalancer:
     slices, annotations = cluster.slices_of(service.key), service.metadata.annotations
     served, unserved, notes = _ports(service)
     wanted = wanted_by(service)
-    families, more = _families(annotations, wanted, octavia, standing)
+    provider = existing.provider if existing is not None else None
+    families, more = _families(annotations, wanted, octavia, existing if provider else None)
     notes += more
     requested = {family_of(address): address for address in wanted.requested}
     ranges = source_ranges(service)
@@ -97,9 +163,8 @@ def _balancer(
         requested.get("IPv6", ""),
         both=len(families) > 1,
     )
-    settings, more = settings_of(
-        annotations, asks, octavia, standing.provider if standing is not None else None
-    )
+    settings, more = settings_of(annotations, asks, octavia, provider)
+    held = tuple(address for address in held_by(service) if family_of(address) in families)
     expected = bool(settings.header or settings.forwarded_for)
     suffix, hostname_notes = hostname_suffix_after(
         annotations, config.proxy.hostname_suffix if expected else ""
@@ -135,45 +200,46 @@ def _balancer(
             Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)")
         )
     by_proxy = settings.provider == "amphora" and (expected or octavia.ip_mode == "Proxy")
-    return LoadBalancer(
+    balancer = LoadBalancer(
         service=service.key,
         uid=service.metadata.uid,
         class_name=OCTAVIA,
-        addresses=tuple(address for address in held_by(service) if family_of(address) in families),
+        addresses=held,
         listeners=tuple(sorted(listeners)),
         health_monitor=monitor,
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=ranges,
         ip_mode="Proxy" if by_proxy else "VIP",
-        octavia=settings,
+        octavia=msgspec.structs.replace(settings, held=held),
         hostname_suffix=suffix,
         hostname=hostname,
         notes=tuple(dict.fromkeys(notes)),
         unserved_ports=unserved,
     )
+    return with_existing(balancer, existing)
 
 
 def _families(
     annotations: Mapping[str, str],
     wanted: Wanted,
     octavia: OctaviaConfig,
-    standing: OctaviaStanding | None,
+    existing: ExistingLoadBalancer | None,
 ) -> tuple[Sequence[Family], list[Note]]:
     """Of what its load balancer has addresses; IPv4 first, and of one family the Service's first.
     What there is stays as it is. Raises Refused for a Service that must have both and cannot."""
     first, *others = wanted.families
     if not others:
         return (first,), []
-    if standing is None:
+    if existing is None:
         lacks = has_both(annotations, octavia)
         fix = "see octavia.subnetIdV6"
     else:
-        has = [family for family in wanted.families if family in standing.families]
+        has = [family for family in wanted.families if family in existing.families]
         lacks = (
             ""
             if len(has) > 1
             else (
-                f"its load balancer has addresses of {standing.families[0]} alone, and that "
+                f"its load balancer has addresses of {existing.families[0]} alone, and that "
                 "cannot change"
             )
         )
@@ -181,7 +247,7 @@ def _families(
         fix = "make the Service anew for another"
     if not lacks:
         return sorted(wanted.families), []
-    if wanted.all_families and standing is None:
+    if wanted.all_families and existing is None:
         raise Refused(f"class {OCTAVIA} cannot serve both address families: {lacks}", fix=fix)
     return (first,), [Note(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}; {fix}")]
 

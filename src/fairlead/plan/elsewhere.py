@@ -10,7 +10,7 @@ import uuid
 
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
-from fairlead.model import OctaviaElsewhere
+from fairlead.model import SharedOrAdopted
 from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
@@ -18,12 +18,12 @@ _LONGEST = 255
 _LEGACY = 32
 
 
-def elsewhere_of(service: Service, config: OctaviaConfig) -> OctaviaElsewhere | None:
+def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
     """None: it gets one of its own. Raises Refused for an id that is none."""
     name, text = found(service.metadata.annotations, names_of(LOAD_BALANCER_ID))
     names = names_of_occm(service, config.adopt_from) if config.adopt_from else ()
     if not name:
-        return OctaviaElsewhere(names=names) if names else None
+        return SharedOrAdopted(names=names) if names else None
     try:
         id_ = str(uuid.UUID(text))
     except ValueError:
@@ -31,7 +31,7 @@ def elsewhere_of(service: Service, config: OctaviaConfig) -> OctaviaElsewhere | 
             f"{name} is {quoted(text)}, which is no id of a load balancer",
             fix="see openstack loadbalancer list",
         ) from None
-    return OctaviaElsewhere(id_, names)
+    return SharedOrAdopted(id_, names)
 
 
 def names_of_occm(service: Service, cluster: str) -> tuple[str, ...]:

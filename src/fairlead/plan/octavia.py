@@ -19,13 +19,13 @@ from fairlead.model import (
     Note,
     OctaviaAsking,
     OctaviaChecks,
-    OctaviaElsewhere,
     OctaviaMethod,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
     Provider,
     ProxyHeader,
+    SharedOrAdopted,
 )
 from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, quoted
 from fairlead.plan.capabilities import LACKS, METHODS, OTHER_PROVIDER, SOURCE_RANGES
@@ -81,7 +81,7 @@ class Asks(NamedTuple):
     restricted: bool
     """It has source ranges."""
     address: str = ""
-    elsewhere: OctaviaElsewhere | None = None
+    elsewhere: SharedOrAdopted | None = None
     family: Family = "IPv4"
     """Of its first address; of both families it is IPv4."""
     address_v6: str = ""
@@ -140,7 +140,6 @@ def settings_of(
     settings = OctaviaSettings(
         provider=provider,
         why=choice.why,
-        standing=choice.standing,
         place=_place(
             wishes, config, asks, "" if floating else asks.address, machine=provider == "amphora"
         ),

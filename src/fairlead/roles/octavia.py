@@ -20,9 +20,9 @@ from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress
-from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.balancer import claimed_class, class_of
-from fairlead.plan.cloud import plan_cloud
+from fairlead.plan.cloud import claimant_of, plan_cloud
 from fairlead.reconcile import Loop, Report
 from fairlead.state import State, Subscribers
 from fairlead.web import View
@@ -118,22 +118,20 @@ def octavia_loop(
         )
     cloud = Cloud(config.octavia)
 
-    def learnt(keys: Collection[ServiceKey]) -> None:
-        source.mark(keys)
-
     driver = OctaviaDriver(
         cloud,
         Owner(uid, config.octavia.cluster_name),
         recorder,
+        claimant_of=lambda key: claimant_of(state, config, key),
+        observe=state.observe_load_balancer,
         clock=time.monotonic,
         fence=fence,
-        learnt=learnt,
         network=config.octavia.floats,
         secured=config.octavia.manage_security_groups,
     )
 
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        return plan_cloud(state, config, driver.standing_of, keys)
+        return plan_cloud(state, config, keys)
 
     def licence(key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
         """Addresses are the cloud's, so over any version of this very Service."""
@@ -141,11 +139,6 @@ def octavia_loop(
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} is another one now")
         return service.metadata.resource_version
-
-    def located(
-        intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
-    ) -> None:
-        report({key: driver.located(intent) for key, intent in intents.items()}, outcomes)
 
     claim = ClaimDriver(writer, newest, recorder, serves=served_by_octavia, may_keep=False)
     publish = PublishDriver(
@@ -155,7 +148,6 @@ def octavia_loop(
         licence,
         driver.addresses,
         serves=served_by_octavia,
-        located=driver.located,
     )
     source = OctaviaServices(state, config, driver.knows)
     view.traffic = lambda: {"octavia": driver.health()}
@@ -166,7 +158,7 @@ def octavia_loop(
                 source,
                 plan,
                 [claim, driver, publish],
-                located,
+                report,
                 parallel=AT_ONCE,
                 audit_interval_s=AUDIT_INTERVAL_S,
                 unread=lambda: driver.unread,

@@ -245,7 +245,7 @@ class Going:
             await site.bring(*wanted),
             [call for front in self._fronts for call in front.writes],
         ) == ([], []), step
-        self._shown = site.driver.located(wanted[0]).addresses if wanted else ()
+        self._shown = site.planned(wanted[0]).addresses if wanted else ()
 
     async def _pass(self, *wanted: LoadBalancer) -> None:
         """Once or twice: what a death or a failure leaves is there for the next one."""
@@ -293,7 +293,7 @@ class Going:
     async def _meddle(self, *, twin: bool) -> bool:
         """Somebody else deletes or changes a part, or makes a load balancer with the Service's
         marks. False: nothing is there."""
-        trees = (await self._site.found()).trees
+        trees = (await self._site.found()).balancers
         if not trees:
             return False
         tree, client = trees[0], self._client

@@ -12,7 +12,7 @@ from openstack.connection import Connection
 from tests.drivers.octavia.site import SUBNET
 from tests.openstack import clients
 
-from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.model import Provider
 
 NAME = "kube_service_kubernetes_default_web"
@@ -87,7 +87,7 @@ def make(
     return str(made.id)
 
 
-def ids(tree: FoundTree) -> dict[str, Any]:
+def ids(tree: BalancerState) -> dict[str, Any]:
     """What must not change."""
     return {
         "load balancer": (tree.id, tree.address, tree.name),

@@ -4,6 +4,7 @@ the values that are planned.
 In: a Front before Octavia. Out: Services served by a driver, as the loop would do it, and what is
 at Octavia then."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,14 +15,15 @@ from tests.openstack import clients
 from tests.openstack.front import Call, Front
 
 from fairlead.drivers.octavia.apply import Pace
+from fairlead.drivers.octavia.balancers import BalancerState, Found
 from fairlead.drivers.octavia.changes import Change
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.driver import OctaviaDriver
+from fairlead.drivers.octavia.driver import AGAIN_S, OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Found, FoundTree
 from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import (
+    ExistingLoadBalancer,
     HealthMonitor,
     Listener,
     LoadBalancer,
@@ -33,6 +35,7 @@ from fairlead.model import (
     Protocol,
     ServiceKey,
 )
+from fairlead.plan.cloud import Claimant, with_existing
 from fairlead.sections import OctaviaConfig
 
 WEB = ServiceKey("default", "web")
@@ -41,6 +44,7 @@ QUICK = Pace(first_s=0.1, last_s=1.0, patience_s=180.0)
 """Each look costs Octavia as much as a tenth of what is looked for."""
 CHECKS = OctaviaChecks()
 MOST_PASSES = 60
+Seen = dict[ServiceKey, ExistingLoadBalancer | None]
 
 
 def member(number: int, weight: int = 1) -> Member:
@@ -82,6 +86,14 @@ def service(
     )
 
 
+def planned(wanted: LoadBalancer, existing: ExistingLoadBalancer | None = None) -> LoadBalancer:
+    """As the plan has it: `addresses` of what a test gives are those that the Service shows."""
+    assert wanted.octavia is not None
+    held = wanted.octavia.held if wanted.octavia.existing is not None else wanted.addresses
+    settings = msgspec.structs.replace(wanted.octavia, held=held)
+    return with_existing(msgspec.structs.replace(wanted, octavia=settings), existing)
+
+
 def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
     """A clouds.yaml for an Octavia, and a Neutron, that ask for no token."""
     cloud = {
@@ -113,20 +125,46 @@ class Site:
         """A test's own."""
         self.later_s = 0.0
         """So much time has passed beside what really has."""
+        self._wanted: dict[ServiceKey, LoadBalancer | None] = {}
+        self._seen: dict[OctaviaDriver, Seen] = {}
         self.driver = self.anew()
 
     def anew(self) -> OctaviaDriver:
         """A driver that knows nothing, as after a restart."""
-        self.driver = OctaviaDriver(
+        self.driver = self._driver()
+        return self.driver
+
+    def _driver(self) -> OctaviaDriver:
+        seen: Seen = {}
+        driver = OctaviaDriver(
             self.cloud,
             self.owner,
             self._recorder,
+            claimant_of=self._claimant_of,
+            observe=seen.__setitem__,
             clock=self._clock,
             pace=QUICK,
             network=bool(self.neutron),
             secured=bool(self.neutron),
         )
-        return self.driver
+        self._seen[driver] = seen
+        return driver
+
+    @property
+    def seen(self) -> Mapping[ServiceKey, ExistingLoadBalancer | None]:
+        """What the driver has told of load balancers that are there."""
+        return self._seen[self.driver]
+
+    def planned(self, wanted: LoadBalancer) -> LoadBalancer:
+        """With what a plan reads of the load balancer that is there."""
+        return planned(wanted, self.seen.get(wanted.service))
+
+    def _claimant_of(self, key: ServiceKey) -> Claimant | None:
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            return None
+        elsewhere = wanted.octavia.elsewhere if wanted.octavia is not None else None
+        return Claimant(wanted.uid, wanted.addresses, elsewhere)
 
     def _clock(self) -> float:
         return time.monotonic() + self.later_s
@@ -134,10 +172,15 @@ class Site:
     async def once(
         self, *services: LoadBalancer, key: ServiceKey = WEB
     ) -> Mapping[ServiceKey, Outcome]:
-        """One pass, for the Service of this name, or for the absence of it."""
-        desired = self.driver.render({each.service: each for each in services})
-        changes = self.driver.diff(desired, await self.driver.read([key]))
-        return await self.driver.apply(changes) if changes else {}
+        """One pass, for the Service of this name, or for the absence of it; and those that follow
+        it at once, to compare what came of its writes."""
+        self._wanted[key] = next((each for each in services if each.service == key), None)
+        while True:
+            desired = self.driver.render({each.service: self.planned(each) for each in services})
+            changes = self.driver.diff(desired, await self.driver.read([key]))
+            outcomes = await self.driver.apply(changes) if changes else {}
+            if not any(each.again_s == AGAIN_S for each in outcomes.values()):
+                return outcomes
 
     async def tried(self, wanted: LoadBalancer) -> str:
         """What the Service's owner is told of it; nothing: it is done."""
@@ -166,30 +209,33 @@ class Site:
             if not outcomes:
                 return told
             told += [outcome.message for outcome in outcomes.values()]
+            waits = [each.again_s for each in outcomes.values() if each.state == "waiting"]
+            await asyncio.sleep(max(waits, default=0.0))
         raise AssertionError(told)
 
     async def found(self, key: ServiceKey = WEB) -> Found:
         """What a driver finds that knows nothing."""
-        fresh = OctaviaDriver(
-            self.cloud,
-            self.owner,
-            self._recorder,
-            clock=time.monotonic,
-            network=bool(self.neutron),
-            secured=bool(self.neutron),
-        )
-        return (await fresh.read(None)).get(key, Found(()))
+        return (await self._driver().read(None)).get(key, Found(()))
 
-    async def tree(self) -> FoundTree:
-        (tree,) = (await self.found()).trees
+    async def tree(self) -> BalancerState:
+        (tree,) = (await self.found()).balancers
         return tree
 
     async def left(self, *services: LoadBalancer) -> Sequence[Change]:
         """The steps that a driver sees who knows nothing."""
-        found = await self.found()
-        return self.driver.diff(
-            self.driver.render({each.service: each for each in services}), {WEB: found}
-        )
+        self._wanted[WEB] = next(iter(services), None)
+        fresh = self._driver()
+        found = (await fresh.read(None)).get(WEB, Found(()))
+        desired = {
+            each.service: planned(each, self._seen[fresh].get(each.service)) for each in services
+        }
+        return fresh.diff(fresh.render(desired), {WEB: found})
+
+    async def audit(self, *services: LoadBalancer) -> Sequence[Change]:
+        """The steps that an audit sees, of a plan that knows what this driver knows."""
+        found = await self.driver.read(None)
+        desired = {each.service: self.planned(each) for each in services}
+        return self.driver.diff(self.driver.render(desired), found)
 
     async def is_whole(self, *services: LoadBalancer) -> bool:
         """It is as wanted, and there is nothing else."""

@@ -22,12 +22,12 @@ from tests.openstack.cloud import NODES, Cloud
 from tests.openstack.front import Front
 
 from fairlead.config import OCTAVIA, Config
+from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import FoundTree
+from fairlead.drivers.octavia.render import specs_of
 from fairlead.errors import Refused
 from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectKey, ObjectMeta
-from fairlead.model import LoadBalancer, OctaviaStanding, Provider, ServiceKey
+from fairlead.model import ExistingLoadBalancer, LoadBalancer, Provider, ServiceKey
 from fairlead.plan.annotations import WITHOUT_EFFECT
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.floating import FLOATING_WISHES
@@ -169,7 +169,7 @@ async def _changed(site: Site, base: LoadBalancer, asked: LoadBalancer) -> str:
     return f"{IN_PLACE}{_how(whole, changed, writes)}"
 
 
-def _how(before: FoundTree, after: FoundTree, writes: Iterable[str]) -> str:
+def _how(before: BalancerState, after: BalancerState, writes: Iterable[str]) -> str:
     if {each.id for each in before.listeners} != {each.id for each in after.listeners}:
         return ", by another listener on the same port"
     if "POST pools" in writes:
@@ -219,9 +219,11 @@ class Planner:
             for name, address in NODES.items()
         }
         state.update_nodes(nodes)
-        return plan_cloud(
-            state, self._config, lambda _key, _uid: OctaviaStanding(self._provider), [service.key]
-        )[service.key]
+        state.observe_load_balancer(
+            service.key,
+            ExistingLoadBalancer(service.metadata.uid, self._provider, ("198.51.100.1",)),
+        )
+        return plan_cloud(state, self._config, [service.key])[service.key]
 
     def told(self, wish: Wish) -> str:
         """What the plan says of it; nothing if there is something to be carried out."""
@@ -240,7 +242,7 @@ class Planner:
         if asked.octavia.elsewhere != base.octavia.elsewhere:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")
-        (before,), (after,) = (trees_of({WEB: each}, owner).values() for each in (base, asked))
+        (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))
         if after == before:
             same = msgspec.structs.replace(asked, notes=base.notes, octavia=base.octavia) == base
             return "as without it" if same else ON_THE_SERVICE

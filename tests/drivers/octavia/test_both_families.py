@@ -10,14 +10,14 @@ from tests.drivers.octavia.site import WEB, listener, service
 from tests.openstack import clients
 from tests.openstack.cloud import NODES, PROJECT
 
-from fairlead.drivers.octavia.changes import Replan
+from fairlead.drivers.octavia.changes import Blocked
 from fairlead.model import (
+    ExistingLoadBalancer,
     FloatingWish,
     Listener,
     LoadBalancer,
     Member,
     OctaviaPlace,
-    OctaviaStanding,
     Protocol,
     Provider,
 )
@@ -85,8 +85,10 @@ async def test_one_load_balancer_has_an_address_of_each(
     (sixth,) = (address for address in tree.own if ":" in address)
     (outside,) = (each.address for each in tree.floating)
     assert sixth.startswith("fd00:1::")
-    assert site.driver.located(wanted("node1")).addresses == (outside, sixth)
-    assert site.driver.standing_of(WEB, "uid-web") == OctaviaStanding(provider, ("IPv4", "IPv6"))
+    assert site.planned(wanted("node1")).addresses == (outside, sixth)
+    assert site.seen[WEB] == ExistingLoadBalancer(
+        "uid-web", provider, (tree.address, sixth), (outside,)
+    )
     # Over TCP provider amphora makes connections of its own, to nodes of one family.
     members = {
         pool.protocol: sorted(each.member.address for each in pool.members) for pool in tree.pools
@@ -127,7 +129,11 @@ async def test_one_that_is_there_keeps_its_addresses(cloud_site: CloudSite, subn
     await site.bring(service(listener(80), octavia=site.settings()))
     place = OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6)
     asked = service(*listeners(80, "node1"), octavia=site.settings(place=place))
-    assert site.driver.standing_of(WEB, "uid-web") == OctaviaStanding("ovn", ("IPv4",))
+    existing = site.seen[WEB]
+    assert existing is not None
+    assert (existing.provider, existing.families) == ("ovn", ("IPv4",))
     (left,) = await site.left(asked)
-    assert isinstance(left, Replan)
-    assert left.families == ("IPv4",)
+    assert isinstance(left, Blocked)
+    assert left.outcome.state == "waiting"
+    assert "it is planned anew" in left.outcome.message
+    assert "with addresses of IPv4" in left.outcome.message

@@ -2,29 +2,31 @@
 another Service."""
 
 import msgspec
-from tests.drivers.octavia.site import WEB, service
+from tests.drivers.octavia.site import WEB, planned, service, settings
 
-from fairlead.drivers.octavia.changes import Await, Call, Forget, GiveUp, Replan, Verify
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff
-from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.members import members_step
-from fairlead.drivers.octavia.render import trees_of
-from fairlead.drivers.octavia.tree import (
+from fairlead.drivers.octavia.balancers import (
     ACTIVE,
     ERROR,
+    BalancerState,
     Found,
     FoundMember,
     FoundPool,
-    FoundTree,
     Member,
 )
+from fairlead.drivers.octavia.changes import Blocked, Call
+from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff, existing_of
+from fairlead.drivers.octavia.marks import Owner
+from fairlead.drivers.octavia.members import members_step
+from fairlead.drivers.octavia.render import specs_of
 
 ADDRESS = "198.51.100.7"
-(WANTED,) = trees_of({WEB: service(addresses=(ADDRESS,))}, Owner("cluster", "test")).values()
+(WANTED,) = specs_of(
+    {WEB: planned(service(addresses=(ADDRESS,)))}, Owner("cluster", "test")
+).values()
 
 
-def tree(id_: str = "a", **fields: object) -> FoundTree:
-    found = FoundTree(
+def tree(id_: str = "a", **fields: object) -> BalancerState:
+    found = BalancerState(
         id_,
         WEB,
         "uid-web",
@@ -38,15 +40,15 @@ def tree(id_: str = "a", **fields: object) -> FoundTree:
     return msgspec.structs.replace(found, **fields)
 
 
-def steps(*trees: FoundTree, attempts: int = 0, wanted: bool = True) -> list[str]:
+def steps(*trees: BalancerState, attempts: int = 0, wanted: bool = True) -> list[str]:
     found = diff({WEB: WANTED} if wanted else {}, {WEB: Found(trees, attempts)})
     texts = []
     for step in found:
         match step:
             case Call():
                 texts.append(f"{step.method} {step.path}")
-            case Await() | Replan() | GiveUp() | Forget() | Verify():
-                texts.append(type(step).__name__)
+            case Blocked():
+                texts.append(f"{step.outcome.state}: {step.outcome.message}")
     return texts
 
 
@@ -100,18 +102,20 @@ def test_what_is_broken_is_written_with_all_others() -> None:
 
 def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     broken = tree(status=ERROR)
-    assert steps(broken) == ["PUT loadbalancers/a/failover", "Verify"]
-    assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
-    assert steps(broken, attempts=MOST_ATTEMPTS) == ["GiveUp"]
-    assert steps(attempts=MOST_ATTEMPTS) == ["GiveUp"]
-    assert steps(attempts=1, wanted=False) == ["Forget"]
+    assert steps(broken) == ["PUT loadbalancers/a/failover"]
+    assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE]
+    (told,) = steps(broken, attempts=MOST_ATTEMPTS)
+    assert told.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
+    (told,) = steps(attempts=MOST_ATTEMPTS)
+    assert told.startswith("unavailable: Octavia has failed 5 times to make a load balancer")
+    assert steps(attempts=1, wanted=False) == []
     assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == [
         "DELETE loadbalancers/a?cascade=true"
     ]
 
 
 def test_one_that_nobody_was_told_of_is_made_anew_at_once_and_so_is_one_of_ovn() -> None:
-    anew = ["DELETE loadbalancers/a?cascade=true", CREATE, "Verify"]
+    anew = ["DELETE loadbalancers/a?cascade=true", CREATE]
     assert steps(tree(status=ERROR, address="198.51.100.8")) == anew
     assert steps(tree(status=ERROR, provider="ovn")) == anew
 
@@ -125,8 +129,9 @@ def test_it_is_made_anew_with_its_address() -> None:
 
 def test_while_octavia_is_at_work_nothing_is_done() -> None:
     at_work = tree("b", status="PENDING_UPDATE")
-    assert steps(tree(), at_work) == ["Await"]
-    assert steps(at_work, wanted=False) == ["Await"]
+    told = ["waiting: Octavia is at work on load balancer b, which is in PENDING_UPDATE"]
+    assert steps(tree(), at_work) == told
+    assert steps(at_work, wanted=False) == told
 
 
 def test_of_several_the_one_that_works_stays() -> None:
@@ -139,9 +144,31 @@ def test_what_a_service_of_the_same_name_had_goes_first() -> None:
     assert steps(tree(uid="uid-before")) == [
         "DELETE loadbalancers/a?cascade=true",
         CREATE,
-        "Verify",
     ]
 
 
 def test_a_plan_for_another_provider_is_made_anew() -> None:
-    assert steps(tree(provider="ovn")) == ["Replan"]
+    (told,) = steps(tree(provider="ovn"))
+    assert told.startswith("waiting: it is planned anew, as its load balancer a is of provider ovn")
+
+
+def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
+    """Though nothing is left to do: drivers that come next rely on the plan."""
+    (wanted,) = specs_of(
+        {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
+    ).values()
+    found = tree()
+    bare = msgspec.structs.replace(wanted, listeners=())
+    (left,) = diff({WEB: bare}, {WEB: Found((found,))})
+    assert isinstance(left, Blocked)
+    assert "it is planned anew" in left.outcome.message
+    known = msgspec.structs.replace(bare, existing=existing_of(found))
+    assert diff({WEB: known}, {WEB: Found((found,))}) == []
+
+
+def test_a_write_that_changed_nothing_is_told_and_not_repeated_at_once() -> None:
+    (write,) = diff({WEB: WANTED}, {WEB: Found(())})
+    (left,) = diff({WEB: WANTED}, {WEB: Found((), after=(write,))})
+    assert isinstance(left, Blocked)
+    assert left.outcome.state == "unavailable"
+    assert left.outcome.message == f"Octavia has not carried out all: what is left is {write}"

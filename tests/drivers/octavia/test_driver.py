@@ -8,13 +8,13 @@ from tests.drivers.octavia.site import Site, listener, member, service, settings
 from tests.openstack import clients
 from tests.openstack.front import Call
 
-from fairlead.drivers.octavia.tree import ACTIVE, FoundTree
+from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState
 from fairlead.model import LoadBalancer, OctaviaChecks, ServiceKey
 
 OTHER_CHECKS = OctaviaChecks(delay_s=9, fall=5)
 
 
-def shown(tree: FoundTree) -> dict[int, list[tuple[str, int]]]:
+def shown(tree: BalancerState) -> dict[int, list[tuple[str, int]]]:
     pools = {pool.id: pool for pool in tree.pools}
     return {
         each.port: sorted(
@@ -40,11 +40,11 @@ async def test_one_call_makes_all_of_it_and_one_takes_it_away(site: Site) -> Non
         if pool.monitor
     ] == [("HTTP", "/healthz")] * 2
     assert {one.member.monitor_port for pool in tree.pools for one in pool.members} == {32000}
-    assert site.driver.located(wanted).addresses == (tree.address,)
+    assert site.planned(wanted).addresses == (tree.address,)
     site.forget()
     assert await site.bring() == []
     assert site.writes == ["DELETE loadbalancers/_"]
-    assert (await site.found()).trees == ()
+    assert (await site.found()).balancers == ()
 
 
 async def test_nothing_to_do_writes_nothing_and_asks_little(site: Site) -> None:
@@ -52,8 +52,7 @@ async def test_nothing_to_do_writes_nothing_and_asks_little(site: Site) -> None:
     await site.bring(wanted)
     site.anew()
     site.forget()
-    found = await site.driver.read(None)
-    assert site.driver.diff(site.driver.render({wanted.service: wanted}), found) == []
+    assert await site.audit(wanted) == []
     assert site.writes == []
     assert sorted(site.reads) == sorted(
         ["GET loadbalancers", "GET listeners", "GET pools", "GET healthmonitors"]

@@ -8,9 +8,9 @@ from tests.openstack import clients
 from tests.openstack.front import Answer, Cut
 from tests.openstack.octavia import Octavia
 
-from fairlead.drivers.octavia.attempts import RARELY_S
+from fairlead.drivers.octavia.balancers import ACTIVE, ERROR
+from fairlead.drivers.octavia.blocked import RARELY_S
 from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
-from fairlead.drivers.octavia.tree import ACTIVE, ERROR
 from fairlead.errors import Conflict, Refused, Unavailable
 
 

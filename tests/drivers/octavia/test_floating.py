@@ -12,9 +12,9 @@ from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
 from tests.openstack.front import Cut
 
-from fairlead.drivers.octavia.floating import is_described
+from fairlead.drivers.octavia.attach import is_described
+from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
-from fairlead.drivers.octavia.tree import ERROR
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.model import FloatingWish, LoadBalancer
 
@@ -25,9 +25,8 @@ def outside(site: CloudSite, **wish: Any) -> LoadBalancer:
 
 async def shown(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
     """What is published; all is as wanted."""
-    found = await site.found()
-    assert site.driver.diff(site.driver.render({WEB: wanted}), {WEB: found}) == []
-    return site.driver.located(wanted).addresses
+    assert await site.left(wanted) == []
+    return site.planned(wanted).addresses
 
 
 async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
@@ -39,8 +38,7 @@ async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
     assert await shown(site, wanted) == (one.floating_ip_address,)
     site.anew()
     site.forget()
-    found = await site.driver.read(None)
-    assert site.driver.diff(site.driver.render({WEB: wanted}), found) == []
+    assert await site.audit(wanted) == []
     assert (site.writes, site.neutron_writes) == ([], [])
     # Internal, and back again: the load balancer stays.
     tree = await site.tree()
@@ -52,7 +50,7 @@ async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
     assert (await site.tree()).id == tree.id
     assert (site.writes, site.neutron_writes) == ([], ["DELETE floatingips/_", "POST floatingips"])
     await site.bring()
-    assert (await site.found()).trees == ()
+    assert (await site.found()).balancers == ()
     assert site.floating == []
 
 
@@ -240,7 +238,7 @@ async def test_one_that_was_moved_to_another_machine_stays_there(
     network.update_ip(one, port_id=machine)
     assert any("412" in told for told in await site.bring())
     assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]
-    assert (await site.found()).trees == ()
+    assert (await site.found()).balancers == ()
 
 
 async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: CloudSite) -> None:

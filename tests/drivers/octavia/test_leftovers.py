@@ -23,7 +23,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey
 from fairlead.lab import settings as lab
 from fairlead.lab.apiserver import ApiServer
-from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey, SharedOrAdopted
 from fairlead.roles.octavia import SYSTEM
 
 
@@ -46,12 +46,12 @@ class Place:
         self.site.owner = Owner(of or self.uid, "test")
         self.site.anew()
         key = ServiceKey("default", name)
-        octavia = settings(elsewhere=OctaviaElsewhere(on) if on else None, checks=None, asking=())
+        octavia = settings(elsewhere=SharedOrAdopted(on) if on else None, checks=None, asking=())
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key
         )
         await self.site.bring(wanted, key=key)
-        (tree,) = (await self.site.found(key)).trees
+        (tree,) = (await self.site.found(key)).balancers
         return tree.id
 
     async def live(self, name: str) -> str:
@@ -135,7 +135,7 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
     found = await place.listed("--delete")
     assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
     assert place.balancers() == {by_hand, living}
-    (tree,) = (await place.site.found(ServiceKey("default", "lives"))).trees
+    (tree,) = (await place.site.found(ServiceKey("default", "lives"))).balancers
     assert ([each.port for each in tree.listeners], tree.others) == ([80], 0)
     assert "nothing is left over" in (await place.gc())[1]
 

@@ -10,8 +10,8 @@ from tests.openstack import clients
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Said
 
-from fairlead.drivers.octavia.tree import ACTIVE
-from fairlead.model import LoadBalancer, Member, OctaviaChecks, OctaviaElsewhere
+from fairlead.drivers.octavia.balancers import ACTIVE
+from fairlead.model import LoadBalancer, Member, OctaviaChecks, SharedOrAdopted
 
 
 def nodes(*names: str) -> list[Member]:
@@ -153,7 +153,7 @@ async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_
         port_id=port, description=occm.FLOATING_DESCRIPTION
     ).floating_ip_address
     forget_floating(site, id_, outside)
-    take = OctaviaElsewhere(names=(occm.NAME,))
+    take = SharedOrAdopted(names=(occm.NAME,))
     wanted = service(
         *(listener(port, *nodes("node1")) for port in (80, 443)),
         octavia=msgspec.structs.replace(site.outside(), elsewhere=take),

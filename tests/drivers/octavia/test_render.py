@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 from tests.drivers.octavia.site import listener, member, service, settings
 
 from fairlead.drivers.octavia import bodies
+from fairlead.drivers.octavia.balancers import BalancerSpec
 from fairlead.drivers.octavia.marks import Owner, service_of
-from fairlead.drivers.octavia.render import HEAVIEST, NOBODY, trees_of
-from fairlead.drivers.octavia.tree import Tree
+from fairlead.drivers.octavia.render import HEAVIEST, NOBODY, specs_of
 from fairlead.model import LoadBalancer, ServiceKey
 
 OWNER = Owner("cluster-uid", "test")
 
 
-def tree(intent: LoadBalancer) -> Tree:
-    return trees_of({intent.service: intent}, OWNER)[intent.service]
+def tree(intent: LoadBalancer) -> BalancerSpec:
+    return specs_of({intent.service: intent}, OWNER)[intent.service]
 
 
 def test_a_header_is_for_tcp_alone() -> None:

@@ -7,15 +7,15 @@ from tests.drivers.octavia.conftest import Heard
 from tests.drivers.octavia.site import SUBNET, WEB, Site, listener, member, service, settings
 from tests.openstack import clients
 
+from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.drivers.octavia.marks import Owner, shares_with
-from fairlead.drivers.octavia.tree import FoundTree
-from fairlead.model import LoadBalancer, OctaviaElsewhere, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey, SharedOrAdopted
 
 MAIL = ServiceKey("default", "mail")
 
 
 def guest(id_: str, *ports: int, uid: str = "uid-mail", **fields: object) -> LoadBalancer:
-    octavia = settings(elsewhere=OctaviaElsewhere(id_), asking=(("TCP", "TCP"),), **fields)
+    octavia = settings(elsewhere=SharedOrAdopted(id_), asking=(("TCP", "TCP"),), **fields)
     made = service(
         *(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid
     )
@@ -33,8 +33,8 @@ def ports(site: Site, id_: str) -> list[int]:
     return sorted(each.protocol_port for each in all_ if each.load_balancers == [{"id": id_}])
 
 
-async def mail(site: Site) -> FoundTree:
-    (tree,) = (await site.found(MAIL)).trees
+async def mail(site: Site) -> BalancerState:
+    (tree,) = (await site.found(MAIL)).balancers
     return tree
 
 
@@ -51,7 +51,7 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
         "POST listeners",
     ]
     assert ports(site, id_) == [25, 80]
-    assert site.driver.located(guest(id_)).addresses == site.driver.located(web).addresses
+    assert site.planned(guest(id_)).addresses == site.planned(web).addresses
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer", "SharingLoadBalancer"]
     # Each changes what is its own, and a look at everything finds both as they are.
     site.anew()
@@ -62,7 +62,7 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
     assert site.writes == []
     await site.bring(service(listener(80, member(5))))
     assert site.writes == ["PUT pools/_/members"]
-    assert (await mail(site)).standing == "guest"
+    assert (await mail(site)).ownership == "guest"
     # The guest goes, and the host does not notice.
     site.forget()
     await site.bring(key=MAIL)
@@ -88,7 +88,7 @@ async def test_the_host_goes_first_and_the_last_one_takes_it_away(site: Site) ->
     assert any("others than was thought" in told for told in await site.bring())
     assert site.writes == ["DELETE listeners/_", "DELETE pools/_", "PUT loadbalancers/_"]
     assert ports(site, id_) == [25, 26]
-    assert (await site.found()).trees == ()
+    assert (await site.found()).balancers == ()
     site.driver = second
     await site.bring(guest(id_, 25, 27), key=MAIL)
     await site.bring(key=MAIL)
@@ -117,7 +117,7 @@ async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -
     assert f"load balancer {id_} is not shared with namespace other" in told
     assert f"openstack loadbalancer set --tag fairlead.io/shared-with=other {id_}" in told
     assert site.writes == []
-    assert (await site.found(STRANGER)).trees == ()
+    assert (await site.found(STRANGER)).balancers == ()
 
     for allowed in (
         "fairlead.io/shared-with=other2",

@@ -14,7 +14,7 @@ from tests.drivers.octavia.test_security import guarded, rules
 from tests.openstack.cloud import NODES
 from tests.openstack.front import Call, Fate, Front, Held
 
-from fairlead.model import LoadBalancer, Member, OctaviaElsewhere, OctaviaSettings, ServiceKey
+from fairlead.model import LoadBalancer, Member, OctaviaSettings, ServiceKey, SharedOrAdopted
 
 MAIL = ServiceKey("default", "mail")
 A_WHILE_S = 5.0
@@ -24,7 +24,7 @@ A_WHILE_S = 5.0
 def mail(octavia: OctaviaSettings, on: str = "", **fields: Any) -> LoadBalancer:
     """`on`: the load balancer on which it is to be a guest."""
     if on:
-        octavia = msgspec.structs.replace(octavia, elsewhere=OctaviaElsewhere(on))
+        octavia = msgspec.structs.replace(octavia, elsewhere=SharedOrAdopted(on))
     made = service(
         listener(25, Member("node1", NODES["node1"], 1, "active")),
         octavia=octavia,

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from fairlead.drivers.octavia.cloud import VERSIONS, Cloud, Params, url_of
+from fairlead.drivers.octavia.cloud import Cloud, Params
+from fairlead.drivers.octavia.paths import VERSIONS, url_of
 from fairlead.errors import Unavailable
 
 PAGE = 1000

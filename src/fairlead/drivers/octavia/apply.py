@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers.octavia.balancers import DELETED, ERROR
 from fairlead.drivers.octavia.changes import Call
 from fairlead.drivers.octavia.cloud import Cloud, Failed
 from fairlead.drivers.octavia.read import settled
-from fairlead.drivers.octavia.tree import DELETED, ERROR
 from fairlead.errors import Unavailable
 
 SEEN = 8
@@ -86,17 +86,17 @@ async def carry_out(
         made = _id_in(answer)
         if step.saves:
             names[f"${step.saves}"] = made
-        balancer = step.tree or made
-        status = await wait_settled(cloud, balancer, looks, step.method)
+        balancer_id = step.balancer_id or made
+        status = await wait_settled(cloud, balancer_id, looks, step.method)
         if status == ERROR and not step.ends:
-            raise Failed(f"{step}: load balancer {balancer} went to ERROR", fix="it is repaired")
+            raise Failed(f"{step}: load balancer {balancer_id} went to ERROR", fix="it is repaired")
         if status == DELETED and not step.ends:
-            raise Unavailable(f"{step}: load balancer {balancer} has vanished")
+            raise Unavailable(f"{step}: load balancer {balancer_id} has vanished")
         if step.ends and status != DELETED:
             raise Unavailable(f"{step}: Octavia has not deleted it, it is in {status}")
 
 
-async def wait_settled(cloud: Cloud, balancer: str, looks: Looks, kind: str = "") -> str:
+async def wait_settled(cloud: Cloud, balancer_id: str, looks: Looks, kind: str = "") -> str:
     """Wait until nothing of the load balancer is being worked on; its status. `kind`: of the write
     that was just made. Raises StillWorking."""
     clock = asyncio.get_running_loop().time
@@ -104,7 +104,7 @@ async def wait_settled(cloud: Cloud, balancer: str, looks: Looks, kind: str = ""
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
         asked_s = clock()
-        status = await settled(cloud, balancer)
+        status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
                 looks.learn(kind, asked_s - begun_s)

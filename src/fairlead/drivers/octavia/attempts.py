@@ -6,19 +6,17 @@ creation has met before. A load balancer that Octavia could not make or heal may
 which count against a project's quota. Invariant: in memory only; after a restart it is tried as if
 for the first time."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
+from fairlead.drivers.octavia.balancers import Found
+from fairlead.drivers.octavia.blocked import RARELY_S
 from fairlead.drivers.octavia.changes import Call
 from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
-from fairlead.drivers.octavia.tree import Found
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
-
-RARELY_S = 900.0
-"""After too many attempts in a row one load balancer is tried again no more often."""
 
 
 class _Made(NamedTuple):
@@ -43,13 +41,8 @@ class Attempts:
         """Repairs, and creations that have failed, since it last was as wanted."""
         self._no: dict[ServiceKey, _No] = {}
 
-    @property
-    def keys(self) -> Collection[ServiceKey]:
-        """The Services for which something was tried in vain."""
-        return self._made.keys()
-
-    def told(self, key: ServiceKey, found: Found) -> Found:
-        """With their number."""
+    def with_number(self, key: ServiceKey, found: Found) -> Found:
+        """What was found, with the number of attempts."""
         made = self._made.get(key)
         if made is None:
             return found

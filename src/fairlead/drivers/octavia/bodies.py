@@ -1,21 +1,21 @@
 """What is sent to Octavia's API, as its JSON.
 
-In: values of `tree`. Out: bodies of requests, without the word around them. Pure. Fields: Octavia
-API reference, version 2.30. What an update leaves out stays as it is, except in a set of members,
-where it goes back to its default; null means the default."""
+In: values of `balancers`. Out: bodies of requests, without the word around them. Pure. Fields:
+Octavia API reference, version 2.30. What an update leaves out stays as it is, except in a set of
+members, where it goes back to its default; null means the default."""
 
 from collections.abc import Iterable, Mapping
 
-from fairlead.drivers.octavia.marks import explicit_tags
-from fairlead.drivers.octavia.tree import (
+from fairlead.drivers.octavia.balancers import (
+    BalancerSpec,
     Listener,
     Member,
     Monitor,
     Pool,
-    Tree,
     family_of,
     pool_name,
 )
+from fairlead.drivers.octavia.marks import explicit_tags
 from fairlead.model import OctaviaPlace
 
 Body = dict[str, object]
@@ -108,13 +108,15 @@ def said(body: Body) -> Body:
     }
 
 
-def load_balancer(tree: Tree) -> Body:
+def load_balancer(balancer: BalancerSpec) -> Body:
     """With everything on it, in one call: an answer that is lost leaves nothing half made, and the
     tags find it again."""
-    place = tree.place
+    place = balancer.place
     # What is shown is the load balancer's own address only where it has no floating IP.
-    before = {family_of(each): each for each in reversed(tree.addresses)}
-    address = place.address or (before.get(tree.families[0], "") if tree.floating is None else "")
+    before = {family_of(each): each for each in reversed(balancer.addresses)}
+    address = place.address or (
+        before.get(balancer.families[0], "") if balancer.floating is None else ""
+    )
     where: Mapping[str, str] = {
         "vip_subnet_id": place.subnet_id,
         "vip_network_id": place.network_id if not place.subnet_id else "",
@@ -124,18 +126,18 @@ def load_balancer(tree: Tree) -> Body:
         "availability_zone": place.availability_zone,
     }
     listeners = []
-    for one in tree.listeners:
-        nested = pool(one, tree.child_tags) | {
+    for one in balancer.listeners:
+        nested = pool(one, balancer.child_tags) | {
             "members": [member(each) for each in one.pool.members]
         }
         if one.pool.monitor is not None:
-            nested["healthmonitor"] = monitor(one.pool.monitor, tree.monitor_tags)
-        listeners.append(listener(one, tree.child_tags) | {"default_pool": nested})
+            nested["healthmonitor"] = monitor(one.pool.monitor, balancer.monitor_tags)
+        listeners.append(listener(one, balancer.child_tags) | {"default_pool": nested})
     return {
-        "name": tree.name,
-        "description": tree.description,
-        "provider": tree.provider,
-        "tags": list(tree.tags),
+        "name": balancer.name,
+        "description": balancer.description,
+        "provider": balancer.provider,
+        "tags": list(balancer.tags),
         **{name: value for name, value in where.items() if value},
         **(
             {"additional_vips": [_second(place, before.get("IPv6", ""))]}

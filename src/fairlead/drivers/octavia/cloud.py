@@ -17,17 +17,14 @@ from typing import Any
 import msgspec
 
 from fairlead.drivers.octavia.failures import Answer, neutrons_error, of_region
+from fairlead.drivers.octavia.paths import NETWORK, VERSIONS, url_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.sections import OctaviaConfig
 
 MOST_CALLS_AT_ONCE = 8
 ANSWERS_WITHIN_S = 60.0
-NETWORK = "network/"
-"""How paths of Neutron's begin."""
 Params = Mapping[str, str | Sequence[str]]
 """What is asked after the `?`; of several values of a name any is good."""
-VERSIONS = "versions"
-"""The path of what Octavia's API says of itself."""
 BUSY = ("is immutable and cannot be updated", "Invalid state")
 """In the text of a 409: the load balancer is being worked on, or is in ERROR. There are 409s for
 other things."""
@@ -145,10 +142,6 @@ class Cloud:
         self._turns_s.append(mine_s)
         if mine_s > now_s:
             await asyncio.sleep(mine_s - now_s)
-
-
-def url_of(path: str) -> str:
-    return f"/{path.removeprefix(NETWORK)}" if path.startswith(NETWORK) else f"/lbaas/{path}"
 
 
 def _error(method: str, path: str, answer: Answer) -> FairleadError:

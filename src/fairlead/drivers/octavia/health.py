@@ -8,7 +8,7 @@ A member has weight where the Kubernetes API says that pods on its node are read
 
 from collections.abc import Iterator, Mapping
 
-from fairlead.drivers.octavia.tree import Found, FoundPool, FoundTree
+from fairlead.drivers.octavia.balancers import BalancerState, Found, FoundPool
 from fairlead.model import ServiceKey, Value
 
 FAILS = ("ERROR", "OFFLINE")
@@ -41,22 +41,29 @@ def healths(
     known: Mapping[ServiceKey, Found], seen_s_ago: Mapping[ServiceKey, float]
 ) -> list[Health]:
     return [
-        _health(key, tree, seen_s_ago.get(key, 0.0))
+        _health(key, balancer, seen_s_ago.get(key, 0.0))
         for key in sorted(known)
-        for tree in known[key].trees
+        for balancer in known[key].balancers
     ]
 
 
-def _health(key: ServiceKey, tree: FoundTree, seen_s_ago: float) -> Health:
-    pools = {pool.id: pool for pool in tree.pools}
+def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Health:
+    pools = {pool.id: pool for pool in balancer.pools}
     members = {
         f"{each.protocol}/{each.port}": _members(pools[each.pool_id])
-        for each in tree.listeners
+        for each in balancer.listeners
         if each.pool_id in pools
     }
-    doubts = tuple(_doubts(tree, members))
+    doubts = tuple(_doubts(balancer, members))
     return Health(
-        str(key), tree.id, tree.provider, tree.address, tree.operating, members, doubts, seen_s_ago
+        str(key),
+        balancer.id,
+        balancer.provider,
+        balancer.address,
+        balancer.operating,
+        members,
+        doubts,
+        seen_s_ago,
     )
 
 
@@ -75,15 +82,17 @@ def _members(pool: FoundPool) -> tuple[MemberHealth, ...]:
     )
 
 
-def _doubts(tree: FoundTree, members: Mapping[str, tuple[MemberHealth, ...]]) -> Iterator[str]:
+def _doubts(
+    balancer: BalancerState, members: Mapping[str, tuple[MemberHealth, ...]]
+) -> Iterator[str]:
     ready = [
         (listener, each)
         for listener, some in members.items()
         for each in some
         if each.weight and each.asked
     ]
-    if ready and tree.operating in FAILS:
-        yield f"pods are ready, and Octavia calls the load balancer {tree.operating}"
+    if ready and balancer.operating in FAILS:
+        yield f"pods are ready, and Octavia calls the load balancer {balancer.operating}"
     for listener, each in ready:
         if each.operating in FAILS:
             yield (

@@ -20,6 +20,7 @@ from fairlead.drivers.octavia.apply import (
     carry_out,
     wait_settled,
 )
+from fairlead.drivers.octavia.balancers import ACTIVE, DELETED, ERROR, BalancerState
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.diff import drop
 from fairlead.drivers.octavia.marks import Owner, clusters_of, ownerless
@@ -29,7 +30,6 @@ from fairlead.drivers.octavia.network_leftovers import (
     clusters_at_neutron,
 )
 from fairlead.drivers.octavia.read import listeners_on, read_all, read_at
-from fairlead.drivers.octavia.tree import ACTIVE, DELETED, ERROR, FoundTree
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey, Value
 
@@ -46,7 +46,7 @@ class Leftover(Value, frozen=True):
     address: str
     whole: bool
     why: str
-    tree: FoundTree
+    balancer: BalancerState
 
 
 class Elsewhere(Value, frozen=True):
@@ -59,37 +59,45 @@ class Elsewhere(Value, frozen=True):
     network: int = 0
 
 
-async def everything_of(cloud: Cloud, owner: Owner) -> list[FoundTree]:
+async def everything_of(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     """All that carries the cluster's mark. Services must be read later than this: one that is made
     in between would have its load balancer taken for a leftover."""
-    trees = [tree for found in (await read_all(cloud, owner)).values() for tree in found]
-    known = {tree.id for tree in trees}
+    balancers = [
+        balancer for found in (await read_all(cloud, owner)).values() for balancer in found
+    ]
+    known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
     there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*trees, *(_nobodys(one) for one in there if ownerless(one.tags))]
+    return [*balancers, *(_nobodys(one) for one in there if ownerless(one.tags))]
 
 
 def judged(
-    trees: Sequence[FoundTree], owner: Owner, alive: Container[tuple[ServiceKey, str]] | None
+    balancers: Sequence[BalancerState],
+    owner: Owner,
+    alive: Container[tuple[ServiceKey, str]] | None,
 ) -> list[Leftover]:
     """Those that nobody has any more, in the order of their Services. `alive`: the Services that
     there are, with their uids; None: the cluster is no more."""
     found = []
-    for tree in trees:
-        key = tree.service if tree.uid else None
+    for balancer in balancers:
+        key = balancer.service if balancer.uid else None
         if alive is None:
             why = CLUSTER_GONE
         elif key is None:
             why = "the Services that were on it are gone"
-        elif (key, tree.uid) in alive:
+        elif (key, balancer.uid) in alive:
             continue
         else:
             why = SERVICE_GONE
-        if key is None and tree.others:
+        if key is None and balancer.others:
             continue  # somebody is on it
-        whole = not tree.others and tree.standing == "own"
+        whole = not balancer.others and balancer.ownership == "own"
         name = str(key) if key is not None else ""
-        found.append(Leftover(owner.uid, name, tree.uid, tree.id, tree.address, whole, why, tree))
+        found.append(
+            Leftover(
+                owner.uid, name, balancer.uid, balancer.id, balancer.address, whole, why, balancer
+            )
+        )
     return sorted(found, key=lambda each: (each.service, each.load_balancer))
 
 
@@ -114,10 +122,10 @@ async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
     """Take it away; why that failed, or nothing."""
     looks = Looks(pace)
     try:
-        if leftover.tree.status not in (ACTIVE, ERROR):
+        if leftover.balancer.status not in (ACTIVE, ERROR):
             await wait_settled(cloud, leftover.load_balancer, looks)
-        for tree in await _as_it_is(cloud, leftover):
-            await carry_out(cloud, drop(tree), looks, lambda: None)
+        for balancer in await _as_it_is(cloud, leftover):
+            await carry_out(cloud, drop(balancer), looks, lambda: None)
     except StillWorking:
         return str(
             Unavailable(
@@ -130,23 +138,23 @@ async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
     return ""
 
 
-async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[FoundTree]:
+async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
     """Now: what was on the same load balancer may have gone just before. None: it is gone by
     itself."""
     if leftover.uid:
-        whose = leftover.tree.service, leftover.uid
+        whose = leftover.balancer.service, leftover.uid
         found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
-        return [tree for tree in found if tree.uid == leftover.uid]
+        return [balancer for balancer in found if balancer.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
         raise Conflict(
             f"on load balancer {leftover.load_balancer} there are listeners now", fix="look again"
         )
-    return [leftover.tree]
+    return [leftover.balancer]
 
 
-def _nobodys(one: answers.Balancer) -> FoundTree:
+def _nobodys(one: answers.Balancer) -> BalancerState:
     """A load balancer that was shared, as the Service that nobody is."""
-    return FoundTree(
+    return BalancerState(
         one.id,
         ServiceKey("", ""),
         "",

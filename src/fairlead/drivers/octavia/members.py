@@ -10,13 +10,13 @@ therefore a write about that one."""
 from collections.abc import Sequence
 
 from fairlead.drivers.octavia import bodies
+from fairlead.drivers.octavia.balancers import ERROR, BalancerState, FoundPool, Member
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.tree import ERROR, FoundPool, FoundTree, Member
 from fairlead.model import ServiceKey
 
 
 def members_step(
-    key: ServiceKey, tree: FoundTree, found: FoundPool, wanted: Sequence[Member]
+    key: ServiceKey, balancer: BalancerState, found: FoundPool, wanted: Sequence[Member]
 ) -> Call | None:
     """None: they are as wanted, and none of them is in ERROR. One that is in ERROR the provider may
     know or not: a batch makes it either way. Of one that is there twice, as it was written in two
@@ -39,7 +39,7 @@ def members_step(
                 path,
                 {"member": bodies.member(one)},
                 f"member {one.address} {words}",
-                tree.id,
+                balancer.id,
             )
         case [], [one], [], False:
             path = f"{path}/{there[_place(one)].id}"
@@ -49,7 +49,7 @@ def members_step(
                 path,
                 {"member": bodies.member_settings(one)},
                 f"member {one.address} {words}",
-                tree.id,
+                balancer.id,
             )
         case [], [], [old], False:
             return Call(
@@ -58,9 +58,9 @@ def members_step(
                 f"{path}/{old.id}",
                 None,
                 f"member {old.member.address} {words}",
-                tree.id,
+                balancer.id,
             )
-    return Call(key, "PUT", path, bodies.members(wanted), f"members {words}", tree.id)
+    return Call(key, "PUT", path, bodies.members(wanted), f"members {words}", balancer.id)
 
 
 def _place(member: Member) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia
 has done its part.
 
-In: FoundTrees. Out: what was Found of each Service, with its floating IPs and the rules by which
-its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
+In: BalancerStates. Out: what was Found of each Service, with its floating IPs and the rules by
+which its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
 
 import asyncio
 from collections import defaultdict
@@ -11,28 +11,32 @@ from contextlib import suppress
 
 import msgspec
 
-from fairlead.drivers.octavia import floating, security
+from fairlead.drivers.octavia import attach, security_group
 from fairlead.drivers.octavia.answers import get_versions
 from fairlead.drivers.octavia.apply import Looks, carry_out
+from fairlead.drivers.octavia.balancers import (
+    BalancerState,
+    FloatingIp,
+    Found,
+    FoundRule,
+    provider_of,
+)
 from fairlead.drivers.octavia.changes import (
-    MONITORS,
+    AddRules,
+    AttachFloatingIp,
     Call,
-    Change,
-    Close,
-    Expose,
-    Loosen,
-    Open,
-    Step,
+    DeleteRules,
+    RemoveSecurityGroup,
+    Write,
 )
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import all_floating, floating_of
-from fairlead.drivers.octavia.tree import FloatingIp, Found, FoundRule, FoundTree, provider_of
 from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import ServiceKey
 
-Trees = Mapping[ServiceKey, Sequence[FoundTree]]
+States = Mapping[ServiceKey, Sequence[BalancerState]]
 
 
 RANGES = "SourceRangesNotHeld"
@@ -53,7 +57,7 @@ class Network:
         self._recorder = recorder
         self._floats = floats
         self._secures = secures
-        self._guarded: frozenset[str] = frozenset()
+        self._secured: frozenset[str] = frozenset()
         self._seen: frozenset[str] = frozenset()
         """Addresses that were seen to, be it that they have no port here."""
         self._covers: bool | None = None
@@ -71,32 +75,32 @@ class Network:
         known."""
         return bool(self._covers)
 
-    async def with_all(self, trees: Trees) -> dict[ServiceKey, Found]:
+    async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Everything of this cluster."""
         await self._learn()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
-                rules = await security.all_rules(self._cloud, self._owner)
-                self._see(trees, await security.guarded(self._cloud, self._owner))
-            trees = await self._with_sources(trees)
-        return self._found(trees, own, rules)
+                rules = await security_group.all_rules(self._cloud, self._owner)
+                self._see(balancers, await security_group.secured_ports(self._cloud, self._owner))
+            balancers = await self._with_sources(balancers)
+        return self._found(balancers, own, rules)
 
-    async def with_one(self, key: ServiceKey, trees: Sequence[FoundTree]) -> Found | None:
+    async def with_one(self, key: ServiceKey, balancers: Sequence[BalancerState]) -> Found | None:
         """Everything of one Service; None if nothing is."""
         await self._learn()
-        ports = {tree.port_id for tree in trees} - {""}
+        ports = {balancer.port_id for balancer in balancers} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
-        whole: Trees = {key: trees} if trees else {}
+        whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
-            rules = await security.rules_of(self._cloud, self._owner, key)
+            rules = await security_group.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
 
     async def carry_out(
-        self, steps: Sequence[Step], looks: Looks, fence: Callable[[], None]
+        self, steps: Sequence[Write], looks: Looks, fence: Callable[[], None]
     ) -> None:
         """In their order. Raises as `apply.carry_out`."""
         calls: list[Call] = []
@@ -108,54 +112,54 @@ class Network:
             calls = []
             fence()
             match step:
-                case Expose():
-                    await floating.expose(self._cloud, self._owner, step)
-                case Open():
+                case AttachFloatingIp():
+                    await attach.attach(self._cloud, self._owner, step)
+                case AddRules():
                     async with self._group:
-                        useless = await security.open_(self._cloud, self._owner, step)
+                        useless = await security_group.add_rules(self._cloud, self._owner, step)
                         self._seen |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
                     if useless:
                         message = f"source ranges hold nobody off: {useless} to its node ports"
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
-                case Close():
+                case DeleteRules():
                     async with self._group:
                         went = True  # or ports have lost it at least, unless we are told
                         try:
-                            went = await security.close(self._cloud, self._owner, step)
+                            went = await security_group.delete_rules(self._cloud, self._owner, step)
                         finally:
                             if went:
-                                self._guarded = self._seen = frozenset()
-                case Loosen():
+                                self._secured = self._seen = frozenset()
+                case RemoveSecurityGroup():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
-                        await security.loosen(self._cloud, self._owner, nodes)
-                        self._guarded, self._seen, self._idle = (
-                            self._guarded - nodes,
+                        await security_group.remove_group(self._cloud, self._owner, nodes)
+                        self._secured, self._seen, self._idle = (
+                            self._secured - nodes,
                             self._seen - nodes,
                             frozenset(),
                         )
         await carry_out(self._cloud, calls, looks, fence)
 
-    def _see(self, trees: Trees, ports: Sequence[frozenset[str]]) -> None:
+    def _see(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
         """Which addresses have the group, and which of them have not been a member's at this look
         and at the one before."""
         needed = {
             one.member.address
-            for own in trees.values()
-            for tree in own
-            for pool in tree.pools
+            for own in balancers.values()
+            for balancer in own
+            for pool in balancer.pools
             for one in pool.members
         }
         idle = {
             address for port in ports if port.isdisjoint(needed | self._opened) for address in port
         }
-        self._guarded = frozenset(address for port in ports for address in port)
+        self._secured = frozenset(address for port in ports for address in port)
         self._idle = frozenset(idle & self._unused)
         self._unused = frozenset(idle)
         self._opened = frozenset()
-        self._tells_idle = min(trees, default=None)
+        self._tells_idle = min(balancers, default=None)
 
     async def _learn(self) -> None:
         """Asked until it is known, before anything is made. It matters for provider ovn alone, and
@@ -164,75 +168,62 @@ class Network:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
-    async def _with_sources(self, trees: Trees) -> Trees:
-        whole = [tree for own in trees.values() for tree in own]
+    async def _with_sources(self, balancers: States) -> States:
+        whole = [balancer for own in balancers.values() for balancer in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
             asked = {
                 id_
-                for tree in whole
-                if provider_of(tree.provider) == provider
-                for id_ in _subnets(tree)
+                for balancer in whole
+                if provider_of(balancer.provider) == provider
+                for id_ in _subnets(balancer)
             }
-            for id_, sources in (await security.sources_of(self._cloud, asked, provider)).items():
+            for id_, sources in (
+                await security_group.sources_of(self._cloud, asked, provider)
+            ).items():
                 known[provider, id_] = sources
 
-        def with_sources(tree: FoundTree) -> FoundTree:
-            provider = provider_of(tree.provider) or ""
+        def with_sources(balancer: BalancerState) -> BalancerState:
+            provider = provider_of(balancer.provider) or ""
             sources = {
-                source for id_ in _subnets(tree) for source in known.get((provider, id_), ())
+                source for id_ in _subnets(balancer) for source in known.get((provider, id_), ())
             }
-            return msgspec.structs.replace(tree, sources=tuple(sorted(sources)))
+            return msgspec.structs.replace(balancer, sources=tuple(sorted(sources)))
 
-        return {key: list(map(with_sources, own)) for key, own in trees.items()}
+        return {key: list(map(with_sources, own)) for key, own in balancers.items()}
 
     def _found(
         self,
-        trees: Trees,
+        balancers: States,
         all_: Sequence[FloatingIp],
         rules: Mapping[ServiceKey, Sequence[FoundRule]],
     ) -> dict[ServiceKey, Found]:
         by_port: dict[str, list[FloatingIp]] = defaultdict(list)
-        loose: dict[ServiceKey, list[FloatingIp]] = defaultdict(list)
+        unattached: dict[ServiceKey, list[FloatingIp]] = defaultdict(list)
         for one in all_:
             if one.port_id:
                 by_port[one.port_id].append(one)
             elif one.service is not None:
-                loose[one.service].append(one)
-        guarded = (self._guarded | self._seen) - self._idle
+                unattached[one.service].append(one)
+        secured = (self._secured | self._seen) - self._idle
         return {
             key: Found(
                 tuple(
-                    msgspec.structs.replace(tree, floating=tuple(by_port[tree.port_id]))
-                    for tree in trees.get(key, ())
+                    msgspec.structs.replace(balancer, floating=tuple(by_port[balancer.port_id]))
+                    for balancer in balancers.get(key, ())
                 ),
-                loose=tuple(loose[key]),
+                unattached_ips=tuple(unattached[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
-                guarded=guarded,
+                secured_addresses=secured,
                 idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
             )
-            for key in trees.keys() | loose.keys() | rules.keys()
+            for key in balancers.keys() | unattached.keys() | rules.keys()
         }
 
 
-def _subnets(tree: FoundTree) -> set[str]:
+def _subnets(balancer: BalancerState) -> set[str]:
     return {
-        tree.subnet_id,
-        *(id_ for _, id_ in tree.further),
-        *(one.member.subnet_id for pool in tree.pools for one in pool.members),
+        balancer.subnet_id,
+        *(id_ for _, id_ in balancer.further),
+        *(one.member.subnet_id for pool in balancer.pools for one in pool.members),
     } - {""}
-
-
-def _comes_last(step: Call) -> bool:
-    return step.at_neutron or (step.path.startswith(MONITORS) and step.method != "PUT")
-
-
-def further(left: Sequence[Change]) -> list[Step]:
-    """What is left, if it is Neutron's alone, or comes after that; the last step of `left` is to
-    look."""
-    found = [
-        step
-        for step in left
-        if isinstance(step, Step) and (not isinstance(step, Call) or _comes_last(step))
-    ]
-    return found if len(found) == len(left) - 1 else []

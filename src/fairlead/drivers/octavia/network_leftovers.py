@@ -10,12 +10,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from fairlead.drivers.octavia import neutron, security
+from fairlead.drivers.octavia import neutron, security_group
 from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.changes import Close
+from fairlead.drivers.octavia.balancers import FloatingIp, FoundRule
+from fairlead.drivers.octavia.changes import DeleteRules
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
-from fairlead.drivers.octavia.tree import FloatingIp, FoundRule
+from fairlead.drivers.octavia.paths import FLOATING_IPS, GROUPS
 from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
@@ -54,7 +55,9 @@ async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
         each for each in await neutron.all_floating(cloud, owner) if each.service is not None
     ]
     return Theirs(
-        floating, await security.all_rules(cloud, owner), await security.has_group(cloud, owner)
+        floating,
+        await security_group.all_rules(cloud, owner),
+        await security_group.has_group(cloud, owner),
     )
 
 
@@ -95,8 +98,8 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
     owner, floating = Owner(leftover.cluster, ""), leftover.floating
     try:
         if floating is None:
-            await security.close(
-                cloud, owner, Close(ServiceKey.parse(leftover.service or "/"), leftover.rules)
+            await security_group.delete_rules(
+                cloud, owner, DeleteRules(ServiceKey.parse(leftover.service or "/"), leftover.rules)
             )
             return ""
         now = await neutron.floating_at(cloud, owner, floating.address)
@@ -104,7 +107,7 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
             return ""
         if now.port_id not in ("", floating.port_id) or now.description != floating.description:
             raise Conflict(f"floating IP {now.address} is somebody's now", fix="look again")
-        await cloud.write("DELETE", f"{neutron.FLOATING_IPS}/{now.id}", None, now.revision)
+        await cloud.write("DELETE", f"{FLOATING_IPS}/{now.id}", None, now.revision)
     except FairleadError as error:
         return str(error)
     return ""
@@ -114,7 +117,7 @@ async def clusters_at_neutron(cloud: Cloud, known: Container[str]) -> dict[str, 
     """Of other clusters in the project: how many floating IPs and security groups they have, kept
     ones aside."""
     of: dict[str, int] = {}
-    for path in (neutron.FLOATING_IPS, security.GROUPS):
+    for path in (FLOATING_IPS, GROUPS):
         for cluster in _clusters(await get_list(cloud, path, _Marked)):
             if cluster not in known:
                 of[cluster] = of.get(cluster, 0) + 1

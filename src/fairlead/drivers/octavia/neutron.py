@@ -8,13 +8,12 @@ from collections.abc import Iterable
 import msgspec
 
 from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.cloud import NETWORK, Cloud
+from fairlead.drivers.octavia.balancers import FloatingIp
+from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner, is_kept
-from fairlead.drivers.octavia.tree import FloatingIp
+from fairlead.drivers.octavia.paths import FLOATING_IPS, SUBNETS
 from fairlead.kube.networks import read_address
 from fairlead.model import ServiceKey
-
-FLOATING_IPS = f"{NETWORK}floatingips"
 
 
 class _FloatingIp(msgspec.Struct):
@@ -60,9 +59,7 @@ async def floating_at(cloud: Cloud, owner: Owner, address: str) -> FloatingIp | 
 
 async def subnets(cloud: Cloud, network_id: str) -> list[Subnet]:
     """Of IPv4, as far as they may be seen."""
-    return await get_list(
-        cloud, f"{NETWORK}subnets", Subnet, {"network_id": network_id, "ip_version": "4"}
-    )
+    return await get_list(cloud, SUBNETS, Subnet, {"network_id": network_id, "ip_version": "4"})
 
 
 def made(answer: bytes, owner: Owner) -> FloatingIp:

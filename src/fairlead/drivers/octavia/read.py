@@ -1,9 +1,9 @@
 """What there is at Octavia with our mark, or on a load balancer that a Service is to be on.
 
 In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load
-balancer. Out: FoundTrees, one for each Service on each load balancer. A handful of calls whatever
-the number of load balancers, and one for each pool that has members: their weights are told nowhere
-else."""
+balancer. Out: BalancerStates, one for each Service on each load balancer. A handful of calls
+whatever the number of load balancers, and one for each pool that has members: their weights are
+told nowhere else."""
 
 import asyncio
 from collections import defaultdict
@@ -14,22 +14,22 @@ import msgspec
 
 from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list, get_one
-from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
-from fairlead.drivers.octavia.tree import (
+from fairlead.drivers.octavia.balancers import (
     DELETED,
     ERROR,
+    BalancerState,
     Candidate,
     FoundListener,
     FoundMember,
     FoundMonitor,
     FoundPool,
-    FoundTree,
     Member,
     Monitor,
-    Standing,
+    Ownership,
     Taken,
 )
+from fairlead.drivers.octavia.cloud import Cloud
+from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
 from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
@@ -37,12 +37,12 @@ Whose = tuple[ServiceKey, str]
 """A Service, with its uid."""
 
 
-async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[FoundTree]]:
+async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[BalancerState]]:
     """Everything of this cluster, be it on load balancers of others."""
     return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
-async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[FoundTree]:
+async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[BalancerState]:
     """The load balancers that were made for one Service, with everything of it."""
     return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
         key, []
@@ -51,7 +51,7 @@ async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[FoundTre
 
 async def read_at(
     cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None
-) -> list[FoundTree]:
+) -> list[BalancerState]:
     """What this Service, or one of its name, has on the load balancer of this id; nothing if that
     is gone. `names`: those that cloud-provider-openstack has for it; what nobody has marked, or it
     for this Service, is then the Service's as well."""
@@ -86,11 +86,13 @@ async def read_at(
     own = {whose, *(found for found in owned.values() if found[0] == whose[0])}
     pools = [pool for pool in pools if owned.get(pool.id) in own]
     parts = _Parts([one], listeners, pools, [each for each in monitors if each is not None])
-    trees = await _trees(cloud, owner, parts, owned, own)
-    standing: Standing = "guest" if names is None else "foreign"
+    balancers = await _states(cloud, owner, parts, owned, own)
+    ownership: Ownership = "guest" if names is None else "foreign"
     return [
-        msgspec.structs.replace(tree, standing=standing) if tree.standing == "guest" else tree
-        for tree in trees
+        msgspec.structs.replace(balancer, ownership=ownership)
+        if balancer.ownership == "guest"
+        else balancer
+        for balancer in balancers
     ]
 
 
@@ -135,7 +137,7 @@ async def settled(cloud: Cloud, balancer_id: str) -> str:
 
 
 class _Parts(NamedTuple):
-    balancers: Sequence[answers.Balancer]
+    listed: Sequence[answers.Balancer]
     listeners: Sequence[answers.Listener]
     pools: Sequence[answers.Pool]
     monitors: Sequence[answers.Monitor]
@@ -143,11 +145,11 @@ class _Parts(NamedTuple):
 
 async def _read(
     cloud: Cloud, owner: Owner, tags: str, *, everywhere: bool
-) -> dict[ServiceKey, list[FoundTree]]:
+) -> dict[ServiceKey, list[BalancerState]]:
     of = {"tags": tags}
     found = await get_list(cloud, "loadbalancers", answers.Balancer, of)
-    balancers = [each for each in found if each.provisioning_status != DELETED]
-    if not balancers and not everywhere:
+    listed = [each for each in found if each.provisioning_status != DELETED]
+    if not listed and not everywhere:
         return {}
     listeners, pools, monitors = await asyncio.gather(
         get_list(cloud, "listeners", answers.Listener, of),
@@ -161,15 +163,16 @@ async def _read(
         others = await asyncio.gather(
             *(get_one(cloud, f"loadbalancers/{id_}", answers.Balancer) for id_ in sorted(hosts))
         )
-        balancers += [
+        listed += [
             each for each in others if each is not None and each.provisioning_status != DELETED
         ]
     owned = _owned(owner, listeners, pools)
-    trees: dict[ServiceKey, list[FoundTree]] = defaultdict(list)
-    for tree in await _trees(cloud, owner, _Parts(balancers, listeners, pools, monitors), owned):
-        trees[tree.service].append(tree)
+    balancers: dict[ServiceKey, list[BalancerState]] = defaultdict(list)
+    for balancer in await _states(cloud, owner, _Parts(listed, listeners, pools, monitors), owned):
+        balancers[balancer.service].append(balancer)
     return {
-        key: sorted(own, key=lambda tree: (tree.created, tree.id)) for key, own in trees.items()
+        key: sorted(own, key=lambda balancer: (balancer.created, balancer.id))
+        for key, own in balancers.items()
     }
 
 
@@ -181,15 +184,15 @@ def _owned(
     return {id_: whose for id_, own in tags.items() if (whose := owner.whose(own)) is not None}
 
 
-async def _trees(
+async def _states(
     cloud: Cloud,
     owner: Owner,
     parts: _Parts,
     owned: Mapping[str, Whose],
     services: Collection[Whose] | None = None,
-) -> list[FoundTree]:
+) -> list[BalancerState]:
     """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each
-    there is a tree on each load balancer; else where it has something."""
+    there is a BalancerState for each load balancer; else where it has something."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members
@@ -202,14 +205,14 @@ async def _trees(
     pools_of: dict[tuple[str, Whose], list[FoundPool]] = defaultdict(list)
     for pool in parts.pools:
         if (whose := owned.get(pool.id)) is not None:
-            for balancer in pool.loadbalancers:
-                pools_of[balancer.id, whose].append(
+            for on in pool.loadbalancers:
+                pools_of[on.id, whose].append(
                     _pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id))
                 )
     listeners_of: dict[str, list[answers.Listener]] = defaultdict(list)
     for listener in parts.listeners:
-        for balancer in listener.loadbalancers:
-            listeners_of[balancer.id].append(listener)
+        for on in listener.loadbalancers:
+            listeners_of[on.id].append(listener)
     there: dict[str, set[Whose]] = defaultdict(set)
     for id_, whose in [
         *pools_of,
@@ -221,8 +224,8 @@ async def _trees(
         ),
     ]:
         there[id_].add(whose)
-    trees = []
-    for one in parts.balancers:
+    balancers = []
+    for one in parts.listed:
         holder = owner.whose(one.tags)
         for whose in {holder, *there[one.id]} - {None} if services is None else services:
             assert whose is not None
@@ -232,18 +235,18 @@ async def _trees(
             rest = [
                 each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]
             ]
-            tree = _tree(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
-            standing: Standing = "own" if holder == whose else "guest"
+            balancer = _state(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
+            ownership: Ownership = "own" if holder == whose else "guest"
             taken = tuple(
                 sorted(
                     Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest
                 )
             )
             others = len({each.id for each in one.listeners} - {each.id for each in own})
-            trees.append(
-                msgspec.structs.replace(tree, standing=standing, others=others, taken=taken)
+            balancers.append(
+                msgspec.structs.replace(balancer, ownership=ownership, others=others, taken=taken)
             )
-    return trees
+    return balancers
 
 
 def _holder(one: answers.Listener, owned: Mapping[str, Whose]) -> str:
@@ -263,14 +266,14 @@ def _candidate(one: answers.Balancer) -> Candidate:
     )
 
 
-def _tree(
+def _state(
     one: answers.Balancer,
     key: ServiceKey,
     uid: str,
     listeners: Iterable[FoundListener],
     pools: Iterable[FoundPool],
-) -> FoundTree:
-    return FoundTree(
+) -> BalancerState:
+    return BalancerState(
         id=one.id,
         service=key,
         uid=uid,

@@ -1,6 +1,6 @@
 """What Octavia is to have for each Service.
 
-In: LoadBalancers with OctaviaSettings. Out: Trees. Pure.
+In: LoadBalancers with OctaviaSettings. Out: BalancerSpecs. Pure.
 """
 
 import ipaddress
@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import (
+from fairlead.drivers.octavia.balancers import (
+    BalancerSpec,
     Explicit,
     Listener,
     Member,
     Monitor,
     Pool,
     Rule,
-    Tree,
     family_of,
 )
+from fairlead.drivers.octavia.marks import Owner
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
@@ -33,16 +33,18 @@ SHORTEST_UDP_DELAY_S = 3
 """Octavia asks over UDP no more often."""
 
 
-def trees_of(intents: Mapping[ServiceKey, LoadBalancer], owner: Owner) -> dict[ServiceKey, Tree]:
+def specs_of(
+    intents: Mapping[ServiceKey, LoadBalancer], owner: Owner
+) -> dict[ServiceKey, BalancerSpec]:
     return {
-        key: _tree(intent, intent.octavia, owner)
+        key: _state(intent, intent.octavia, owner)
         for key, intent in intents.items()
         if intent.octavia is not None
     }
 
 
-def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree:
-    return Tree(
+def _state(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> BalancerSpec:
+    return BalancerSpec(
         service=intent.service,
         uid=intent.uid,
         provider=settings.provider,
@@ -55,9 +57,10 @@ def _tree(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Tree
             sorted(_listener(intent, settings, each) for each in _of_ports(intent, settings))
         ),
         families=_families(intent),
-        addresses=intent.addresses,
+        addresses=settings.held,
         why=settings.why,
         elsewhere=settings.elsewhere,
+        existing=settings.existing,
         floating=settings.floating,
         rules=_rules(intent, settings) if settings.secured else None,
         network_marks=(

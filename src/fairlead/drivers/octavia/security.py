@@ -1,337 +1,82 @@
 """Who may reach the nodes of a load balancer: rules of one security group that a cluster's nodes
 have.
 
-In: a Tree, the FoundTree that is to be it, the rules that are there. Out: steps (pure), and how
-they are carried out. Each rule carries the mark of its Service; nodes get the group once, so a
-change of a Service writes to no node's port. What else a port has stays: it is written only over
-the state in which it was read. Through provider ovn clients come to nodes with their own addresses:
-rules are for them, or for the Service's source ranges, and for who asks members on OVN's behalf.
-Provider amphora comes from its own networks. Neutron takes a rule once, whatever its description.
-No two Services need the same: node ports and health ports are of one. Invariant: on a load balancer
-that is there rules come before members that need them, and they go after those. One that is made
-comes with its members, and its rules are there before its address is shown. With the last rule of a
-Service goes the group, from ports first; until it is gone that rule is there, for whoever ends the
-work."""
+In: a BalancerSpec, the BalancerState that is to be it, the rules that are there. Out: steps;
+`security_group` carries them out. Pure. Nodes get the group once, so a change of a Service writes
+to no node's port. Through provider ovn clients come to nodes with their own addresses: rules are
+for them, or for the Service's source ranges, and for the source of OVN's health checks. Provider
+amphora comes from its own networks. No two Services need the same rules: node ports and health
+ports belong to one Service. Invariant: on a load balancer that is there rules come before members
+that need them, and they go after those. One that is made comes with its members, and its rules are
+there before its address is shown."""
 
-import ipaddress
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.drivers.octavia.answers import get_list
-from fairlead.drivers.octavia.changes import Change, Close, Loosen, Open
-from fairlead.drivers.octavia.cloud import NETWORK, Cloud
-from fairlead.drivers.octavia.failures import Exists
-from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.tree import Found, FoundRule, FoundTree, Rule, Tree
-from fairlead.errors import Conflict, Unavailable
+from fairlead.drivers.octavia.balancers import BalancerSpec, BalancerState, Found, Rule
+from fairlead.drivers.octavia.changes import AddRules, Change, DeleteRules, RemoveSecurityGroup
 from fairlead.model import ServiceKey
 
-GROUPS, RULES, PORTS = (
-    f"{NETWORK}security-groups",
-    f"{NETWORK}security-group-rules",
-    f"{NETWORK}ports",
-)
-AT_ONCE = 50
-"""So many addresses are asked for in one call: longer requests are turned away."""
 
-
-class _Fixed(msgspec.Struct):
-    ip_address: str
-    subnet_id: str = ""
-
-
-class Port(msgspec.Struct):
-    id: str
-    fixed_ips: tuple[_Fixed, ...] = ()
-    security_groups: tuple[str, ...] = ()
-    revision_number: int = 0
-    port_security_enabled: bool = True
-
-
-class _Rule(msgspec.Struct):
-    id: str
-    direction: str = "ingress"
-    protocol: str | None = None
-    port_range_min: int | None = None
-    port_range_max: int | None = None
-    remote_ip_prefix: str | None = None
-    remote_group_id: str | None = None
-    description: str | None = None
-    security_group_id: str = ""
-
-
-class _Group(msgspec.Struct):
-    id: str
-
-
-class _Subnet(msgspec.Struct):
-    id: str
-    cidr: str = ""
-
-
-Rules = Mapping[ServiceKey, Sequence[FoundRule]]
-
-
-def opened(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
+def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
     """What is to be there before members are."""
     if wanted.rules is None:
         return []
-    rules = tuple(sorted(_needed(wanted.rules, tree) - {each.rule for each in found.rules}))
+    rules = tuple(sorted(_needed(wanted.rules, balancer) - {each.rule for each in found.rules}))
     nodes = tuple(
         sorted(
-            {each.address for one in wanted.listeners for each in one.pool.members} - found.guarded
+            {each.address for one in wanted.listeners for each in one.pool.members}
+            - found.secured_addresses
         )
     )
     if not (rules or nodes):
         return []
     narrow = wanted.provider == "ovn" and not any(
-        _is_everybody(each.source) for each in wanted.rules
+        is_everybody(each.source) for each in wanted.rules
     )
     return [
-        Open(wanted.service, wanted.uid, tree.id, wanted.network_mark(False), rules, nodes, narrow)
-    ]
-
-
-def closed(wanted: Tree, tree: FoundTree, found: Found) -> list[Change]:
-    """What goes when members have gone."""
-    needed = _needed(wanted.rules or (), tree)
-    ids = tuple(sorted(each.id for each in found.rules if each.rule not in needed))
-    return [Close(wanted.service, ids)] if ids else []
-
-
-def loosened(wanted: Tree, found: Found) -> list[Change]:
-    """For nodes that have left the cluster, or have had no pods of any Service for long."""
-    return [Loosen(wanted.service, found.idle)] if found.idle and wanted.rules is not None else []
-
-
-def gone(key: ServiceKey, found: Found) -> list[Change]:
-    """For a Service that goes."""
-    return [Close(key, tuple(sorted(each.id for each in found.rules)))] if found.rules else []
-
-
-def _needed(rules: Iterable[Rule], tree: FoundTree) -> set[Rule]:
-    """With the load balancer's own addresses where rules are for these."""
-    own = [each for each in rules if not each.source]
-    said = {each for each in rules if each.source}
-    return said | {
-        msgspec.structs.replace(each, source=source) for each in own for source in tree.sources
-    }
-
-
-async def all_rules(cloud: Cloud, owner: Owner) -> Rules:
-    whole = [
-        each for group in await _groups(cloud, owner) for each in await _rules(cloud, [group.id])
-    ]
-    return _sorted_out(owner, whole)
-
-
-async def has_group(cloud: Cloud, owner: Owner) -> bool:
-    return bool(await _groups(cloud, owner))
-
-
-async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
-    asked = {"description": owner.network_mark(key), "direction": "ingress"}
-    return _sorted_out(owner, await get_list(cloud, RULES, _Rule, asked))
-
-
-async def guarded(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
-    """The addresses of each port that has the group."""
-    ports = [
-        each for group in await _groups(cloud, owner) for each in await _with_group(cloud, group.id)
-    ]
-    return [_addresses(port) for port in ports]
-
-
-async def sources_of(
-    cloud: Cloud, subnets: Iterable[str], provider: str
-) -> dict[str, tuple[str, ...]]:
-    """By subnet: where a load balancer of it comes from when it speaks to members itself."""
-    wanted = sorted({*subnets} - {""})
-    if not wanted:
-        return {}
-    if provider == "ovn":
-        asking = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
-        fixed = [
-            each for port in await get_list(cloud, PORTS, Port, asking) for each in port.fixed_ips
-        ]
-        return {
-            id_: tuple(sorted(_host(one.ip_address) for one in fixed if one.subnet_id == id_))
-            for id_ in wanted
-        }
-    return {
-        each.id: (each.cidr,)
-        for each in await get_list(cloud, f"{NETWORK}subnets", _Subnet, {"id": wanted})
-    }
-
-
-async def open_(cloud: Cloud, owner: Owner, step: Open) -> str:
-    """Raises Conflict where somebody else writes at the same time. A node that has no port here is
-    passed over. What makes a narrow step useless; or nothing."""
-    group = await _group(cloud, owner)
-    if step.rules:
-        bodies = [_body(each, group, step.mark) for each in step.rules]
-        try:
-            await cloud.write("POST", RULES, {"security_group_rules": bodies})
-        except Exists as error:
-            await _make_way(cloud, owner, group, step, error)
-    for start in range(0, len(step.nodes), AT_ONCE):
-        asked = {
-            "fixed_ips": [f"ip_address={each}" for each in step.nodes[start : start + AT_ONCE]]
-        }
-        for port in await get_list(cloud, PORTS, Port, asked):
-            if group not in port.security_groups and port.port_security_enabled:
-                await _put(cloud, port, [*port.security_groups, group])
-    return await _open_anyway(cloud, group, step.rules) if step.narrow and step.rules else ""
-
-
-async def _make_way(cloud: Cloud, owner: Owner, group: str, step: Open, error: Exists) -> None:
-    """Rules like those of the step are there for others. A node port is of one Service: what others
-    of this cluster have for it was left behind. Raises Conflict, for they are to be looked at anew;
-    or Unavailable if it is no rule of ours."""
-    foreign: list[str] = []
-    for each in await _rules(cloud, [group]):
-        own = each.description == step.mark
-        if own or each.port_range_max != each.port_range_min or _found(each).rule not in step.rules:
-            continue
-        if owner.marked(each.description or "") is None:
-            foreign.append(each.id)
-        else:
-            await cloud.write("DELETE", f"{RULES}/{each.id}", None)
-    if foreign:
-        message = (
-            f"somebody has made rules in security group {group} that Service "
-            f"{step.service} needs: {', '.join(foreign)}"
+        AddRules(
+            wanted.service,
+            wanted.uid,
+            balancer.id,
+            wanted.network_mark(False),
+            rules,
+            nodes,
+            narrow,
         )
-        raise Unavailable(message, fix="delete them; they are made anew for the Service") from error
-    raise Conflict(f"rules of security group {group} have changed") from error
-
-
-async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
-    """Where other groups of nodes let everybody in to these ports."""
-    others = {id_ for port in await _with_group(cloud, group) for id_ in port.security_groups} - {
-        group
-    }
-    found = [
-        each
-        for each in await _rules(cloud, sorted(others))
-        if any(_lets_everybody(each, rule) for rule in rules)
     ]
-    if not found:
-        return ""
-    one = found[0]
+
+
+def rules_to_delete(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
+    """What goes when members have gone."""
+    needed = _needed(wanted.rules or (), balancer)
+    ids = tuple(sorted(each.id for each in found.rules if each.rule not in needed))
+    return [DeleteRules(wanted.service, ids)] if ids else []
+
+
+def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
+    """For nodes that have left the cluster, or have had no pods of any Service for long."""
     return (
-        f"rule {one.id} of security group {one.security_group_id}, which nodes have as well, "
-        "lets everybody in"
-    )
-
-
-def _lets_everybody(one: _Rule, rule: Rule) -> bool:
-    """To the port of the rule."""
-    low, high = one.port_range_min or 0, one.port_range_max or 65535
-    reaches = one.protocol in (None, rule.protocol) and low <= rule.port <= high
-    return (
-        reaches and not one.remote_group_id and _is_everybody(one.remote_ip_prefix or "0.0.0.0/0")
-    )
-
-
-async def loosen(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
-    """Raises Conflict where somebody else writes at the same time."""
-    for group in await _groups(cloud, owner):
-        for port in await _with_group(cloud, group.id):
-            if _addresses(port) <= set(nodes):
-                await _put(cloud, port, [each for each in port.security_groups if each != group.id])
-
-
-async def close(cloud: Cloud, owner: Owner, step: Close) -> bool:
-    """Whether the group went, too. It takes its last rules along: while there are ports that have
-    it, these tell of whom it is. Raises Conflict where somebody else writes at the same time."""
-    left = False
-    gone: set[str] = set()
-    for group in await _groups(cloud, owner):
-        rules = {each.id for each in await _rules(cloud, [group.id])}
-        if not rules <= set(step.rules):
-            left = True
-            continue
-        for port in await _with_group(cloud, group.id):
-            await _put(cloud, port, [each for each in port.security_groups if each != group.id])
-        await cloud.write("DELETE", f"{GROUPS}/{group.id}", None)
-        gone |= rules
-    for each in step.rules:
-        if each not in gone:
-            await cloud.write("DELETE", f"{RULES}/{each}", None)
-    return not left
-
-
-async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
-    """For who comes in."""
-    return (
-        await get_list(cloud, RULES, _Rule, {"security_group_id": groups, "direction": "ingress"})
-        if groups
+        [RemoveSecurityGroup(wanted.service, found.idle)]
+        if found.idle and wanted.rules is not None
         else []
     )
 
 
-def _sorted_out(owner: Owner, rules: Iterable[_Rule]) -> Rules:
-    found: dict[ServiceKey, list[FoundRule]] = {}
-    for each in rules:
-        if (key := owner.marked(each.description or "")) is not None:
-            found.setdefault(key, []).append(_found(each))
-    return found
+def all_rules_of(key: ServiceKey, found: Found) -> list[Change]:
+    """For a Service that goes."""
+    return [DeleteRules(key, tuple(sorted(each.id for each in found.rules)))] if found.rules else []
 
 
-def _is_everybody(source: str) -> bool:
-    return source.endswith("/0")
-
-
-def _addresses(port: Port) -> frozenset[str]:
-    return frozenset(fixed.ip_address for fixed in port.fixed_ips)
-
-
-async def _put(cloud: Cloud, port: Port, groups: Sequence[str]) -> None:
-    await cloud.write(
-        "PUT",
-        f"{PORTS}/{port.id}",
-        {"port": {"security_groups": list(groups)}},
-        port.revision_number,
-    )
-
-
-async def _groups(cloud: Cloud, owner: Owner) -> list[_Group]:
-    return await get_list(cloud, GROUPS, _Group, {"description": owner.tag})
-
-
-async def _with_group(cloud: Cloud, group: str) -> list[Port]:
-    return await get_list(cloud, PORTS, Port, {"security_groups": group})
-
-
-async def _group(cloud: Cloud, owner: Owner) -> str:
-    if found := await _groups(cloud, owner):
-        return min(each.id for each in found)
-    body = {"security_group": {"name": f"fairlead_{owner.name}", "description": owner.tag}}
-    await cloud.write("POST", GROUPS, body)
-    if not (made := await _groups(cloud, owner)):
-        raise Conflict("the security group of the cluster has vanished")
-    return min(each.id for each in made)
-
-
-def _body(rule: Rule, group: str, mark: str) -> dict[str, object]:
-    return {
-        "security_group_id": group,
-        "direction": "ingress",
-        "ethertype": "IPv6" if ":" in rule.source else "IPv4",
-        "protocol": rule.protocol,
-        "port_range_min": rule.port,
-        "port_range_max": rule.port,
-        "remote_ip_prefix": rule.source,
-        "description": mark,
+def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
+    """With the load balancer's own addresses where rules are for these."""
+    own = [each for each in rules if not each.source]
+    said = {each for each in rules if each.source}
+    return said | {
+        msgspec.structs.replace(each, source=source) for each in own for source in balancer.sources
     }
 
 
-def _found(one: _Rule) -> FoundRule:
-    source = one.remote_ip_prefix or ""
-    return FoundRule(one.id, Rule(one.protocol or "", one.port_range_min or 0, source))
-
-
-def _host(address: str) -> str:
-    return str(ipaddress.ip_network(address))
+def is_everybody(source: str) -> bool:
+    return source.endswith("/0")

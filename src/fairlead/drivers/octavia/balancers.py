@@ -8,12 +8,13 @@ wanted."""
 from typing import Literal
 
 from fairlead.model import (
+    ExistingLoadBalancer,
     Family,
     FloatingWish,
-    OctaviaElsewhere,
     OctaviaPlace,
     Provider,
     ServiceKey,
+    SharedOrAdopted,
     Value,
 )
 
@@ -86,7 +87,7 @@ class FoundRule(Value, frozen=True):
     rule: Rule
 
 
-class Tree(Value, frozen=True):
+class BalancerSpec(Value, frozen=True):
     """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its
     provider, for whoever asks. `elsewhere`: the load balancer that it is to be on, if not on one
     made for it."""
@@ -102,7 +103,9 @@ class Tree(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
-    elsewhere: OctaviaElsewhere | None = None
+    elsewhere: SharedOrAdopted | None = None
+    existing: ExistingLoadBalancer | None = None
+    """The load balancer that was known when this was planned."""
     floating: FloatingWish | None = None
     rules: tuple[Rule, ...] | None = None
     """None: security groups are left as they are."""
@@ -180,7 +183,7 @@ class FoundListener(Value, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-Standing = Literal["own", "guest", "foreign"]
+Ownership = Literal["own", "guest", "foreign"]
 """What a Service is to a load balancer that it is on: the one for whom it was made; one of several,
 which has listeners on it; or it is to be the Service's own, and does not carry its mark yet."""
 
@@ -193,7 +196,7 @@ class Taken(Value, frozen=True):
     holder: str
 
 
-class FoundTree(Value, frozen=True):
+class BalancerState(Value, frozen=True):
     """What one Service has on one load balancer. `listeners` and `pools` are the Service's, by
     their marks. `others`: how many listeners are not; `taken`: those of them of which more is
     known."""
@@ -220,7 +223,7 @@ class FoundTree(Value, frozen=True):
     """CIDRs from which it speaks to members itself."""
     listeners: tuple[FoundListener, ...] = ()
     pools: tuple[FoundPool, ...] = ()
-    standing: Standing = "own"
+    ownership: Ownership = "own"
     others: int = 0
     taken: tuple[Taken, ...] = ()
 
@@ -238,21 +241,32 @@ class FoundTree(Value, frozen=True):
     def families(self) -> tuple[Family, ...]:
         return tuple(dict.fromkeys(family_of(address) for address in self.own if address))
 
+    @property
+    def works_on(self) -> bool:
+        """Octavia is working on it."""
+        return self.status not in (ACTIVE, ERROR)
+
 
 class Found(Value, frozen=True):
     """All load balancers of one Service; there should be one. `attempts`: how often one that had
-    failed was repaired or made anew since it last worked. `sought`: for which wish one was looked
-    for elsewhere; `at`: the id of what was found then."""
+    failed was repaired or made anew since it last worked. `located_for`: the shared or adopted load
+    balancer that was last looked for; `located_id`: the id of the one that was found then; empty:
+    there is none. `after`: the writes that were made right before this was read. `look_s`: while
+    Octavia works on one of them, when to look again."""
 
-    trees: tuple[FoundTree, ...]
+    balancers: tuple[BalancerState, ...]
     attempts: int = 0
-    sought: OctaviaElsewhere | None = None
-    at: str = ""
-    loose: tuple[FloatingIp, ...] = ()
+    located_for: SharedOrAdopted | None = None
+    located_id: str = ""
+    after: tuple[object, ...] = ()
+    look_s: float = 1.0
+    covers: bool = False
+    """Monitors that provider ovn makes cover floating IPs that come later."""
+    unattached_ips: tuple[FloatingIp, ...] = ()
     """Floating IPs with the mark of the Service that lead to none of these."""
     rules: tuple[FoundRule, ...] = ()
     """Of the Service."""
-    guarded: frozenset[str] = frozenset()
+    secured_addresses: frozenset[str] = frozenset()
     """Addresses of nodes that have the cluster's security group."""
     idle: tuple[str, ...] = ()
     """Addresses of nodes that have it, and have not been members of any load balancer for long;

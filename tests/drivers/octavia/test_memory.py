@@ -1,0 +1,63 @@
+"""What the driver remembers between passes. Pure."""
+
+from tests.drivers.octavia.site import WEB
+
+from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
+from fairlead.drivers.octavia.changes import Call
+from fairlead.drivers.octavia.memory import Memory, Rounds
+from fairlead.model import ServiceKey
+
+MAIL = ServiceKey("default", "mail")
+
+
+def found(id_: str) -> Found:
+    return Found((BalancerState(id_, WEB, "uid", ACTIVE, "ovn", "10.0.0.7"),))
+
+
+def write(path: str) -> Call:
+    return Call(WEB, "DELETE", path, None, "a part")
+
+
+def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None:
+    """What it saw of that Service may be from before the write."""
+    memory = Memory(lambda: 0.0)
+    memory.take(WEB, found("before"))
+    memory.begin()
+    memory.doubt(WEB)
+    memory.take(WEB, found("after"))
+    assert set(memory.take_all({WEB: found("before"), MAIL: found("mail")})) == {MAIL}
+    assert memory.known == {WEB: found("after"), MAIL: found("mail")}
+    memory.begin()
+    memory.take_all({})
+    assert memory.known == {}
+
+
+def test_a_doubt_that_is_older_than_a_look_at_everything_outlives_it() -> None:
+    memory = Memory(lambda: 0.0)
+    memory.doubt(WEB)
+    memory.begin()
+    memory.take_all({WEB: found("a")})
+    assert memory.is_doubted(WEB)
+    memory.take(WEB, None)
+    assert not memory.is_doubted(WEB)
+
+
+def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
+    memory = Memory(lambda: 0.0)
+    assert memory.is_doubted(WEB)
+    memory.begin()
+    memory.take_all({})
+    assert not memory.is_doubted(WEB)
+
+
+def test_writes_count_until_a_pass_writes_nothing() -> None:
+    rounds = Rounds()
+    assert rounds.read(WEB) == ()
+    rounds.add(WEB, (write("listeners/a"),))
+    assert rounds.read(WEB) == (write("listeners/a"),)
+    rounds.add(WEB, (write("pools/a"),))
+    assert rounds.read(WEB) == (write("listeners/a"), write("pools/a"))
+    assert rounds.read(WEB) == ()
+    rounds.add(WEB, (write("pools/b"),))
+    rounds.end(WEB)
+    assert rounds.read(WEB) == ()
