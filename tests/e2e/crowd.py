@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
-from fairlead.drivers.direct.maps.records import INDEX, pack_address, unpack_text
 from tests.e2e.load import CLIENT, Web, until
 
+from fairlead.drivers.direct.maps.records import INDEX, unpack_text
 from fairlead.lab.objects import PODS
 from fairlead.lab.piped import Piped
 from fairlead.lab.site import Site
+from fairlead.net.address import pack_address
 from fairlead.net.bpf import Map
 from fairlead.probe.crowd import Break, Count
 
