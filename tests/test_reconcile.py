@@ -117,6 +117,7 @@ class Bench:
         self.state = State(("services",))
         self.stores = stores
         self.outcomes: dict[ServiceKey, Outcome] = {}
+        self.history: dict[str, list[Outcome]] = {}
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, str | Refused]:
         planned: dict[ServiceKey, str | Refused] = {}
@@ -141,6 +142,8 @@ class Bench:
     async def running(self, audit_interval_s: float = 60.0) -> AsyncIterator[None]:
         def report(_: Mapping[ServiceKey, str], outcomes: Mapping[ServiceKey, Outcome]) -> None:
             self.outcomes |= outcomes
+            for key, outcome in outcomes.items():
+                self.history.setdefault(key.name, []).append(outcome)
 
         self.loop = loop = Loop(
             "test",
@@ -169,6 +172,13 @@ class Bench:
         async with asyncio.timeout(10):
             while store.held != expected:
                 await asyncio.sleep(0.005)
+
+    async def told(self, name: str, state: str) -> Outcome:
+        """Wait until the Service has had an outcome of this state; the first one."""
+        async with asyncio.timeout(10):
+            while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
+                await asyncio.sleep(0.005)
+        return found[0]
 
 
 async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_more() -> None:
@@ -401,6 +411,90 @@ async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
         bench.put(web="a")
         await bench.until(announcement, web="a")
         assert bench.outcomes[ServiceKey("default", "web")].message == "there is no more"
+
+
+class Partly(Store):
+    """Serves each Service, but `web` only in part: one of its nodes cannot be reached."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        lacking = {change.service for change in changes if change.service.name == "web"}
+        return dict.fromkeys(lacking, Outcome("unavailable", "no way to node1", in_part=True))
+
+
+async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the_next() -> None:
+    forwarding, announcement = Partly(), Store()
+    bench = Bench(forwarding, announcement)
+    bench.put(web="a", other="a", third="far away")
+    async with bench.running():
+        await bench.until(announcement, web="a", other="a")  # nothing of `third`
+        assert (await bench.told("web", "unavailable")).message == "no way to node1"
+        assert (await bench.told("third", "unavailable")).message == "too far"
+
+
+class Reluctant(Store):
+    """Serves in part whatever it lets go of late."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        if self.away and any(change.value is None for change in changes):
+            self.away -= 1
+            return {
+                change.service: Outcome("unavailable", "not yet", in_part=True)
+                for change in changes
+            }
+        return await super().apply(changes)
+
+
+async def test_what_goes_in_part_keeps_what_it_rests_on() -> None:
+    diary: list[str] = []
+    first, last = Store(diary=diary, title="claim"), Reluctant(diary=diary, title="cloud")
+    bench = Bench(first, last)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(last, web="a")
+        last.away = 1
+        bench.put(web=None)
+        await bench.until(first)
+    assert diary == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
+
+
+class Waiting(Store):
+    """A cloud whose load balancers take their time: nothing is served yet."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        return {
+            change.service: Outcome("waiting", "it is being made", again_s=60.0)
+            for change in changes
+        }
+
+
+async def test_what_is_not_served_yet_is_not_published() -> None:
+    claim, cloud, publication = Store(), Waiting(), Store()
+    bench = Bench(claim, cloud, publication)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.told("web", "waiting")
+        assert publication.held == {}
+
+
+class Refusing(Store):
+    """Serves all that it is given, and refuses to serve one port of it."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        return {change.service: Outcome("refused", "no room", in_part=True) for change in changes}
+
+
+async def test_what_two_drivers_say_is_told_together_and_tried_again_if_one_asks_for_it() -> None:
+    rules, announcement = Refusing(), Store()
+    bench = Bench(rules, announcement)
+    announcement.away = 1
+    async with bench.running():
+        bench.put(web="a")
+        told = await bench.told("web", "unavailable")
+        assert (told.message, told.in_part) == ("no room; the store is away", False)
+        await bench.until(announcement, web="a")
 
 
 async def test_what_others_change_is_put_right_by_the_audit() -> None:

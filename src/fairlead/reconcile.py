@@ -382,14 +382,15 @@ class Loop(Generic[IntentT]):
         outcomes: dict[ServiceKey, Outcome],
         dirty: DirtyKeys,
     ) -> None:
-        """One driver's part, for those that no driver before it failed on altogether."""
-        keys = [key for key in keys if key not in outcomes or outcomes[key].in_part]
+        """One driver's part, for the Services that the drivers before it serve at least in part.
+        What is to go stays in a driver until the drivers after it have let go of all of it."""
+        keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
         if not keys:
             return
         try:
             actual = await driver.read(keys)
         except FairleadError as error:
-            outcomes |= dict.fromkeys(keys, _outcome_of(error))
+            _join(outcomes, dict.fromkeys(keys, _outcome_of(error)))
             return
         wanted = {key: intents[key] for key in keys if key in intents}
         if len(keys) > MOST_AT_ONCE or any(map(self._is_large, keys)):
@@ -397,13 +398,13 @@ class Loop(Generic[IntentT]):
         else:
             changes = _changes(driver, wanted, actual)
         if changes:
-            outcomes |= await self._apply(driver, changes, dirty)
+            _join(outcomes, await self._apply(driver, changes, dirty))
 
     async def _apply(
         self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change], dirty: DirtyKeys
     ) -> dict[ServiceKey, Outcome]:
         """Apply the changes, in halves where they fail together; the outcomes of the Services that
-        are not done."""
+        are not done, or of which the driver has something to tell."""
         outcomes: dict[ServiceKey, Outcome] = {}
         groups = deque([changes])
         splits = 0
@@ -429,16 +430,16 @@ class Loop(Generic[IntentT]):
                     first=str(services[0]),
                 )
             for key, outcome in told.items():
-                if outcome.state != "done":
+                if outcome.state != "done" or outcome.notes:
                     outcomes[key] = outcome
-                elif outcome.again_s:
+                if outcome.state == "done" and outcome.again_s:
                     self._look_again(key, outcome.again_s, dirty)
-        if outcomes:
-            key, outcome = min(outcomes.items())
+        if failed := {key: each for key, each in outcomes.items() if each.state != "done"}:
+            key, outcome = min(failed.items())
             log.warning(
                 "not applied",
                 driver=driver.name,
-                services=len(outcomes),
+                services=len(failed),
                 first=str(key),
                 why=outcome.message,
             )
@@ -467,6 +468,17 @@ class Loop(Generic[IntentT]):
                     key, Backoff(FIRST_RETRY_S, LAST_RETRY_S)
                 ).next_s(outcome.again_s)
             self._retries[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
+
+
+def _passes(outcome: Outcome, *, wanted: bool) -> bool:
+    """Whether the next driver sees a Service of which the drivers before it say this."""
+    return outcome.state == "done" or (wanted and outcome.in_part)
+
+
+def _join(outcomes: dict[ServiceKey, Outcome], later: Mapping[ServiceKey, Outcome]) -> None:
+    """Add what the next driver says."""
+    for key, outcome in later.items():
+        outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
 
 
 def _changes(

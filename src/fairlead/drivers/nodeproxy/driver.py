@@ -355,7 +355,8 @@ class NodeProxyDriver:
                 }
                 await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
-            return dict.fromkeys(answers, Outcome("unavailable", str(error)))
+            # The rules are in force: connections that begin now are served.
+            return dict.fromkeys(answers, Outcome("unavailable", str(error), in_part=True))
         return {}
 
     async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:

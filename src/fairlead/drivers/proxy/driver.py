@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
@@ -128,22 +129,32 @@ class ProxyDriver:
         been one. Raises Refused for a configuration that HAProxy does not take; it goes on as
         before then."""
         async with self._changing:
-            outcomes: dict[ServiceKey, Outcome] = {}
-            if spec.needs_reload(changes):
-                if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
-                    return await self._reload(changes)
-                waiting = {
-                    change.service
-                    for change in changes
-                    if isinstance(change, SetListener | RemoveListener)
-                }
-                outcomes = dict.fromkeys(
-                    waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
-                )
-            live = [
-                change for change in changes if not isinstance(change, SetListener | RemoveListener)
-            ]
-            return outcomes | await self._tell(live)
+            outcomes = await self._apply(changes)
+            # HAProxy goes on with the listeners that such a Service had before.
+            return {
+                key: each
+                if each.state == "done"
+                else msgspec.structs.replace(each, in_part=key in self._specs)
+                for key, each in outcomes.items()
+            }
+
+    async def _apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
+        outcomes: dict[ServiceKey, Outcome] = {}
+        if spec.needs_reload(changes):
+            if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
+                return await self._reload(changes)
+            waiting = {
+                change.service
+                for change in changes
+                if isinstance(change, SetListener | RemoveListener)
+            }
+            outcomes = dict.fromkeys(
+                waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+            )
+        live = [
+            change for change in changes if not isinstance(change, SetListener | RemoveListener)
+        ]
+        return outcomes | await self._tell(live)
 
     async def follow(self) -> None:
         """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until
