@@ -26,7 +26,7 @@ from fairlead.plan.cluster import plan_gateway, plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.roles.controller import Planner
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.telemetry import configure_logging
@@ -121,9 +121,8 @@ async def measure(role: str, access: Access) -> None:
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)
-        feed(group, client, state, freshness, KEEP[role])
-        if role == "controller":
-            feed_addresses(group, client, state, freshness)
+        feed = Feed(client, state, freshness, KEEP[role], addresses=role == "controller")
+        group.create_task(feed.run())
         running = group.create_task(loop.run())
         await state.whole.wait()
         figures.stage("whole")

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from fairlead.drivers import Change, Driver
+from fairlead.drivers import Change, Component, Driver
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.backoff import Backoff
 from fairlead.model import DONE, Outcome, ServiceKey
@@ -66,7 +66,7 @@ class Source(Protocol):
     def subscribers(self) -> Subscribers: ...
 
 
-class Loop(Generic[IntentT]):
+class Loop(Component, Generic[IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
     parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n

@@ -1,4 +1,5 @@
-"""What a driver is: the four methods by which the loop makes one kind of thing be as planned.
+"""What a driver is: the four methods by which the loop makes one kind of thing be as planned. What
+a component is: a part of a role that has a life of its own.
 
 A driver turns Intents (a `LoadBalancer`, a `NodeService`) into its own Specs, compares them with
 what is there and applies the difference. `render` and `diff` are pure; `read` and `apply` are the
@@ -6,12 +7,71 @@ only I/O. The same shape serves a kernel, where all dirty Services go in one tra
 cloud API, where each write locks one load balancer for seconds: the loop (`reconcile.py`) is told
 how many Services one `apply` may carry, and how many `apply`s may run at once. Drivers stand in a
 chain, in the order in which things must come to be; the loop takes things away in the opposite
-order."""
+order.
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+A role is a list of components, most of which are drivers too. `roles.components` opens them in the
+order of the list and closes them in the opposite order."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
 
 from fairlead.model import Outcome, ServiceKey
+
+if TYPE_CHECKING:  # the processes beside a role load neither
+    from prometheus_client.registry import Collector
+
+    from fairlead.drivers.host import Need
+
+LookAgain = Callable[[Collection[ServiceKey]], None]
+"""How a driver says that it has to see these Services again, although nothing in the cluster has
+changed: a node came within reach, memory was released, a process has died. A role passes
+`State.subscribers.mark`, and the next pass of the loop carries the Services. What is known during a
+pass is an Outcome instead."""
+
+
+def never_again(_: Collection[ServiceKey]) -> None:
+    """The `LookAgain` of a driver without a loop."""
+
+
+class Component:
+    """A part of a role with a life of its own. A subclass overrides what it has of this.
+
+    `close` and `remove` must work whatever has become of `open`: it may have failed half way, or
+    have been cancelled."""
+
+    name = ""
+    """For logs and the names of tasks."""
+
+    async def open(self) -> None:
+        """Get ready, or wait until the role may go on. The components before this one are open and
+        run meanwhile; the components after it are not open yet."""
+
+    async def run(self) -> None:
+        """The component's own work, from when it is open until the role ends and cancels it. It may
+        return early. An error ends the role."""
+
+    async def close(self) -> None:
+        """Let go of everything; what serves packets goes on serving."""
+
+    async def remove(self) -> Sequence[str]:
+        """Take away everything of this kind that is here, whichever process left it. Returns what
+        there was, in words. Needs no `open`, and leaves nothing to close."""
+        return ()
+
+    def status(self) -> msgspec.Struct | None:
+        """What `/state` shows of it; each field is shown under its own name. None: nothing. Called
+        in a thread while the component is open."""
+        return None
+
+    def collectors(self) -> "Sequence[Collector]":
+        """Its metrics. Asked for once, when the component is open."""
+        return ()
+
+    async def requirements(self) -> "Collection[Need]":
+        """What the component needs of its host at present. Called while it is open."""
+        return ()
 
 
 class Change(Protocol):

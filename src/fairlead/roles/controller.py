@@ -10,8 +10,10 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 from fairlead.config import Config
+from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
 from fairlead.drivers.conditions import ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
@@ -24,7 +26,6 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
@@ -36,11 +37,12 @@ from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
 from fairlead.reconcile import Loop
 from fairlead.roles.catch_up import catch_up
+from fairlead.roles.components import Context, Task, Until, run_components
 from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed, freshness_of
 from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
@@ -98,50 +100,60 @@ async def run(
     view = View("controller", "")
     view.standing_by = state.whole.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with (
-        Client(access) as client,
-        serve(view, listen, config.web.metrics_from),
-        asyncio.TaskGroup() as group,
-    ):
+    async with Client(access) as client:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
-        freshness = Freshness(
-            lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
-        )
+        freshness = freshness_of(client, config)
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
-        group.create_task(recorder.run())
-        group.create_task(freshness.run())
-        group.create_task(
-            Announcer(client, config.presence, view, controller_name()).run(remove_at_end=True)
-        )
-        feed(
-            group,
-            client,
-            state,
-            freshness,
-            CONTROLLER if config.octavia is None else CLOUD_CONTROLLER,
-        )
-        feed_addresses(group, client, state, freshness)
-        group.create_task(gateways.run())
+        announcer = Announcer(client, config.presence, view, controller_name())
+        keep = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
-            fence = elector.assert_leading
-            known = gateways.decided
             await work(
                 config,
                 client,
                 state,
                 view,
                 recorder,
-                known,
-                fence=fence,
+                gateways.decided,
+                fence=elector.assert_leading,
                 patience_s=patience_s,
                 start_s=start_s,
             )
 
-        group.create_task(elector.lead(term))
+        components = [
+            Context("web", serve(view, listen, config.web.metrics_from)),
+            Task("events", recorder.run),
+            Task("freshness", freshness.run),
+            Task("presence", partial(announcer.run, remove_at_end=True)),
+            Feed(client, state, freshness, keep, addresses=True),
+            Task("gateways", gateways.run),
+            Task("leader election", partial(elector.lead, term)),
+        ]
+        await run_components(components, view)
+
+
+class Term(Component):
+    """The time in which this process leads: outside of it nothing is known that could be shown, and
+    another process writes the Events."""
+
+    name = "term"
+
+    def __init__(
+        self, view: View, loop: Loop[LoadBalancer], events: Reporter[LoadBalancer]
+    ) -> None:
+        self._view = view
+        self._loop = loop
+        self._events = events
+
+    async def open(self) -> None:
+        self._view.follow(self._loop)
+
+    async def close(self) -> None:
+        self._events.close()
+        self._view.follow(None)
 
 
 async def work(
@@ -196,44 +208,44 @@ async def work(
         shared.of("services"),
         parallel=WRITERS,
     )
-    view.follow(loop)
-    try:
-        with octavia_loop(
-            config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
-        ) as octavia:
+    with octavia_loop(
+        config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
+    ) as octavia:
 
-            def undecided(service: Service) -> bool:
-                """Of what a cloud has, nothing is known while it is away."""
-                return (
-                    not octavia.settled.is_set()
-                    and service.key not in reports.services
-                    and bool(claimed_for(service, served_by_octavia))
-                )
-
-            conditions = Loop(
-                "conditions",
-                reports,
-                reports.plan,
-                [ConditionsDriver(writer, newest, undecided=undecided)],
-                lambda _intents, _outcomes: None,
-                parallel=WRITERS,
-                coalesce_s=CONDITIONS_COALESCE_S,
+        def undecided(service: Service) -> bool:
+            """Of what a cloud has, nothing is known while it is away."""
+            return (
+                not octavia.settled.is_set()
+                and service.key not in reports.services
+                and bool(claimed_for(service, served_by_octavia))
             )
-            async with asyncio.TaskGroup() as group:
-                group.create_task(loop.run())
-                group.create_task(octavia.run())
-                group.create_task(pools.run())
-                group.create_task(planner.follow_pools())
-                group.create_task(collect(client, config.presence, fence=fence))
-                # Until then it is not known whether conditions that another leader wrote still
-                # hold.
-                await loop.settled.wait()
-                await gateways_known.wait()
-                events.resume(left_warned(state.services.values()))
-                group.create_task(conditions.run())
-    finally:
-        events.close()
-        view.follow(None)
+
+        async def known() -> None:
+            """Until then it is not known whether conditions that another leader wrote hold."""
+            await loop.settled.wait()
+            await gateways_known.wait()
+            events.resume(left_warned(state.services.values()))
+
+        conditions = Loop(
+            "conditions",
+            reports,
+            reports.plan,
+            [ConditionsDriver(writer, newest, undecided=undecided)],
+            lambda _intents, _outcomes: None,
+            parallel=WRITERS,
+            coalesce_s=CONDITIONS_COALESCE_S,
+        )
+        components = [
+            Term(view, loop, events),
+            loop,
+            octavia,
+            Task("pool reports", pools.run),
+            Task("pools", planner.follow_pools),
+            Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
+            Until("all Services are known", known),
+            conditions,
+        ]
+        await run_components(components, view)
 
 
 def left_warned(services: Iterable[Service]) -> Iterator[Warned]:

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from fairlead.config import OCTAVIA, Config
+from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, served_by_octavia
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.octavia.cloud import Cloud
@@ -33,6 +36,24 @@ AUDIT_INTERVAL_S = 300.0
 """A look at everything costs a call for each pool."""
 SYSTEM = "kube-system"
 """The namespace that every cluster has from its first day; its uid stands for the cluster."""
+
+
+class HealthStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the load balancers."""
+
+    octavia: Sequence[object]
+
+
+class BalancerHealth(Component):
+    """Shows how load balancers are."""
+
+    name = "octavia health"
+
+    def __init__(self, driver: OctaviaDriver) -> None:
+        self._driver = driver
+
+    def status(self) -> HealthStatus:
+        return HealthStatus(self._driver.health())
 
 
 class OctaviaServices:
@@ -158,9 +179,8 @@ def octavia_loop(
         located=driver.located,
     )
     source = OctaviaServices(state, config, driver.knows)
-    view.traffic = lambda: {"octavia": driver.health()}
     try:
-        with state.subscribers.telling(source):
+        with state.subscribers.telling(source), view.showing(BalancerHealth(driver)):
             yield Loop(
                 "octavia",
                 source,
@@ -172,5 +192,4 @@ def octavia_loop(
                 unread=lambda: driver.unread,
             )
     finally:
-        view.traffic = dict
         cloud.close()

@@ -94,6 +94,7 @@ class Reporter(Generic[IntentT]):
     ) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
+            self._tell_happened(key, outcome.notes)
             said = self._said.pop(key, {})
             still = {
                 (each.reason, matter_of(each.message)): each
@@ -121,6 +122,14 @@ class Reporter(Generic[IntentT]):
                     {reason for reason, _ in said},
                     forgotten=key not in intents and outcome.state == "done",
                 )
+
+    def _tell_happened(self, key: ServiceKey, notes: Iterable[Note]) -> None:
+        """Write what a driver says has happened: each time once, and it never ends."""
+        if (service := self._state.services.get(key)) is None:
+            return
+        for note in notes:
+            kind = "Normal" if note.normal else "Warning"
+            self._recorder.event(key, service.metadata.uid, kind, note.reason, note.message)
 
     def close(self) -> None:
         """Say nothing more: another process does now."""

@@ -18,7 +18,7 @@ from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import NodeService
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.node import claim, follow_rules
+from fairlead.roles.node import claim
 from fairlead.state import State
 
 NODE = "node"
@@ -39,6 +39,7 @@ class Settings(msgspec.Struct):
             pod_cidrs=self.pod_cidrs,
             service_cidrs=self.service_cidrs,
             claim=partial(claim, state.services),
+            look_again=state.subscribers.mark,
         )
 
 
@@ -85,7 +86,7 @@ async def main() -> None:
         lambda *_: None,
         audit_interval_s=AUDIT_S,
     )
-    tasks = [asyncio.create_task(each) for each in (loop.run(), follow_rules(state, driver))]
+    tasks = [asyncio.create_task(each) for each in (loop.run(), driver.run())]
     while line := await asyncio.to_thread(sys.stdin.readline):
         show(state, msgspec.json.decode(line))
     for task in tasks:
