@@ -41,7 +41,7 @@ from fairlead.drivers.octavia.marks import Owner
 from fairlead.errors import Unavailable
 from fairlead.kube.events import Recorder
 from fairlead.model import LoadBalancer, Member, Outcome, ServiceKey
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.octavia import AT_ONCE, AUDIT_INTERVAL_S
 from fairlead.sections import OctaviaConfig
 from fairlead.state import Subscribers
@@ -169,8 +169,7 @@ class Fairlead:
             self._services.plan,
             [driver],
             self._services.report,
-            parallel=AT_ONCE,
-            audit_interval_s=AUDIT_INTERVAL_S,
+            pace=Pace(parallel=AT_ONCE, audit_interval_s=AUDIT_INTERVAL_S),
         )
         task = asyncio.create_task(loop.run())
         try:

@@ -18,6 +18,7 @@ from bench.figures import Figures
 
 from bench import fixture
 from fairlead.config import Config, PoolConfig
+from fairlead.drivers import Component
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
@@ -54,7 +55,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class NotingDriver:
+class NotingDriver(Component):
     """Serves nothing, and notes when it was told to."""
 
     name = "noting"

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from fairlead.drivers import Component
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Outcome, ServiceKey
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.state import State
 
 
@@ -22,7 +23,7 @@ class Put(msgspec.Struct, frozen=True):
         return f"put {self.service} {self.value}"
 
 
-class Store:
+class Store(Component):
     """A load balancer that keeps one text per Service.
 
     It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever
@@ -101,7 +102,8 @@ class Store:
 
 class Bench:
     """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its
-    `intent` annotation."""
+    `intent` annotation. `parallel`: 0: each store takes all Services at once; n: one Service at a
+    time, and n of them at once."""
 
     def __init__(
         self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
@@ -116,6 +118,8 @@ class Bench:
         """How many Services were planned, each as often as it was."""
         self.state = State(("services",))
         self.stores = stores
+        for store in stores:
+            store.batch = 1 if parallel else 0
         self.outcomes: dict[ServiceKey, Outcome] = {}
         self.history: dict[str, list[Outcome]] = {}
 
@@ -151,10 +155,12 @@ class Bench:
             self.plan,
             self.stores,
             report,
-            parallel=self.parallel,
-            coalesce_s=0.001,
-            audit_interval_s=audit_interval_s,
-            plan_slice=self.plan_slice,
+            pace=Pace(
+                parallel=self.parallel or 1,
+                coalesce_s=0.001,
+                audit_interval_s=audit_interval_s,
+                plan_slice=self.plan_slice,
+            ),
             large=lambda key: key == self.large and key in self.state.services,
         )
         task = asyncio.ensure_future(loop.run())
@@ -495,6 +501,48 @@ async def test_what_two_drivers_say_is_told_together_and_tried_again_if_one_asks
         told = await bench.told("web", "unavailable")
         assert (told.message, told.in_part) == ("no room; the store is away", False)
         await bench.until(announcement, web="a")
+
+
+async def test_a_driver_of_one_transaction_stands_between_drivers_of_single_writes() -> None:
+    claim, network, publication = Store(takes_s=0.001), Store(), Store(takes_s=0.001)
+    bench = Bench(claim, network, publication, parallel=4)
+    network.batch = 0
+    names = [f"s{i}" for i in range(40)]
+    bench.put(**dict.fromkeys(names, "a"))
+    async with bench.running():
+        assert [len(call) for call in network.calls] == [40]
+        for store in (claim, publication):
+            assert [len(call) for call in store.calls] == [1] * 40
+            assert 1 < store.most_at_once <= 4
+            assert len(store.held) == 40
+        publication.away = 1
+        bench.put(s0="b", s1="b")
+        wanted = dict.fromkeys(names, "a") | {"s0": "b", "s1": "b"}
+        await bench.until(publication, **wanted)
+        assert max(len(call) for call in network.calls[1:]) <= 2
+
+
+async def test_a_driver_takes_no_more_services_at_once_than_it_says() -> None:
+    bench = Bench(store := Store(), parallel=1)
+    store.batch = 3
+    bench.put(**{f"s{i}": "a" for i in range(10)})
+    async with bench.running():
+        assert [len(call) for call in store.calls] == [3, 3, 3, 1]
+
+
+async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> None:
+    class Behind(Store):
+        reads = 0
+
+        async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
+            self.reads += keys is None
+            self.unread = self.reads < 3
+            return await super().read(keys)
+
+    bench = Bench(store := Behind())
+    async with bench.running(), asyncio.timeout(10):
+        while store.reads < 3:
+            await asyncio.sleep(0.005)
 
 
 async def test_what_others_change_is_put_right_by_the_audit() -> None:

@@ -16,7 +16,8 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -52,6 +53,26 @@ MOST_SPLITS = 32
 altogether."""
 
 
+class Pace(NamedTuple):
+    """How a loop goes about its work.
+
+    parallel: how many passes run at once, never two on the same Service; and how many `apply`s of a
+    driver run at once, where it takes fewer Services than a pass carries. coalesce_s: how long a
+    change waits for others after the one before. patience_s: how long a loop whose work must not
+    hold up others waits also after quiet. plan_slice: how many Services are planned, and compared
+    by audits, in one go, where the plan of one does not depend on which others it is made with;
+    then others have their turn. 0: all of them."""
+
+    parallel: int = 1
+    coalesce_s: float = 0.01
+    patience_s: float = 0.0
+    audit_interval_s: float = 60.0
+    plan_slice: int = 0
+
+
+USUAL = Pace()
+
+
 class Source(Protocol):
     """Where Services come from, mostly a State: which there are, whether all are known, and which
     are dirty."""
@@ -69,16 +90,11 @@ class Source(Protocol):
 class Loop(Component, Generic[IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
-    parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n
-    passes run at once, one Service each, never two on the same Service. large: whether planning and
-    applying a Service takes so long that others must not wait for it. Such Services are planned in
-    a thread, one after the other, and each has its own pass, in parallel to the pass of all the
-    others. Only the first pass of a start handles all Services together. plan_slice: how many
-    Services are planned, and compared by audits, in one go, where that of one does not depend on
-    which others it is done with; then others have their turn. 0: all of them. patience_s: so long a
-    loop waits also after quiet, whose work is not to keep another's waiting. unread: whether a
-    driver has not been able yet to read everything, and went on without: an audit comes again soon
-    then."""
+    A pass carries as many Services as the driver with the largest `batch` in the chain takes at
+    once; the other drivers get them in smaller parts. large: whether planning and applying a
+    Service takes so long that others must not wait for it. Such Services are planned in a thread,
+    one after the other, and each has its own pass, in parallel to the pass of all the others. Only
+    the first pass of a start handles all Services together."""
 
     def __init__(
         self,
@@ -88,13 +104,8 @@ class Loop(Component, Generic[IntentT]):
         drivers: Sequence[Driver[IntentT, Any, Any, Any]],
         report: Report[IntentT],
         *,
-        parallel: int = 0,
-        coalesce_s: float = 0.01,
-        audit_interval_s: float = 60.0,
+        pace: Pace = USUAL,
         large: Callable[[ServiceKey], bool] = lambda _: False,
-        plan_slice: int = 0,
-        patience_s: float = 0.0,
-        unread: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
@@ -105,12 +116,10 @@ class Loop(Component, Generic[IntentT]):
         self._plan = plan
         self._drivers = drivers
         self._report = report
-        self._parallel = parallel
-        self._coalesce_s = coalesce_s
-        self._patience_s = patience_s
-        self._unread = unread
-        self._audit_interval_s = audit_interval_s
-        self._slice = plan_slice
+        self._pace = pace
+        batches = [driver.batch for driver in drivers]
+        self._batch = max(batches) if batches and all(batches) else 0
+        """How many Services one pass carries; 0: all that are ready."""
         self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
         self._large = large
         self._ready_alone: dict[ServiceKey, None] = {}
@@ -136,7 +145,7 @@ class Loop(Component, Generic[IntentT]):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
                     group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
-                    for number in range(self._parallel or 1):
+                    for number in range(self._pace.parallel):
                         group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
                     group.create_task(self._work_alone_for_ever(dirty), name=f"{self.name} large")
         finally:
@@ -146,7 +155,7 @@ class Loop(Component, Generic[IntentT]):
     async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
-            keys = await dirty.take(self._coalesce_s, self._patience_s)
+            keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
                 self._let_wait_alone(alone)
@@ -205,13 +214,11 @@ class Loop(Component, Generic[IntentT]):
                 self._were_large.discard(key)
 
     def _next_batch(self) -> Mapping[ServiceKey, IntentT | Refused | None]:
-        if not self._parallel:
-            batch = {key: each for key, each in self._ready.items() if key not in self._busy}
-            self._ready = {key: each for key, each in self._ready.items() if key not in batch}
-            self._were_large.update(filter(self._large, batch))  # large Services of the first pass
-            return batch
-        key = next((key for key in self._ready if key not in self._busy), None)
-        return {key: self._ready.pop(key)} if key is not None else {}
+        free = (key for key in self._ready if key not in self._busy)
+        keys = list(islice(free, self._batch or None))
+        batch = {key: self._ready.pop(key) for key in keys}
+        self._were_large.update(filter(self._large, batch))  # large Services of the first pass
+        return batch
 
     async def _audit_for_ever(self, dirty: DirtyKeys) -> None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
@@ -222,11 +229,11 @@ class Loop(Component, Generic[IntentT]):
                 log.warning("audit failed", loop=self.name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
-                if self._unread():
+                if any(driver.unread for driver in self._drivers):
                     await asyncio.sleep(backoff.next_s())
                     continue
                 backoff.reset()
-                await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
+                await asyncio.sleep(self._pace.audit_interval_s * random.uniform(0.9, 1.1))
 
     async def _audit(self, dirty: DirtyKeys) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are
@@ -249,7 +256,7 @@ class Loop(Component, Generic[IntentT]):
             actual = {
                 key: value for key, value in (await driver.read(None)).items() if key not in refused
             }
-            if not self._parallel and not self._compared.is_set():
+            if not self._batch and not self._compared.is_set():
                 # The one pass of a start that carries all has to find the steps anyway, and once is
                 # enough.
                 differ |= intents.keys() | actual.keys()
@@ -257,7 +264,7 @@ class Loop(Component, Generic[IntentT]):
             differ |= await self._differing(driver, intents, actual, turns)
         self._report({}, refused)
         async for some in turns(
-            parts(list(intents.keys() - differ), self._slice or len(intents) or 1)
+            parts(list(intents.keys() - differ), self._pace.plan_slice or len(intents) or 1)
         ):
             passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
             alike = [key for key in some if key not in passed]
@@ -298,13 +305,15 @@ class Loop(Component, Generic[IntentT]):
     ) -> dict[ServiceKey, IntentT | Refused]:
         """The plan of many. In slices, between which others have their turn, where the plan allows
         that: 10,000 Services take a second."""
-        if not self._slice:
+        if not self._pace.plan_slice:
             return dict(self._plan(keys))
         planned: dict[ServiceKey, IntentT | Refused] = {}
         large = set(filter(self._is_large, keys))
         for key in large:
             planned |= await asyncio.to_thread(self._plan, [key])
-        async for some in turns(parts([key for key in keys if key not in large], self._slice)):
+        async for some in turns(
+            parts([key for key in keys if key not in large], self._pace.plan_slice)
+        ):
             planned |= self._plan(some)
         return planned
 
@@ -318,7 +327,7 @@ class Loop(Component, Generic[IntentT]):
         """The Services that are other than planned. Where it may not be found in slices it is found
         in a thread: at 10,000 Services it takes a second, and probes and watches must go on
         meanwhile."""
-        if not self._slice:
+        if not self._pace.plan_slice:
             return {
                 change.service
                 for change in await asyncio.to_thread(_changes, driver, intents, actual)
@@ -326,7 +335,7 @@ class Loop(Component, Generic[IntentT]):
         differ: set[ServiceKey] = set()
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
-        async for some in turns(parts([*keys - large, *large], self._slice)):
+        async for some in turns(parts([*keys - large, *large], self._pace.plan_slice)):
             wanted, there = (
                 {key: each[key] for key in some if key in each} for each in (intents, actual)
             )
@@ -385,8 +394,30 @@ class Loop(Component, Generic[IntentT]):
         """One driver's part, for the Services that the drivers before it serve at least in part.
         What is to go stays in a driver until the drivers after it have let go of all of it."""
         keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
-        if not keys:
+        chunks = parts(keys, driver.batch or len(keys) or 1)
+        if len(keys) <= (driver.batch or len(keys)):
+            for some in chunks:
+                await self._bring_some(driver, some, intents, outcomes, dirty)
             return
+        waiting = iter(chunks)
+
+        async def work() -> None:
+            for some in waiting:
+                await self._bring_some(driver, some, intents, outcomes, dirty)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._pace.parallel):
+                group.create_task(work())
+
+    async def _bring_some(
+        self,
+        driver: Driver[IntentT, Any, Any, Any],
+        keys: Sequence[ServiceKey],
+        intents: Mapping[ServiceKey, IntentT],
+        outcomes: dict[ServiceKey, Outcome],
+        dirty: DirtyKeys,
+    ) -> None:
+        """As many Services as the driver takes at once."""
         try:
             actual = await driver.read(keys)
         except FairleadError as error:

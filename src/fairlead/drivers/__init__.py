@@ -4,8 +4,8 @@ a component is: a part of a role that has a life of its own.
 A driver turns Intents (a `LoadBalancer`, a `NodeService`) into its own Specs, compares them with
 what is there and applies the difference. `render` and `diff` are pure; `read` and `apply` are the
 only I/O. The same shape serves a kernel, where all dirty Services go in one transaction, and a
-cloud API, where each write locks one load balancer for seconds: the loop (`reconcile.py`) is told
-how many Services one `apply` may carry, and how many `apply`s may run at once. Drivers stand in a
+cloud API, where each write locks one load balancer for seconds: a driver says how many Services one
+`apply` may carry (`batch`), the loop (`reconcile.py`) how many `apply`s may run at once. Drivers stand in a
 chain, in the order in which things must come to be; the loop takes things away in the opposite
 order.
 
@@ -43,6 +43,10 @@ class Component:
 
     name = ""
     """For logs and the names of tasks."""
+    batch = 0
+    """Of a driver: see `Driver.batch`."""
+    unread = False
+    """Of a driver: see `Driver.unread`."""
 
     async def open(self) -> None:
         """Get ready, or wait until the role may go on. The components before this one are open and
@@ -94,6 +98,15 @@ class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
     @property
     def name(self) -> str:
         """For logs and metrics."""
+
+    @property
+    def batch(self) -> int:
+        """How many Services one `apply` may carry. 0: all that are dirty, in one transaction."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the last whole `read` could not read everything and went on without: the loop
+        reads everything again soon."""
 
     def render(self, intents: Mapping[ServiceKey, IntentT]) -> Mapping[ServiceKey, SpecT]:
         """What should be, in the driver's own terms. Pure. A Service that needs nothing may be left

@@ -35,7 +35,7 @@ from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.catch_up import catch_up
 from fairlead.roles.components import Context, Task, Until, run_components
 from fairlead.roles.gateways import GatewayWatch, collect
@@ -206,7 +206,7 @@ async def work(
         planner,
         [claim, grants, publish],
         shared.of("services"),
-        parallel=WRITERS,
+        pace=Pace(parallel=WRITERS),
     )
     with octavia_loop(
         config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
@@ -232,8 +232,7 @@ async def work(
             reports.plan,
             [ConditionsDriver(writer, newest, undecided=undecided)],
             lambda _intents, _outcomes: None,
-            parallel=WRITERS,
-            coalesce_s=CONDITIONS_COALESCE_S,
+            pace=Pace(parallel=WRITERS, coalesce_s=CONDITIONS_COALESCE_S),
         )
         components = [
             Term(view, loop, events),

@@ -48,7 +48,7 @@ from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.components import Context, Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
@@ -168,9 +168,7 @@ def components(
         ahead.plan,
         [prober],
         lambda _intents, _outcomes: None,
-        coalesce_s=COALESCE_S,
-        plan_slice=PLAN_SLICE,
-        patience_s=PROBE_AFTER_S,
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
     )
     forwarding = Loop(
         "forwarding",
@@ -178,8 +176,7 @@ def components(
         planned.confirmed,
         [direct, plane.proxy],
         report,
-        coalesce_s=COALESCE_S,
-        plan_slice=PLAN_SLICE,
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
     )
     freshness = freshness_of(client, config)
     view.watch(freshness)

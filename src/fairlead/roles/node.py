@@ -37,7 +37,7 @@ from fairlead.plan.addresses import family_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.answering import command as answering_command
 from fairlead.roles.components import Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
@@ -194,7 +194,9 @@ def components(
         view, state, recorder, reason=SYNC_FAILED, who=f"node {name}", notes=notes_of
     )
     plan, large = partial(plan_node, state, name), partial(is_large, state)
-    loop = Loop("proxy", state, plan, drivers.chain, report, large=large, plan_slice=PLAN_SLICE)
+    loop = Loop(
+        "proxy", state, plan, drivers.chain, report, large=large, pace=Pace(plan_slice=PLAN_SLICE)
+    )
     freshness = freshness_of(client, config)
     view.follow(loop)
     view.watch(freshness)

@@ -26,7 +26,7 @@ from fairlead.kube.objects import LoadBalancerIngress
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.balancer import claimed_class, class_of
 from fairlead.plan.cloud import plan_cloud
-from fairlead.reconcile import Loop, Report
+from fairlead.reconcile import Loop, Pace, Report
 from fairlead.state import State, Subscribers
 from fairlead.web import View
 
@@ -130,7 +130,6 @@ def octavia_loop(
                 lambda keys: _without_cloud(state, config, keys),
                 (),
                 report,
-                parallel=1,
             )
         return
     if not (uid := state.namespace_uid(SYSTEM)):
@@ -187,9 +186,7 @@ def octavia_loop(
                 plan,
                 [claim, driver, publish],
                 located,
-                parallel=AT_ONCE,
-                audit_interval_s=AUDIT_INTERVAL_S,
-                unread=lambda: driver.unread,
+                pace=Pace(parallel=AT_ONCE, audit_interval_s=AUDIT_INTERVAL_S),
             )
     finally:
         cloud.close()

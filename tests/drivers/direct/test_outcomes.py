@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
 
+from fairlead.drivers import Component
 from fairlead.drivers.direct import DirectDriver
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
@@ -101,7 +102,7 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
     run(scenario)
 
 
-class Announcement:
+class Announcement(Component):
     """A driver that stands behind `direct` and notes which Services it is shown."""
 
     name = "announcement"

@@ -17,7 +17,7 @@ from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import NodeService
 from fairlead.plan.cluster import plan_node
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.node import claim
 from fairlead.state import State
 
@@ -84,7 +84,7 @@ async def main() -> None:
         partial(plan_node, state, NODE),
         [driver],
         lambda *_: None,
-        audit_interval_s=AUDIT_S,
+        pace=Pace(audit_interval_s=AUDIT_S),
     )
     tasks = [asyncio.create_task(each) for each in (loop.run(), driver.run())]
     while line := await asyncio.to_thread(sys.stdin.readline):
