@@ -77,7 +77,7 @@ class Services:
         self.size = size
         self.whole = asyncio.Event()
         self.whole.set()
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
         self.wanted: dict[ServiceKey, LoadBalancer] = {}
         self.done: dict[ServiceKey, LoadBalancer] = {}
         self._changed = asyncio.Event()

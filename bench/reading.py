@@ -99,7 +99,7 @@ class Silence:
         raise AssertionError(f"{key}: {reason}: {message}")
 
 
-def plan_of(role: str, state: State, config: Config) -> Plan[Intent]:
+def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]:
     match role:
         case "controller":
             return Planner(state, config)
@@ -116,7 +116,7 @@ async def measure(role: str, access: Access) -> None:
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
     report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
-    loop: Loop[Intent] = Loop(
+    loop: Loop[ServiceKey, Intent] = Loop(
         role, state, plan_of(role, state, config), [NotingDriver(figures)], report
     )
     figures.stage("started")

@@ -21,26 +21,27 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from fairlead.drivers import Change, Component, Driver
+from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.backoff import Backoff
-from fairlead.model import DONE, Outcome, ServiceKey
+from fairlead.model import DONE, Outcome
 from fairlead.state import DirtyKeys, Subscribers
 from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
 
+KeyT = TypeVar("KeyT", bound=Key)
 IntentT = TypeVar("IntentT")
 
-Plan = Callable[[Collection[ServiceKey]], Mapping[ServiceKey, IntentT | Refused]]
+Plan = Callable[[Collection[KeyT]], Mapping[KeyT, IntentT | Refused]]
 """Intents of these Services; a Service that needs nothing is left out. Others that the plan finds
 touched may come too."""
 
-Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], None]
+Report = Callable[[Mapping[KeyT, IntentT], Mapping[KeyT, Outcome]], None]
 """Told the intent and the outcome of every Service that was looked at; one that is done without an
 intent is gone."""
 
-Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+Turns = Callable[[Iterable[Sequence[KeyT]]], AsyncIterator[Sequence[KeyT]]]
 """How slices of work follow one another; see `turns`."""
 
 FIRST_RETRY_S = 0.2
@@ -73,7 +74,7 @@ class Pace(NamedTuple):
 USUAL = Pace()
 
 
-class Source(Protocol):
+class Source(Protocol[KeyT]):
     """Where Services come from, mostly a State: which there are, whether all are known, and which
     are dirty."""
 
@@ -81,13 +82,13 @@ class Source(Protocol):
     def whole(self) -> asyncio.Event: ...
 
     @property
-    def services(self) -> Collection[ServiceKey]: ...
+    def services(self) -> Collection[KeyT]: ...
 
     @property
-    def subscribers(self) -> Subscribers: ...
+    def subscribers(self) -> Subscribers[KeyT]: ...
 
 
-class Loop(Component, Generic[IntentT]):
+class Loop(Component, Generic[KeyT, IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
     A pass carries as many Services as the driver with the largest `batch` in the chain takes at
@@ -99,13 +100,13 @@ class Loop(Component, Generic[IntentT]):
     def __init__(
         self,
         name: str,
-        state: Source,
-        plan: Plan[IntentT],
-        drivers: Sequence[Driver[IntentT, Any, Any, Any]],
-        report: Report[IntentT],
+        state: Source[KeyT],
+        plan: Plan[KeyT, IntentT],
+        drivers: Sequence[Driver[KeyT, IntentT, Any, Any, Any]],
+        report: Report[KeyT, IntentT],
         *,
         pace: Pace = USUAL,
-        large: Callable[[ServiceKey], bool] = lambda _: False,
+        large: Callable[[KeyT], bool] = lambda _: False,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
@@ -120,22 +121,22 @@ class Loop(Component, Generic[IntentT]):
         batches = [driver.batch for driver in drivers]
         self._batch = max(batches) if batches and all(batches) else 0
         """How many Services one pass carries; 0: all that are ready."""
-        self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
+        self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
-        self._ready_alone: dict[ServiceKey, None] = {}
+        self._ready_alone: dict[KeyT, None] = {}
         """Large Services to plan and apply, in their order, and Services that were large when they
         were last applied."""
-        self._were_large: set[ServiceKey] = set()
+        self._were_large: set[KeyT] = set()
         self._some_ready = asyncio.Event()
-        self._busy: set[ServiceKey] = set()
-        self._planned_since: set[ServiceKey] = (
+        self._busy: set[KeyT] = set()
+        self._planned_since: set[KeyT] = (
             set()
         )  # since the last audit began, or not brought yet when it did
-        self._at_start: set[ServiceKey] | None = None
+        self._at_start: set[KeyT] | None = None
         self._compared = asyncio.Event()
-        self._backoffs: dict[ServiceKey, Backoff] = {}
-        self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
-        self._looks: dict[ServiceKey, asyncio.TimerHandle] = {}
+        self._backoffs: dict[KeyT, Backoff] = {}
+        self._retries: dict[KeyT, asyncio.TimerHandle] = {}
+        self._looks: dict[KeyT, asyncio.TimerHandle] = {}
         """Services that are done, and where a driver has something to do by itself at some time."""
 
     async def run(self) -> None:
@@ -152,7 +153,7 @@ class Loop(Component, Generic[IntentT]):
             for timer in (*self._retries.values(), *self._looks.values()):
                 timer.cancel()
 
-    async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _plan_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
             keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
@@ -166,17 +167,17 @@ class Loop(Component, Generic[IntentT]):
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
 
-    def _is_large(self, key: ServiceKey) -> bool:
+    def _is_large(self, key: KeyT) -> bool:
         """Whether the Service is large, or was: removing what it had is as much work."""
         return self._large(key) or key in self._were_large
 
-    def _let_wait_alone(self, keys: Iterable[ServiceKey]) -> None:
+    def _let_wait_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
             self._ready.pop(key, None)  # planned before the Service was large
             self._ready_alone[key] = None
         self._some_ready.set()
 
-    async def _work_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _work_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         await self._compared.wait()
         while True:
             batch = self._next_batch()
@@ -191,7 +192,7 @@ class Loop(Component, Generic[IntentT]):
                 self._busy -= batch.keys()
                 self._some_ready.set()
 
-    async def _work_alone_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _work_alone_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan and apply large Services, one after the other."""
         await self._compared.wait()
         while True:
@@ -213,14 +214,14 @@ class Loop(Component, Generic[IntentT]):
             else:
                 self._were_large.discard(key)
 
-    def _next_batch(self) -> Mapping[ServiceKey, IntentT | Refused | None]:
+    def _next_batch(self) -> Mapping[KeyT, IntentT | Refused | None]:
         free = (key for key in self._ready if key not in self._busy)
         keys = list(islice(free, self._batch or None))
         batch = {key: self._ready.pop(key) for key in keys}
         self._were_large.update(filter(self._large, batch))  # large Services of the first pass
         return batch
 
-    async def _audit_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _audit_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
@@ -235,7 +236,7 @@ class Loop(Component, Generic[IntentT]):
                 backoff.reset()
                 await asyncio.sleep(self._pace.audit_interval_s * random.uniform(0.9, 1.1))
 
-    async def _audit(self, dirty: DirtyKeys) -> None:
+    async def _audit(self, dirty: DirtyKeys[KeyT]) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are
         reported as done."""
         everything = list(self._state.services)
@@ -251,7 +252,7 @@ class Loop(Component, Generic[IntentT]):
         refused = {
             key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)
         }
-        differ: set[ServiceKey] = set()
+        differ: set[KeyT] = set()
         for driver in self._drivers:
             actual = {
                 key: value for key, value in (await driver.read(None)).items() if key not in refused
@@ -301,13 +302,13 @@ class Loop(Component, Generic[IntentT]):
             )
 
     async def _plan_all(
-        self, keys: Sequence[ServiceKey], turns: Turns
-    ) -> dict[ServiceKey, IntentT | Refused]:
+        self, keys: Sequence[KeyT], turns: Turns[KeyT]
+    ) -> dict[KeyT, IntentT | Refused]:
         """The plan of many. In slices, between which others have their turn, where the plan allows
         that: 10,000 Services take a second."""
         if not self._pace.plan_slice:
             return dict(self._plan(keys))
-        planned: dict[ServiceKey, IntentT | Refused] = {}
+        planned: dict[KeyT, IntentT | Refused] = {}
         large = set(filter(self._is_large, keys))
         for key in large:
             planned |= await asyncio.to_thread(self._plan, [key])
@@ -319,11 +320,11 @@ class Loop(Component, Generic[IntentT]):
 
     async def _differing(
         self,
-        driver: Driver[IntentT, Any, Any, Any],
-        intents: Mapping[ServiceKey, IntentT],
-        actual: Mapping[ServiceKey, Any],
-        turns: Turns,
-    ) -> set[ServiceKey]:
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        intents: Mapping[KeyT, IntentT],
+        actual: Mapping[KeyT, Any],
+        turns: Turns[KeyT],
+    ) -> set[KeyT]:
         """The Services that are other than planned. Where it may not be found in slices it is found
         in a thread: at 10,000 Services it takes a second, and probes and watches must go on
         meanwhile."""
@@ -332,7 +333,7 @@ class Loop(Component, Generic[IntentT]):
                 change.service
                 for change in await asyncio.to_thread(_changes, driver, intents, actual)
             }
-        differ: set[ServiceKey] = set()
+        differ: set[KeyT] = set()
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
         async for some in turns(parts([*keys - large, *large], self._pace.plan_slice)):
@@ -346,7 +347,7 @@ class Loop(Component, Generic[IntentT]):
             differ.update(change.service for change in changes)
         return differ
 
-    def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
+    def _take_in(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
         """Have the first pass carry also those that have changed since they were planned, as they
         are now."""
         changed = [key for key in differ if key in dirty and key not in self._ready]
@@ -354,14 +355,14 @@ class Loop(Component, Generic[IntentT]):
         dirty.mark(planned.keys() - set(changed))
         self._ready |= {key: planned.get(key) for key in changed}
 
-    def _note_start(self, done: Collection[ServiceKey]) -> None:
+    def _note_start(self, done: Collection[KeyT]) -> None:
         if self._at_start is not None and not self.settled.is_set():
             self._at_start.difference_update(done)
             if not self._at_start:
                 self.settled.set()
 
     async def _pass(
-        self, batch: Mapping[ServiceKey, IntentT | Refused | None], dirty: DirtyKeys
+        self, batch: Mapping[KeyT, IntentT | Refused | None], dirty: DirtyKeys[KeyT]
     ) -> None:
         """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in
         an object must not take its traffic away."""
@@ -385,11 +386,11 @@ class Loop(Component, Generic[IntentT]):
 
     async def _bring(
         self,
-        driver: Driver[IntentT, Any, Any, Any],
-        keys: Collection[ServiceKey],
-        intents: Mapping[ServiceKey, IntentT],
-        outcomes: dict[ServiceKey, Outcome],
-        dirty: DirtyKeys,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        keys: Collection[KeyT],
+        intents: Mapping[KeyT, IntentT],
+        outcomes: dict[KeyT, Outcome],
+        dirty: DirtyKeys[KeyT],
     ) -> None:
         """One driver's part, for the Services that the drivers before it serve at least in part.
         What is to go stays in a driver until the drivers after it have let go of all of it."""
@@ -411,11 +412,11 @@ class Loop(Component, Generic[IntentT]):
 
     async def _bring_some(
         self,
-        driver: Driver[IntentT, Any, Any, Any],
-        keys: Sequence[ServiceKey],
-        intents: Mapping[ServiceKey, IntentT],
-        outcomes: dict[ServiceKey, Outcome],
-        dirty: DirtyKeys,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        keys: Sequence[KeyT],
+        intents: Mapping[KeyT, IntentT],
+        outcomes: dict[KeyT, Outcome],
+        dirty: DirtyKeys[KeyT],
     ) -> None:
         """As many Services as the driver takes at once."""
         try:
@@ -432,11 +433,14 @@ class Loop(Component, Generic[IntentT]):
             _join(outcomes, await self._apply(driver, changes, dirty))
 
     async def _apply(
-        self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change], dirty: DirtyKeys
-    ) -> dict[ServiceKey, Outcome]:
+        self,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        changes: Sequence[Change[KeyT]],
+        dirty: DirtyKeys[KeyT],
+    ) -> dict[KeyT, Outcome]:
         """Apply the changes, in halves where they fail together; the outcomes of the Services that
         are not done, or of which the driver has something to tell."""
-        outcomes: dict[ServiceKey, Outcome] = {}
+        outcomes: dict[KeyT, Outcome] = {}
         groups = deque([changes])
         splits = 0
         while groups:
@@ -476,14 +480,14 @@ class Loop(Component, Generic[IntentT]):
             )
         return outcomes
 
-    def _look_again(self, key: ServiceKey, delay_s: float, dirty: DirtyKeys) -> None:
+    def _look_again(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
         """Passes in between do not put it off: they need not tell of it again."""
         if (handle := self._looks.pop(key, None)) is not None:
             handle.cancel()
         self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
     def _schedule(
-        self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys
+        self, keys: Collection[KeyT], outcomes: Mapping[KeyT, Outcome], dirty: DirtyKeys[KeyT]
     ) -> None:
         for key in keys:
             if (handle := self._retries.pop(key, None)) is not None:
@@ -506,17 +510,17 @@ def _passes(outcome: Outcome, *, wanted: bool) -> bool:
     return outcome.state == "done" or (wanted and outcome.in_part)
 
 
-def _join(outcomes: dict[ServiceKey, Outcome], later: Mapping[ServiceKey, Outcome]) -> None:
+def _join(outcomes: dict[KeyT, Outcome], later: Mapping[KeyT, Outcome]) -> None:
     """Add what the next driver says."""
     for key, outcome in later.items():
         outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
 
 
 def _changes(
-    driver: Driver[IntentT, Any, Any, Any],
-    intents: Mapping[ServiceKey, IntentT],
-    actual: Mapping[ServiceKey, Any],
-) -> Sequence[Change]:
+    driver: Driver[KeyT, IntentT, Any, Any, Any],
+    intents: Mapping[KeyT, IntentT],
+    actual: Mapping[KeyT, Any],
+) -> Sequence[Change[KeyT]]:
     return driver.diff(driver.render(intents), actual)
 
 

@@ -87,7 +87,7 @@ class Role:
     def remove(self, name: str) -> None:
         self.state.update_services({ObjectKey("default", name): None})
 
-    def loop(self, *drivers: NodeProxyDriver | HealthPortDriver) -> Loop[NodeService]:
+    def loop(self, *drivers: NodeProxyDriver | HealthPortDriver) -> Loop[ServiceKey, NodeService]:
         return Loop("proxy", self.state, partial(plan_node, self.state, NODE), drivers, self.report)
 
     def proxy(self) -> NodeProxyDriver:

@@ -13,7 +13,7 @@ A role is a list of components, most of which are drivers too. `roles.components
 order of the list and closes them in the opposite order."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -78,21 +78,33 @@ class Component:
         return ()
 
 
-class Change(Protocol):
+class Key(Protocol):
+    """What a loop is keyed by: a ServiceKey mostly, or the name of a pool."""
+
+    def __hash__(self) -> int: ...
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+KeyT = TypeVar("KeyT", bound=Key)
+KeyT_co = TypeVar("KeyT_co", bound=Key, covariant=True)
+
+
+class Change(Protocol[KeyT_co]):
     """One step of a driver. `str(change)` is the command it stands for."""
 
     @property
-    def service(self) -> ServiceKey:
-        """The Service it is for: a failure is reported there."""
+    def service(self) -> KeyT_co:
+        """The Service it is for, or whatever the loop is keyed by: a failure is reported there."""
 
 
 IntentT = TypeVar("IntentT", contravariant=True)
 SpecT = TypeVar("SpecT")
 ActualT = TypeVar("ActualT")
-ChangeT = TypeVar("ChangeT", bound=Change)
+ChangeT = TypeVar("ChangeT", bound=Change[Any])
 
 
-class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
+class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
     """One kind of thing that serves Services. Every method may be repeated at any time."""
 
     @property
@@ -108,23 +120,23 @@ class Driver(Protocol[IntentT, SpecT, ActualT, ChangeT]):
         """Whether the last whole `read` could not read everything and went on without: the loop
         reads everything again soon."""
 
-    def render(self, intents: Mapping[ServiceKey, IntentT]) -> Mapping[ServiceKey, SpecT]:
+    def render(self, intents: Mapping[KeyT, IntentT]) -> Mapping[KeyT, SpecT]:
         """What should be, in the driver's own terms. Pure. A Service that needs nothing may be left
         out."""
 
     def diff(
-        self, desired: Mapping[ServiceKey, SpecT], actual: Mapping[ServiceKey, ActualT]
+        self, desired: Mapping[KeyT, SpecT], actual: Mapping[KeyT, ActualT]
     ) -> Sequence[ChangeT]:
         """The steps from `actual` to `desired`, in order. Pure. What is in `actual` alone is to go.
         Equal: no step."""
 
-    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, ActualT]:
+    async def read(self, keys: Collection[KeyT] | None) -> Mapping[KeyT, ActualT]:
         """What is there now, of these Services, or (None) of all that carry our mark. None reads
         the thing itself, and refreshes what the driver knows; the loop does so at its start and at
         every audit. With keys a driver may answer from what it knows, if that is cheaper. May run
         beside `apply`."""
 
-    async def apply(self, changes: Sequence[ChangeT]) -> Mapping[ServiceKey, Outcome]:
+    async def apply(self, changes: Sequence[ChangeT]) -> Mapping[KeyT, Outcome]:
         """Carry the changes out. A Service that cannot be served gets an Outcome of its own, the
         others go on; those that are done need none. One that no Change is for may get one too, to
         be looked at again. Raises Refused or Unavailable where nothing can be said of single

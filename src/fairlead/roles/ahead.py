@@ -23,7 +23,7 @@ class StartupPrefetch:
 
     def __init__(
         self,
-        plan: Plan[LoadBalancer],
+        plan: Plan[ServiceKey, LoadBalancer],
         prober: Prober,
         precompute_tables: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:

@@ -142,7 +142,7 @@ class Term(Component):
     name = "term"
 
     def __init__(
-        self, view: View, loop: Loop[LoadBalancer], events: Reporter[LoadBalancer]
+        self, view: View, loop: Loop[ServiceKey, LoadBalancer], events: Reporter[LoadBalancer]
     ) -> None:
         self._view = view
         self._loop = loop

@@ -240,7 +240,7 @@ class Drivers(NamedTuple):
     """What this node does for Services. `chain`: the drivers of its loop; `components`: these, and
     what stands beside them, in the order of the start."""
 
-    chain: Sequence[Driver[NodeService, Any, Any, Any]]
+    chain: Sequence[Driver[ServiceKey, NodeService, Any, Any, Any]]
     components: Sequence[Component]
 
 

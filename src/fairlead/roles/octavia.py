@@ -62,7 +62,7 @@ class OctaviaServices:
 
     def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
         self.whole: asyncio.Event = state.whole
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
         self._state = state
         self._config = config
         self._knows = knows
@@ -114,11 +114,11 @@ def octavia_loop(
     writer: ServiceWriter,
     newest: NewestServices,
     recorder: Recorder,
-    report: Report[LoadBalancer],
+    report: Report[ServiceKey, LoadBalancer],
     view: View,
     *,
     fence: Callable[[], None],
-) -> Iterator[Loop[LoadBalancer]]:
+) -> Iterator[Loop[ServiceKey, LoadBalancer]]:
     """The loop, to be run within the block. `view` shows how load balancers are."""
     if config.octavia is None:
         # Without drivers: all that it can do is say so.

@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.model import NodeService
+from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop, Pace
 from fairlead.roles.node import claim
@@ -78,7 +78,7 @@ async def main() -> None:
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
     state.synced("")
     await driver.open()
-    loop = Loop[NodeService](
+    loop = Loop[ServiceKey, NodeService](
         "proxy",
         state,
         partial(plan_node, state, NODE),
