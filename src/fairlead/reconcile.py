@@ -113,6 +113,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """Set once everything has been read, and all that differed then has been looked at."""
         self.drift = 0
         """How many Services later audits found to differ from what was planned."""
+        self.failing: dict[KeyT, tuple[str, str]] = {}
+        """The Services that a driver failed on, with its name and the state of the outcome."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
@@ -269,6 +271,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
         ):
             passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
             alike = [key for key in some if key not in passed]
+            for key in alike:
+                self.failing.pop(key, None)
             self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
         # What was planned a moment ago is not planned again, unless it may have changed.
         unchanged = {
@@ -469,16 +473,27 @@ class Loop(Component, Generic[KeyT, IntentT]):
                     outcomes[key] = outcome
                 if outcome.state == "done" and outcome.again_s:
                     self._look_again(key, outcome.again_s, dirty)
-        if failed := {key: each for key, each in outcomes.items() if each.state != "done"}:
+        self._log_failures(driver.name, outcomes)
+        return outcomes
+
+    def _log_failures(self, driver: str, outcomes: Mapping[KeyT, Outcome]) -> None:
+        """Log what failed, each failure once until it changes or goes away."""
+        failed = {
+            key: each
+            for key, each in outcomes.items()
+            if each.state in ("refused", "unavailable")
+            and self.failing.get(key) != (driver, each.state)
+        }
+        if failed:
+            self.failing |= {key: (driver, each.state) for key, each in failed.items()}
             key, outcome = min(failed.items())
             log.warning(
                 "not applied",
-                driver=driver.name,
+                driver=driver,
                 services=len(failed),
                 first=str(key),
                 why=outcome.message,
             )
-        return outcomes
 
     def _look_again(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
         """Passes in between do not put it off: they need not tell of it again."""
@@ -493,6 +508,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
             if (handle := self._retries.pop(key, None)) is not None:
                 handle.cancel()
             outcome = outcomes.get(key, DONE)
+            if outcome.state == "done":
+                self.failing.pop(key, None)
             if outcome.state in ("done", "refused"):
                 self._backoffs.pop(key, None)
                 continue

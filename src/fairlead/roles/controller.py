@@ -238,7 +238,7 @@ async def work(
             Term(view, loop, events),
             loop,
             octavia,
-            Task("pool reports", pools.run),
+            *pools.components,
             Task("pools", planner.follow_pools),
             Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
             Until("all Services are known", known),

@@ -9,10 +9,10 @@ successor, and `resume` is called by the successor."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import STAMP, Recorder, matter_of, stamp
+from fairlead.kube.events import RECOVERED, STAMP, Recorder, lasted, matter_of, stamp
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
 from fairlead.state import State
@@ -29,7 +29,6 @@ REMIND_S = 45 * 60.0
 """What lasts is said again after this time: `kubectl describe` shows nothing of what the API server
 has forgotten."""
 SETTLE_S = 10.0
-RECOVERED = "Recovered"
 
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
@@ -232,18 +231,3 @@ class Reporter(Generic[IntentT]):
                 reason not in warnings or warnings[reason].uid != uid
             ):  # or else a Service of this name that is gone
                 warnings[reason] = Warned(str(key), reason, stamp(datetime.now(UTC)), uid)
-
-
-def lasted(since: str, now: datetime) -> str:
-    """The rounded time since then, because equal texts share one Event. An invalid time counts as a
-    short one."""
-    try:
-        passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
-    except ValueError:
-        passed = timedelta()
-    minutes = round(passed.total_seconds() / 60)
-    if minutes < 1:
-        return "less than a minute"
-    if minutes < 120:
-        return "a minute" if minutes == 1 else f"{minutes} minutes"
-    return f"{round(minutes / 60)} hours"
