@@ -11,11 +11,12 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
-from fairlead.drivers.conditions import ConditionsDriver
+from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
@@ -35,7 +36,7 @@ from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
-from fairlead.reconcile import Loop, Pace
+from fairlead.reconcile import Loop, Pace, Report
 from fairlead.roles.catch_up import catch_up
 from fairlead.roles.components import Context, Task, Until, run_components
 from fairlead.roles.gateways import GatewayWatch, collect
@@ -156,6 +157,17 @@ class Term(Component):
         self._view.follow(None)
 
 
+class Writing(NamedTuple):
+    """What all drivers of a term write with. `fence`: raises unless this process leads."""
+
+    client: Client
+    state: State
+    newest: NewestServices
+    writer: ServiceWriter
+    recorder: EventRecorder
+    fence: Callable[[], None]
+
+
 async def work(
     config: Config,
     client: Client,
@@ -172,17 +184,8 @@ async def work(
     what became of it. `gateways_known`: set once it is known which gateways are alive."""
     newest = NewestServices(state)
     writer = ServiceWriter(client, newest, fence=fence)
-    events = Reporter[LoadBalancer](
-        view,
-        state,
-        recorder,
-        reason=SYNC_FAILED,
-        removal_reason=REMOVAL_FAILED,
-        notes=lambda balancer: balancer.notes,
-        patience_s=patience_s,
-        settle_s=2 * patience_s,
-        start_s=start_s,
-    )
+    writing = Writing(client, state, newest, writer, recorder, fence)
+    events = reporter_of(view, writing, patience_s, start_s)
     reports = ServiceReports(newest)
 
     def report(
@@ -192,48 +195,20 @@ async def work(
         reports(intents, outcomes)
 
     shared = SharedReport(report)
-    claim = ClaimDriver(writer, newest, recorder)
-    newest_grants = NewestGrants(state)
-    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
-    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
-    publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
-    loop = Loop(
-        "services",
-        state,
-        planner,
-        [claim, grants, publish],
-        shared.of("services"),
-        pace=Pace(parallel=WRITERS),
-    )
+    loop = services_loop(config, writing, planner, shared.of("services"))
+
+    async def known() -> None:
+        """Until then it is not known whether conditions that another leader wrote still hold."""
+        await loop.settled.wait()
+        await gateways_known.wait()
+        events.resume(left_warned(state.services.values()))
+
     with octavia_loop(
         config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
     ) as octavia:
-
-        def undecided(service: Service) -> bool:
-            """Of what a cloud has, nothing is known while it is away."""
-            return (
-                not octavia.settled.is_set()
-                and service.key not in reports.services
-                and bool(claimed_for(service, served_by_octavia))
-            )
-
-        async def known() -> None:
-            """Until then it is not known whether conditions that another leader wrote hold."""
-            await loop.settled.wait()
-            await gateways_known.wait()
-            events.resume(left_warned(state.services.values()))
-
-        conditions = Loop(
-            "conditions",
-            reports,
-            reports.plan,
-            [ConditionsDriver(writer, newest, undecided=undecided)],
-            lambda _intents, _outcomes: None,
-            pace=Pace(parallel=WRITERS, coalesce_s=CONDITIONS_COALESCE_S),
-        )
         components = [
             Term(view, loop, events),
             loop,
@@ -242,9 +217,76 @@ async def work(
             Task("pools", planner.follow_pools),
             Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
             Until("all Services are known", known),
-            conditions,
+            conditions_loop(writing, reports, octavia.settled),
         ]
         await run_components(components, view)
+
+
+def reporter_of(
+    view: View, writing: Writing, patience_s: float, start_s: float
+) -> Reporter[LoadBalancer]:
+    """What the controller tells the owners of Services."""
+    return Reporter[LoadBalancer](
+        view,
+        writing.state,
+        writing.recorder,
+        reason=SYNC_FAILED,
+        removal_reason=REMOVAL_FAILED,
+        notes=lambda balancer: balancer.notes,
+        patience_s=patience_s,
+        settle_s=2 * patience_s,
+        start_s=start_s,
+    )
+
+
+def services_loop(
+    config: Config,
+    writing: Writing,
+    planner: Planner,
+    report: Report[ServiceKey, LoadBalancer],
+) -> Loop[ServiceKey, LoadBalancer]:
+    """The loop that claims Services, grants addresses and publishes them."""
+    newest_grants, limits = NewestGrants(writing.state), limits_of(config)
+    keeping = Keeping(writing.client, writing.state, newest_grants, writing.recorder, limits)
+    claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
+    grants = GrantDriver(
+        writing.client, writing.writer, writing.newest, newest_grants, keeping, fence=writing.fence
+    )
+    publish = PublishDriver(
+        writing.writer, writing.newest, writing.recorder, grants.licence, grants.granted
+    )
+    return Loop(
+        "services",
+        writing.state,
+        planner,
+        [claim, grants, publish],
+        report,
+        pace=Pace(parallel=WRITERS),
+    )
+
+
+def conditions_loop(
+    writing: Writing, reports: ServiceReports, cloud_known: asyncio.Event
+) -> Loop[ServiceKey, Conditions]:
+    """The loop that writes what became of Services. `cloud_known`: set once it is known what a
+    cloud has."""
+
+    def undecided(service: Service) -> bool:
+        """Of what a cloud has, nothing is known while it is away."""
+        return (
+            not cloud_known.is_set()
+            and service.key not in reports.services
+            and bool(claimed_for(service, served_by_octavia))
+        )
+
+    return Loop(
+        "conditions",
+        reports,
+        reports.plan,
+        [ConditionsDriver(writing.writer, writing.newest, undecided=undecided)],
+        lambda _intents, _outcomes: None,
+        pace=Pace(parallel=WRITERS, coalesce_s=CONDITIONS_COALESCE_S),
+    )
 
 
 def left_warned(services: Iterable[Service]) -> Iterator[Warned]:

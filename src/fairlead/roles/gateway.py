@@ -43,7 +43,7 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.model import LoadBalancer, Note
+from fairlead.model import LoadBalancer, Note, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
@@ -146,30 +146,11 @@ def components(
     """The gateway, in the order of its start. The reflectors, the prober and the plan work while
     the programs are loaded into the kernel, which takes most of a second; traffic is changed only
     once the first verdicts are there."""
-    section, name, direct = config.gateway, view.node_name, plane.direct
+    name, direct = view.node_name, plane.direct
     recorder = EventRecorder(client, "fairlead-gateway")
-    report = Reporter[LoadBalancer](
-        view,
-        state,
-        recorder,
-        reason=SYNC_FAILED,
-        who=f"gateway {name}",
-        notes=notes_of_probes,
-        patience_s=PATIENCE_S,
-    )
-    mark = PROBE_MARK * plane.probe_paths.needed
-    command = probing_command(section.probe_interval_s, section.probe_timeout_s, mark)
-    prober = Prober(state.observe, command, plane.probe_paths.have)
+    report = reporter_of(view, state, recorder)
     planned = Planned(state, config)
-    ahead = StartupPrefetch(planned.unconfirmed, prober, direct.precompute_tables)
-    probing = Loop(
-        "probing",
-        state.objects_only,
-        ahead.plan,
-        [prober],
-        lambda _intents, _outcomes: None,
-        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
-    )
+    prober, ahead, probing = probing_of(config, state, plane, planned)
     forwarding = Loop(
         "forwarding",
         state,
@@ -212,6 +193,46 @@ def components(
         forwarding,
         plane.proxy,
     ]
+
+
+class Probing(NamedTuple):
+    """What asks the nodes."""
+
+    prober: Prober
+    ahead: StartupPrefetch
+    loop: Loop[ServiceKey, LoadBalancer]
+
+
+def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned) -> Probing:
+    """The loop that keeps the probes equal to the plan. It tells nothing: the other loop does."""
+    section, paths = config.gateway, plane.probe_paths
+    command = probing_command(
+        section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
+    )
+    prober = Prober(state.observe, command, paths.have)
+    ahead = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
+    loop = Loop(
+        "probing",
+        state.objects_only,
+        ahead.plan,
+        [prober],
+        lambda _intents, _outcomes: None,
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
+    )
+    return Probing(prober, ahead, loop)
+
+
+def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[LoadBalancer]:
+    """What a gateway tells the owners of Services."""
+    return Reporter[LoadBalancer](
+        view,
+        state,
+        recorder,
+        reason=SYNC_FAILED,
+        who=f"gateway {view.node_name}",
+        notes=notes_of_probes,
+        patience_s=PATIENCE_S,
+    )
 
 
 def apiserver_balancer(config: Config) -> ApiServerBalancer:
