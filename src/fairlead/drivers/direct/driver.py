@@ -119,11 +119,11 @@ class DirectDriver(Component):
     that are made. share: the fraction of table memory, listeners, retained nodes and source ranges
     that one namespace may have; see `quota`. drain_s: so long any node may keep connections of a
     Service after it has ceased to get new ones, unless the Service says otherwise; 0: for as long
-    as it has pods of it. A start begins the time anew. look_again: for Services
-    of which nodes became reachable or unreachable, or that wait for a resource which was released.
-    inherit: called once the maps are there, before anything is forwarded by them. With it
-    the program tells of new entries. objects: the folder of the programs. clock: seconds that never
-    go back, for graces and drains."""
+    as it has pods of it. A start begins the time anew. look_again: for Services of which nodes
+    became reachable or unreachable, or that wait for a resource which was released. inherit: called
+    once the maps are there, before anything is forwarded by them. With it the program tells of new
+    entries. objects: the folder of the programs. clock: seconds that never go back, for graces and
+    drains."""
 
     name = "direct"
 
