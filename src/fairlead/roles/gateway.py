@@ -110,7 +110,6 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     sys.setswitchinterval(SWITCH_S)
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
-    await plane.apiserver.open()
     access = find() if section.api_server is None else await found_in_time(find, plane.apiserver)
     async with Client(access) as client:
         view = View("gateway", node_name)
@@ -245,6 +244,7 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
     need the balancer first."""
     told = ""
     while True:
+        await apiserver.keep()
         try:
             return find()
         except Refused as error:
@@ -252,7 +252,6 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
                 log.warning("there is no way to the API server yet", problem=str(error))
             told = str(error)
         await asyncio.sleep(ACCESS_S)
-        await apiserver.keep()
 
 
 def peers_of(config: Config) -> Peers | None:
