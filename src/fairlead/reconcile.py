@@ -399,17 +399,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """One driver's part, for the Services that the drivers before it serve at least in part.
         What is to go stays in a driver until the drivers after it have let go of all of it."""
         keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
-        chunks = parts(keys, driver.batch or len(keys) or 1)
-        if len(keys) <= (driver.batch or len(keys)):
-            for some in chunks:
-                await self._bring_some(driver, some, intents, outcomes, dirty)
-            return
-        waiting = iter(chunks)
+        waiting = parts(keys, driver.batch or len(keys) or 1)
 
         async def work() -> None:
             for some in waiting:
                 await self._bring_some(driver, some, intents, outcomes, dirty)
 
+        if len(keys) <= (driver.batch or len(keys)):
+            await work()
+            return
         async with asyncio.TaskGroup() as group:
             for _ in range(self._pace.parallel):
                 group.create_task(work())
