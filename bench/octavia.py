@@ -42,7 +42,7 @@ from fairlead.errors import Unavailable
 from fairlead.kube.events import Recorder
 from fairlead.model import ExistingLoadBalancer, LoadBalancer, Member, Outcome, ServiceKey
 from fairlead.plan.cloud import Claimant, with_existing
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.octavia import AT_ONCE, AUDIT_INTERVAL_S
 from fairlead.sections import OctaviaConfig
 from fairlead.state import Subscribers
@@ -78,7 +78,7 @@ class Services:
         self.size = size
         self.whole = asyncio.Event()
         self.whole.set()
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
         self.wanted: dict[ServiceKey, LoadBalancer] = {}
         self.done: dict[ServiceKey, LoadBalancer] = {}
         self.existing: dict[ServiceKey, ExistingLoadBalancer] = {}
@@ -195,8 +195,7 @@ class Fairlead:
             self._services.plan,
             [driver],
             self._services.report,
-            parallel=AT_ONCE,
-            audit_interval_s=AUDIT_INTERVAL_S,
+            pace=Pace(parallel=AT_ONCE, audit_interval_s=AUDIT_INTERVAL_S),
         )
         task = asyncio.create_task(loop.run())
         try:

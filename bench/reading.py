@@ -18,6 +18,7 @@ from bench.figures import Figures
 
 from bench import fixture
 from fairlead.config import Config, PoolConfig
+from fairlead.drivers import Component
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
@@ -26,7 +27,7 @@ from fairlead.plan.cluster import plan_gateway, plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.roles.controller import Planner
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.telemetry import configure_logging
@@ -54,7 +55,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class NotingDriver:
+class NotingDriver(Component):
     """Serves nothing, and notes when it was told to."""
 
     name = "noting"
@@ -98,7 +99,7 @@ class Silence:
         raise AssertionError(f"{key}: {reason}: {message}")
 
 
-def plan_of(role: str, state: State, config: Config) -> Plan[Intent]:
+def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]:
     match role:
         case "controller":
             return Planner(state, config)
@@ -115,15 +116,14 @@ async def measure(role: str, access: Access) -> None:
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
     report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
-    loop: Loop[Intent] = Loop(
+    loop: Loop[ServiceKey, Intent] = Loop(
         role, state, plan_of(role, state, config), [NotingDriver(figures)], report
     )
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)
-        feed(group, client, state, freshness, KEEP[role])
-        if role == "controller":
-            feed_addresses(group, client, state, freshness)
+        feed = Feed(client, state, freshness, KEEP[role], addresses=role == "controller")
+        group.create_task(feed.run())
         running = group.create_task(loop.run())
         await state.whole.wait()
         figures.stage("whole")

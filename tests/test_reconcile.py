@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from fairlead.drivers import Component
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Outcome, ServiceKey
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.state import State
 
 
@@ -22,7 +23,7 @@ class Put(msgspec.Struct, frozen=True):
         return f"put {self.service} {self.value}"
 
 
-class Store:
+class Store(Component):
     """A load balancer that keeps one text per Service.
 
     It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever
@@ -101,7 +102,8 @@ class Store:
 
 class Bench:
     """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its
-    `intent` annotation."""
+    `intent` annotation. `parallel`: 0: each store takes all Services at once; n: one Service at a
+    time, and n of them at once."""
 
     def __init__(
         self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
@@ -116,7 +118,10 @@ class Bench:
         """How many Services were planned, each as often as it was."""
         self.state = State(("services",))
         self.stores = stores
+        for store in stores:
+            store.batch = 1 if parallel else 0
         self.outcomes: dict[ServiceKey, Outcome] = {}
+        self.history: dict[str, list[Outcome]] = {}
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, str | Refused]:
         planned: dict[ServiceKey, str | Refused] = {}
@@ -141,6 +146,8 @@ class Bench:
     async def running(self, audit_interval_s: float = 60.0) -> AsyncIterator[None]:
         def report(_: Mapping[ServiceKey, str], outcomes: Mapping[ServiceKey, Outcome]) -> None:
             self.outcomes |= outcomes
+            for key, outcome in outcomes.items():
+                self.history.setdefault(key.name, []).append(outcome)
 
         self.loop = loop = Loop(
             "test",
@@ -148,10 +155,12 @@ class Bench:
             self.plan,
             self.stores,
             report,
-            parallel=self.parallel,
-            coalesce_s=0.001,
-            audit_interval_s=audit_interval_s,
-            plan_slice=self.plan_slice,
+            pace=Pace(
+                parallel=self.parallel or 1,
+                coalesce_s=0.001,
+                audit_interval_s=audit_interval_s,
+                plan_slice=self.plan_slice,
+            ),
             large=lambda key: key == self.large and key in self.state.services,
         )
         task = asyncio.ensure_future(loop.run())
@@ -169,6 +178,13 @@ class Bench:
         async with asyncio.timeout(10):
             while store.held != expected:
                 await asyncio.sleep(0.005)
+
+    async def told(self, name: str, state: str) -> Outcome:
+        """Wait until the Service has had an outcome of this state; the first one."""
+        async with asyncio.timeout(10):
+            while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
+                await asyncio.sleep(0.005)
+        return found[0]
 
 
 async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_more() -> None:
@@ -401,6 +417,139 @@ async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
         bench.put(web="a")
         await bench.until(announcement, web="a")
         assert bench.outcomes[ServiceKey("default", "web")].message == "there is no more"
+
+
+class Partly(Store):
+    """Serves each Service, but `web` only in part: one of its nodes cannot be reached, and is asked
+    for again in each pass."""
+
+    def diff(
+        self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
+    ) -> Sequence[Put]:
+        again = {key: text for key, text in actual.items() if key.name != "web"}
+        return super().diff(desired, again)
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        lacking = {change.service for change in changes if change.service.name == "web"}
+        return dict.fromkeys(lacking, Outcome("unavailable", "no way to node1", in_part=True))
+
+
+async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the_next() -> None:
+    forwarding, announcement = Partly(), Store()
+    bench = Bench(forwarding, announcement)
+    bench.put(web="a", other="a", third="far away")
+    async with bench.running():
+        await bench.until(announcement, web="a", other="a")  # nothing of `third`
+        assert (await bench.told("web", "unavailable")).message == "no way to node1"
+        assert (await bench.told("third", "unavailable")).message == "too far"
+
+
+class Reluctant(Store):
+    """Serves in part whatever it lets go of late."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        if self.away and any(change.value is None for change in changes):
+            self.away -= 1
+            return {
+                change.service: Outcome("unavailable", "not yet", in_part=True)
+                for change in changes
+            }
+        return await super().apply(changes)
+
+
+async def test_what_goes_in_part_keeps_what_it_rests_on() -> None:
+    diary: list[str] = []
+    first, last = Store(diary=diary, title="claim"), Reluctant(diary=diary, title="cloud")
+    bench = Bench(first, last)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.until(last, web="a")
+        last.away = 1
+        bench.put(web=None)
+        await bench.until(first)
+    assert diary == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
+
+
+class Waiting(Store):
+    """A cloud whose load balancers take their time: nothing is served yet."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        return {
+            change.service: Outcome("waiting", "it is being made", again_s=60.0)
+            for change in changes
+        }
+
+
+async def test_what_is_not_served_yet_is_not_published() -> None:
+    claim, cloud, publication = Store(), Waiting(), Store()
+    bench = Bench(claim, cloud, publication)
+    async with bench.running():
+        bench.put(web="a")
+        await bench.told("web", "waiting")
+        assert publication.held == {}
+
+
+class Refusing(Store):
+    """Serves all that it is given, and refuses to serve one port of it."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        return {change.service: Outcome("refused", "no room", in_part=True) for change in changes}
+
+
+async def test_what_two_drivers_say_is_told_together_and_tried_again_if_one_asks_for_it() -> None:
+    rules, announcement = Refusing(), Store()
+    bench = Bench(rules, announcement)
+    announcement.away = 1
+    async with bench.running():
+        bench.put(web="a")
+        told = await bench.told("web", "unavailable")
+        assert (told.message, told.in_part) == ("no room; the store is away", False)
+        await bench.until(announcement, web="a")
+
+
+async def test_a_driver_of_one_transaction_stands_between_drivers_of_single_writes() -> None:
+    claim, network, publication = Store(takes_s=0.001), Store(), Store(takes_s=0.001)
+    bench = Bench(claim, network, publication, parallel=4)
+    network.batch = 0
+    names = [f"s{i}" for i in range(40)]
+    bench.put(**dict.fromkeys(names, "a"))
+    async with bench.running():
+        assert [len(call) for call in network.calls] == [40]
+        for store in (claim, publication):
+            assert [len(call) for call in store.calls] == [1] * 40
+            assert 1 < store.most_at_once <= 4
+            assert len(store.held) == 40
+        publication.away = 1
+        bench.put(s0="b", s1="b")
+        wanted = dict.fromkeys(names, "a") | {"s0": "b", "s1": "b"}
+        await bench.until(publication, **wanted)
+        assert max(len(call) for call in network.calls[1:]) <= 2
+
+
+async def test_a_driver_takes_no_more_services_at_once_than_it_says() -> None:
+    bench = Bench(store := Store(), parallel=1)
+    store.batch = 3
+    bench.put(**{f"s{i}": "a" for i in range(10)})
+    async with bench.running():
+        assert [len(call) for call in store.calls] == [3, 3, 3, 1]
+
+
+async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> None:
+    class Behind(Store):
+        reads = 0
+
+        async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
+            self.reads += keys is None
+            self.unread = self.reads < 3
+            return await super().read(keys)
+
+    bench = Bench(store := Behind())
+    async with bench.running(), asyncio.timeout(10):
+        while store.reads < 3:
+            await asyncio.sleep(0.005)
 
 
 async def test_what_others_change_is_put_right_by_the_audit() -> None:

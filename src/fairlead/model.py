@@ -101,6 +101,8 @@ class Note(Value, frozen=True):
     at_start: bool = False
     """The note is normal while the pods of a new Service start, so it is not written as an Event in
     that time."""
+    normal: bool = False
+    """The note is no warning: its Event is of type Normal. For notes of an Outcome only."""
 
 
 class UnservedPort(Value, frozen=True):
@@ -389,10 +391,11 @@ class Outcome(Value, frozen=True):
     """What became of one Service in one driver. `message` is for the user; empty when all is well.
     `reason`: that of the Event, where the driver knows a better one than its role. `again_s`: when
     to look again at the earliest; of one that is done, when there will be something to do.
-    `in_part`: of one that is unavailable; what it lacks is nothing that the drivers after this one
-    need. `missing`: the listeners (`address:port/protocol`) that the driver should serve and does
-    not. `coarse`: of one that is unavailable; everything is served, but not as exactly as the
-    Service asks for."""
+    `in_part`: of one that is not done: the driver serves the Service all the same, in part or as it
+    was before. Only a Service that is not served at all is withheld from the drivers that follow.
+    `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not.
+    `coarse`: of one that is unavailable; everything is served, but not as exactly as the Service
+    asks for. `notes`: what happened to the Service in this pass, each to be told once."""
 
     state: OutcomeState
     message: str = ""
@@ -401,6 +404,26 @@ class Outcome(Value, frozen=True):
     in_part: bool = False
     missing: tuple[str, ...] = ()
     coarse: bool = False
+    notes: tuple[Note, ...] = ()
+
+    def joined(self, later: Self) -> Self:
+        """The outcome in two drivers of one chain, of which `later` is the second. It is tried
+        again if either driver asks for that, and served in part only if both say so."""
+        if self.state == "done" or later.state == "done":
+            whole = self if later.state == "done" else later
+            return msgspec.structs.replace(whole, notes=self.notes + later.notes)
+        retried = [each for each in (self, later) if each.state == "unavailable"]
+        waiting = [each for each in (self, later) if each.state == "waiting"]
+        first = (*retried, *waiting, self)[0]
+        return msgspec.structs.replace(
+            first,
+            message="; ".join(dict.fromkeys(filter(None, (self.message, later.message)))),
+            again_s=max(each.again_s for each in (*retried, *waiting, first)),
+            in_part=self.in_part and later.in_part,
+            missing=self.missing + later.missing,
+            coarse=self.coarse and later.coarse,
+            notes=self.notes + later.notes,
+        )
 
 
 DONE = Outcome("done")

@@ -16,30 +16,32 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from fairlead.backoff import Backoff
-from fairlead.drivers import Change, Driver
+from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.model import DONE, Outcome, ServiceKey
+from fairlead.model import DONE, Outcome
 from fairlead.state import DirtyKeys, Subscribers
 from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
 
+KeyT = TypeVar("KeyT", bound=Key)
 IntentT = TypeVar("IntentT")
 
-Plan = Callable[[Collection[ServiceKey]], Mapping[ServiceKey, IntentT | Refused]]
+Plan = Callable[[Collection[KeyT]], Mapping[KeyT, IntentT | Refused]]
 """Intents of these Services; a Service that needs nothing is left out. Others that the plan finds
 touched may come too."""
 
-Report = Callable[[Mapping[ServiceKey, IntentT], Mapping[ServiceKey, Outcome]], None]
+Report = Callable[[Mapping[KeyT, IntentT], Mapping[KeyT, Outcome]], None]
 """Told the intent and the outcome of every Service that was looked at; one that is done without an
 intent is gone."""
 
-Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+Turns = Callable[[Iterable[Sequence[KeyT]]], AsyncIterator[Sequence[KeyT]]]
 """How slices of work follow one another; see `turns`."""
 
 FIRST_RETRY_S = 0.2
@@ -52,7 +54,27 @@ MOST_SPLITS = 32
 altogether."""
 
 
-class Source(Protocol):
+class Pace(NamedTuple):
+    """How a loop goes about its work.
+
+    parallel: how many passes run at once, never two on the same Service; and how many `apply`s of a
+    driver run at once, where it takes fewer Services than a pass carries. coalesce_s: how long a
+    change waits for others after the one before. patience_s: how long a loop whose work must not
+    hold up others waits also after quiet. plan_slice: how many Services are planned, and compared
+    by audits, in one go, where the plan of one does not depend on which others it is made with;
+    then others have their turn. 0: all of them."""
+
+    parallel: int = 1
+    coalesce_s: float = 0.01
+    patience_s: float = 0.0
+    audit_interval_s: float = 60.0
+    plan_slice: int = 0
+
+
+USUAL = Pace()
+
+
+class Source(Protocol[KeyT]):
     """Where Services come from, mostly a State: which there are, whether all are known, and which
     are dirty."""
 
@@ -60,73 +82,63 @@ class Source(Protocol):
     def whole(self) -> asyncio.Event: ...
 
     @property
-    def services(self) -> Collection[ServiceKey]: ...
+    def services(self) -> Collection[KeyT]: ...
 
     @property
-    def subscribers(self) -> Subscribers: ...
+    def subscribers(self) -> Subscribers[KeyT]: ...
 
 
-class Loop(Generic[IntentT]):
+class Loop(Component, Generic[KeyT, IntentT]):
     """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
-    parallel: 0: one pass carries every dirty Service, as one transaction of each driver. n: up to n
-    passes run at once, one Service each, never two on the same Service. large: whether planning and
-    applying a Service takes so long that others must not wait for it. Such Services are planned in
-    a thread, one after the other, and each has its own pass, in parallel to the pass of all the
-    others. Only the first pass of a start handles all Services together. plan_slice: how many
-    Services are planned, and compared by audits, in one go, where that of one does not depend on
-    which others it is done with; then others have their turn. 0: all of them. patience_s: so long a
-    loop waits also after quiet, whose work is not to keep another's waiting. unread: whether a
-    driver has not been able yet to read everything, and went on without: an audit comes again soon
-    then."""
+    A pass carries as many Services as the driver with the largest `batch` in the chain takes at
+    once; the other drivers get them in smaller parts. large: whether planning and applying a
+    Service takes so long that others must not wait for it. Such Services are planned in a thread,
+    one after the other, and each has its own pass, in parallel to the pass of all the others. Only
+    the first pass of a start handles all Services together."""
 
     def __init__(
         self,
         name: str,
-        state: Source,
-        plan: Plan[IntentT],
-        drivers: Sequence[Driver[IntentT, Any, Any, Any]],
-        report: Report[IntentT],
+        state: Source[KeyT],
+        plan: Plan[KeyT, IntentT],
+        drivers: Sequence[Driver[KeyT, IntentT, Any, Any, Any]],
+        report: Report[KeyT, IntentT],
         *,
-        parallel: int = 0,
-        coalesce_s: float = 0.01,
-        audit_interval_s: float = 60.0,
-        large: Callable[[ServiceKey], bool] = lambda _: False,
-        plan_slice: int = 0,
-        patience_s: float = 0.0,
-        unread: Callable[[], bool] = lambda: False,
+        pace: Pace = USUAL,
+        large: Callable[[KeyT], bool] = lambda _: False,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
         """Set once everything has been read, and all that differed then has been looked at."""
         self.drift = 0
         """How many Services later audits found to differ from what was planned."""
+        self.failing: dict[KeyT, tuple[str, str]] = {}
+        """The Services that a driver failed on, with its name and the state of the outcome."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
         self._report = report
-        self._parallel = parallel
-        self._coalesce_s = coalesce_s
-        self._patience_s = patience_s
-        self._unread = unread
-        self._audit_interval_s = audit_interval_s
-        self._slice = plan_slice
-        self._ready: dict[ServiceKey, IntentT | Refused | None] = {}
+        self._pace = pace
+        batches = [driver.batch for driver in drivers]
+        self._batch = max(batches) if batches and all(batches) else 0
+        """How many Services one pass carries; 0: all that are ready."""
+        self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
-        self._ready_alone: dict[ServiceKey, None] = {}
+        self._ready_alone: dict[KeyT, None] = {}
         """Large Services to plan and apply, in their order, and Services that were large when they
         were last applied."""
-        self._were_large: set[ServiceKey] = set()
+        self._were_large: set[KeyT] = set()
         self._some_ready = asyncio.Event()
-        self._busy: set[ServiceKey] = set()
-        self._planned_since: set[ServiceKey] = (
+        self._busy: set[KeyT] = set()
+        self._planned_since: set[KeyT] = (
             set()
         )  # since the last audit began, or not brought yet when it did
-        self._at_start: set[ServiceKey] | None = None
+        self._at_start: set[KeyT] | None = None
         self._compared = asyncio.Event()
-        self._backoffs: dict[ServiceKey, Backoff] = {}
-        self._retries: dict[ServiceKey, asyncio.TimerHandle] = {}
-        self._looks: dict[ServiceKey, asyncio.TimerHandle] = {}
+        self._backoffs: dict[KeyT, Backoff] = {}
+        self._retries: dict[KeyT, asyncio.TimerHandle] = {}
+        self._looks: dict[KeyT, asyncio.TimerHandle] = {}
         """Services that are done, and where a driver has something to do by itself at some time."""
 
     async def run(self) -> None:
@@ -136,17 +148,17 @@ class Loop(Generic[IntentT]):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
                     group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
-                    for number in range(self._parallel or 1):
+                    for number in range(self._pace.parallel):
                         group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
                     group.create_task(self._work_alone_for_ever(dirty), name=f"{self.name} large")
         finally:
             for timer in (*self._retries.values(), *self._looks.values()):
                 timer.cancel()
 
-    async def _plan_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _plan_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
         while True:
-            keys = await dirty.take(self._coalesce_s, self._patience_s)
+            keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
                 self._let_wait_alone(alone)
@@ -157,17 +169,17 @@ class Loop(Generic[IntentT]):
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
 
-    def _is_large(self, key: ServiceKey) -> bool:
+    def _is_large(self, key: KeyT) -> bool:
         """Whether the Service is large, or was: removing what it had is as much work."""
         return self._large(key) or key in self._were_large
 
-    def _let_wait_alone(self, keys: Iterable[ServiceKey]) -> None:
+    def _let_wait_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
             self._ready.pop(key, None)  # planned before the Service was large
             self._ready_alone[key] = None
         self._some_ready.set()
 
-    async def _work_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _work_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         await self._compared.wait()
         while True:
             batch = self._next_batch()
@@ -182,7 +194,7 @@ class Loop(Generic[IntentT]):
                 self._busy -= batch.keys()
                 self._some_ready.set()
 
-    async def _work_alone_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _work_alone_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan and apply large Services, one after the other."""
         await self._compared.wait()
         while True:
@@ -204,16 +216,14 @@ class Loop(Generic[IntentT]):
             else:
                 self._were_large.discard(key)
 
-    def _next_batch(self) -> Mapping[ServiceKey, IntentT | Refused | None]:
-        if not self._parallel:
-            batch = {key: each for key, each in self._ready.items() if key not in self._busy}
-            self._ready = {key: each for key, each in self._ready.items() if key not in batch}
-            self._were_large.update(filter(self._large, batch))  # large Services of the first pass
-            return batch
-        key = next((key for key in self._ready if key not in self._busy), None)
-        return {key: self._ready.pop(key)} if key is not None else {}
+    def _next_batch(self) -> Mapping[KeyT, IntentT | Refused | None]:
+        free = (key for key in self._ready if key not in self._busy)
+        keys = list(islice(free, self._batch or None))
+        batch = {key: self._ready.pop(key) for key in keys}
+        self._were_large.update(filter(self._large, batch))  # large Services of the first pass
+        return batch
 
-    async def _audit_for_ever(self, dirty: DirtyKeys) -> None:
+    async def _audit_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
@@ -222,13 +232,13 @@ class Loop(Generic[IntentT]):
                 log.warning("audit failed", loop=self.name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
-                if self._unread():
+                if any(driver.unread for driver in self._drivers):
                     await asyncio.sleep(backoff.next_s())
                     continue
                 backoff.reset()
-                await asyncio.sleep(self._audit_interval_s * random.uniform(0.9, 1.1))
+                await asyncio.sleep(self._pace.audit_interval_s * random.uniform(0.9, 1.1))
 
-    async def _audit(self, dirty: DirtyKeys) -> None:
+    async def _audit(self, dirty: DirtyKeys[KeyT]) -> None:
         """Compare everything with the plan; bring the Services that differ. Those that do not are
         reported as done."""
         everything = list(self._state.services)
@@ -244,12 +254,12 @@ class Loop(Generic[IntentT]):
         refused = {
             key: _outcome_of(error) for key, error in planned.items() if isinstance(error, Refused)
         }
-        differ: set[ServiceKey] = set()
+        differ: set[KeyT] = set()
         for driver in self._drivers:
             actual = {
                 key: value for key, value in (await driver.read(None)).items() if key not in refused
             }
-            if not self._parallel and not self._compared.is_set():
+            if not self._batch and not self._compared.is_set():
                 # The one pass of a start that carries all has to find the steps anyway, and once is
                 # enough.
                 differ |= intents.keys() | actual.keys()
@@ -257,10 +267,12 @@ class Loop(Generic[IntentT]):
             differ |= await self._differing(driver, intents, actual, turns)
         self._report({}, refused)
         async for some in turns(
-            parts(list(intents.keys() - differ), self._slice or len(intents) or 1)
+            parts(list(intents.keys() - differ), self._pace.plan_slice or len(intents) or 1)
         ):
             passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
             alike = [key for key in some if key not in passed]
+            for key in alike:
+                self.failing.pop(key, None)
             self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
         # What was planned a moment ago is not planned again, unless it may have changed.
         unchanged = {
@@ -294,39 +306,41 @@ class Loop(Generic[IntentT]):
             )
 
     async def _plan_all(
-        self, keys: Sequence[ServiceKey], turns: Turns
-    ) -> dict[ServiceKey, IntentT | Refused]:
+        self, keys: Sequence[KeyT], turns: Turns[KeyT]
+    ) -> dict[KeyT, IntentT | Refused]:
         """The plan of many. In slices, between which others have their turn, where the plan allows
         that: 10,000 Services take a second."""
-        if not self._slice:
+        if not self._pace.plan_slice:
             return dict(self._plan(keys))
-        planned: dict[ServiceKey, IntentT | Refused] = {}
+        planned: dict[KeyT, IntentT | Refused] = {}
         large = set(filter(self._is_large, keys))
         for key in large:
             planned |= await asyncio.to_thread(self._plan, [key])
-        async for some in turns(parts([key for key in keys if key not in large], self._slice)):
+        async for some in turns(
+            parts([key for key in keys if key not in large], self._pace.plan_slice)
+        ):
             planned |= self._plan(some)
         return planned
 
     async def _differing(
         self,
-        driver: Driver[IntentT, Any, Any, Any],
-        intents: Mapping[ServiceKey, IntentT],
-        actual: Mapping[ServiceKey, Any],
-        turns: Turns,
-    ) -> set[ServiceKey]:
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        intents: Mapping[KeyT, IntentT],
+        actual: Mapping[KeyT, Any],
+        turns: Turns[KeyT],
+    ) -> set[KeyT]:
         """The Services that are other than planned. Where it may not be found in slices it is found
         in a thread: at 10,000 Services it takes a second, and probes and watches must go on
         meanwhile."""
-        if not self._slice:
+        if not self._pace.plan_slice:
             return {
                 change.service
                 for change in await asyncio.to_thread(_changes, driver, intents, actual)
             }
-        differ: set[ServiceKey] = set()
+        differ: set[KeyT] = set()
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
-        async for some in turns(parts([*keys - large, *large], self._slice)):
+        async for some in turns(parts([*keys - large, *large], self._pace.plan_slice)):
             wanted, there = (
                 {key: each[key] for key in some if key in each} for each in (intents, actual)
             )
@@ -337,7 +351,7 @@ class Loop(Generic[IntentT]):
             differ.update(change.service for change in changes)
         return differ
 
-    def _take_in(self, dirty: DirtyKeys, differ: Collection[ServiceKey]) -> None:
+    def _take_in(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
         """Have the first pass carry also those that have changed since they were planned, as they
         are now."""
         changed = [key for key in differ if key in dirty and key not in self._ready]
@@ -345,14 +359,14 @@ class Loop(Generic[IntentT]):
         dirty.mark(planned.keys() - set(changed))
         self._ready |= {key: planned.get(key) for key in changed}
 
-    def _note_start(self, done: Collection[ServiceKey]) -> None:
+    def _note_start(self, done: Collection[KeyT]) -> None:
         if self._at_start is not None and not self.settled.is_set():
             self._at_start.difference_update(done)
             if not self._at_start:
                 self.settled.set()
 
     async def _pass(
-        self, batch: Mapping[ServiceKey, IntentT | Refused | None], dirty: DirtyKeys
+        self, batch: Mapping[KeyT, IntentT | Refused | None], dirty: DirtyKeys[KeyT]
     ) -> None:
         """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in
         an object must not take its traffic away."""
@@ -376,20 +390,41 @@ class Loop(Generic[IntentT]):
 
     async def _bring(
         self,
-        driver: Driver[IntentT, Any, Any, Any],
-        keys: Collection[ServiceKey],
-        intents: Mapping[ServiceKey, IntentT],
-        outcomes: dict[ServiceKey, Outcome],
-        dirty: DirtyKeys,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        keys: Collection[KeyT],
+        intents: Mapping[KeyT, IntentT],
+        outcomes: dict[KeyT, Outcome],
+        dirty: DirtyKeys[KeyT],
     ) -> None:
-        """One driver's part, for those that no driver before it failed on altogether."""
-        keys = [key for key in keys if key not in outcomes or outcomes[key].in_part]
-        if not keys:
+        """One driver's part, for the Services that the drivers before it serve at least in part.
+        What is to go stays in a driver until the drivers after it have let go of all of it."""
+        keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
+        waiting = parts(keys, driver.batch or len(keys) or 1)
+
+        async def work() -> None:
+            for some in waiting:
+                await self._bring_some(driver, some, intents, outcomes, dirty)
+
+        if len(keys) <= (driver.batch or len(keys)):
+            await work()
             return
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._pace.parallel):
+                group.create_task(work())
+
+    async def _bring_some(
+        self,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        keys: Sequence[KeyT],
+        intents: Mapping[KeyT, IntentT],
+        outcomes: dict[KeyT, Outcome],
+        dirty: DirtyKeys[KeyT],
+    ) -> None:
+        """As many Services as the driver takes at once."""
         try:
             actual = await driver.read(keys)
         except FairleadError as error:
-            outcomes |= dict.fromkeys(keys, _outcome_of(error))
+            _join(outcomes, dict.fromkeys(keys, _outcome_of(error)))
             return
         wanted = {key: intents[key] for key in keys if key in intents}
         if len(keys) > MOST_AT_ONCE or any(map(self._is_large, keys)):
@@ -397,14 +432,17 @@ class Loop(Generic[IntentT]):
         else:
             changes = _changes(driver, wanted, actual)
         if changes:
-            outcomes |= await self._apply(driver, changes, dirty)
+            _join(outcomes, await self._apply(driver, changes, dirty))
 
     async def _apply(
-        self, driver: Driver[IntentT, Any, Any, Any], changes: Sequence[Change], dirty: DirtyKeys
-    ) -> dict[ServiceKey, Outcome]:
+        self,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        changes: Sequence[Change[KeyT]],
+        dirty: DirtyKeys[KeyT],
+    ) -> dict[KeyT, Outcome]:
         """Apply the changes, in halves where they fail together; the outcomes of the Services that
-        are not done."""
-        outcomes: dict[ServiceKey, Outcome] = {}
+        are not done, or of which the driver has something to tell."""
+        outcomes: dict[KeyT, Outcome] = {}
         groups = deque([changes])
         splits = 0
         while groups:
@@ -429,40 +467,47 @@ class Loop(Generic[IntentT]):
                     first=str(services[0]),
                 )
             for key, outcome in told.items():
-                if outcome.state != "done":
+                if outcome.state != "done" or outcome.notes:
                     outcomes[key] = outcome
-                elif outcome.again_s:
+                if outcome.state == "done" and outcome.again_s:
                     self._look_again(key, outcome.again_s, dirty)
-        # A driver that asks for another pass has done its part.
+        self._log_failures(driver.name, outcomes)
+        return outcomes
+
+    def _log_failures(self, driver: str, outcomes: Mapping[KeyT, Outcome]) -> None:
+        """Log what failed, each failure once until it changes or goes away."""
         failed = {
             key: each
             for key, each in outcomes.items()
-            if each.state != "waiting" or not each.again_s
+            if each.state in ("refused", "unavailable")
+            and self.failing.get(key) != (driver, each.state)
         }
         if failed:
+            self.failing |= {key: (driver, each.state) for key, each in failed.items()}
             key, outcome = min(failed.items())
             log.warning(
                 "not applied",
-                driver=driver.name,
+                driver=driver,
                 services=len(failed),
                 first=str(key),
                 why=outcome.message,
             )
-        return outcomes
 
-    def _look_again(self, key: ServiceKey, delay_s: float, dirty: DirtyKeys) -> None:
+    def _look_again(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
         """Passes in between do not put it off: they need not tell of it again."""
         if (handle := self._looks.pop(key, None)) is not None:
             handle.cancel()
         self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
     def _schedule(
-        self, keys: Collection[ServiceKey], outcomes: Mapping[ServiceKey, Outcome], dirty: DirtyKeys
+        self, keys: Collection[KeyT], outcomes: Mapping[KeyT, Outcome], dirty: DirtyKeys[KeyT]
     ) -> None:
         for key in keys:
             if (handle := self._retries.pop(key, None)) is not None:
                 handle.cancel()
             outcome = outcomes.get(key, DONE)
+            if outcome.state == "done":
+                self.failing.pop(key, None)
             if outcome.state in ("done", "refused"):
                 self._backoffs.pop(key, None)
                 continue
@@ -475,11 +520,22 @@ class Loop(Generic[IntentT]):
             self._retries[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
 
+def _passes(outcome: Outcome, *, wanted: bool) -> bool:
+    """Whether the next driver sees a Service of which the drivers before it say this."""
+    return outcome.state == "done" or (wanted and outcome.in_part)
+
+
+def _join(outcomes: dict[KeyT, Outcome], later: Mapping[KeyT, Outcome]) -> None:
+    """Add what the next driver says."""
+    for key, outcome in later.items():
+        outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
+
+
 def _changes(
-    driver: Driver[IntentT, Any, Any, Any],
-    intents: Mapping[ServiceKey, IntentT],
-    actual: Mapping[ServiceKey, Any],
-) -> Sequence[Change]:
+    driver: Driver[KeyT, IntentT, Any, Any, Any],
+    intents: Mapping[KeyT, IntentT],
+    actual: Mapping[KeyT, Any],
+) -> Sequence[Change[KeyT]]:
     return driver.diff(driver.render(intents), actual)
 
 

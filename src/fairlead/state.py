@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.kube.own import AddressGrant, AddressPool
@@ -19,24 +19,27 @@ from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
 from fairlead.plan.gateways import Gateways
 
+KeyT = TypeVar("KeyT")
+ContraKeyT = TypeVar("ContraKeyT", contravariant=True)
 
-class DirtyKeys:
-    """The Services one loop has yet to look at. Marking is cheap and idempotent."""
+
+class DirtyKeys(Generic[KeyT]):
+    """The Services, or whatever its keys stand for, that one loop has yet to look at. Marking is cheap and idempotent."""
 
     def __init__(self) -> None:
-        self._keys: set[ServiceKey] = set()
+        self._keys: set[KeyT] = set()
         self._some = asyncio.Event()
         self._taken_s = -math.inf
 
-    def __contains__(self, key: ServiceKey) -> bool:
+    def __contains__(self, key: KeyT) -> bool:
         return key in self._keys
 
-    def mark(self, keys: Iterable[ServiceKey]) -> None:
+    def mark(self, keys: Iterable[KeyT]) -> None:
         self._keys.update(keys)
         if self._keys:
             self._some.set()
 
-    async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[ServiceKey]:
+    async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[KeyT]:
         """Wait for a dirty key; return and forget all that there are. What comes after quiet is
         taken after `patience_s`, what comes sooner than `coalesce_s` after the last time waits
         until that is over, for others that may come with it."""
@@ -50,28 +53,28 @@ class DirtyKeys:
         return keys
 
 
-class Markable(Protocol):
+class Markable(Protocol[ContraKeyT]):
     """Who is told which Services to look at again."""
 
-    def mark(self, keys: Iterable[ServiceKey]) -> None:
+    def mark(self, keys: Iterable[ContraKeyT]) -> None:
         """These."""
 
 
-class Subscribers:
+class Subscribers(Generic[KeyT]):
     """Those who want to be told which Services to look at again."""
 
     def __init__(self) -> None:
-        self._all: list[Markable] = []
+        self._all: list[Markable[KeyT]] = []
 
-    def add(self, other: Markable) -> None:
+    def add(self, other: Markable[KeyT]) -> None:
         """Tell this one too, from now on and for ever."""
         self._all.append(other)
 
     @contextmanager
-    def subscription(self) -> Iterator[DirtyKeys]:
+    def subscription(self) -> Iterator[DirtyKeys[KeyT]]:
         """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with
         a look at everything."""
-        dirty = DirtyKeys()
+        dirty = DirtyKeys[KeyT]()
         self._all.append(dirty)
         try:
             yield dirty
@@ -79,7 +82,7 @@ class Subscribers:
             self._all.remove(dirty)
 
     @contextmanager
-    def telling(self, other: Markable) -> Iterator[None]:
+    def telling(self, other: Markable[KeyT]) -> Iterator[None]:
         """Tell this one too, for the time of the block."""
         self._all.append(other)
         try:
@@ -90,7 +93,7 @@ class Subscribers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def mark(self, keys: Collection[ServiceKey]) -> None:
+    def mark(self, keys: Collection[KeyT]) -> None:
         """Tell them all."""
         for each in self._all:
             each.mark(keys)
@@ -105,7 +108,7 @@ class ObjectsOnly(NamedTuple):
 
     whole: asyncio.Event
     services: Collection[ServiceKey]
-    subscribers: Subscribers
+    subscribers: Subscribers[ServiceKey]
 
 
 class State:
@@ -137,10 +140,10 @@ class State:
         self.believing = False
         """Whether the API is believed about health ports of which nothing is known: for a start
         that has too many to ask them all before it serves anybody."""
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
         self._missing = set(sources)
         self.whole = asyncio.Event()
-        self.objects_only = ObjectsOnly(self.whole, self.services, Subscribers())
+        self.objects_only = ObjectsOnly(self.whole, self.services, Subscribers[ServiceKey]())
 
     def synced(self, source: str) -> None:
         """`source` has delivered a complete list."""

@@ -10,6 +10,7 @@ import pytest
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401 - `run` is a fixture
 
 from fairlead.config import ApiServerConfig
+from fairlead.drivers import Component
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.records import COUNTER, INDEX
 from fairlead.drivers.host import Finding
@@ -17,10 +18,10 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
+from fairlead.drivers.tunnel.driver import TunnelShown, TunnelStatus
 from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
-from fairlead.roles.gateway import traffic_of
 from fairlead.roles.host import shown
 from fairlead.web import View, serve
 
@@ -75,14 +76,14 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             Path("nowhere"),
         )
         balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
-        view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
         view.record(
             {key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))},
             {key: DONE},
         )
-        async with serve(view, "127.0.0.1:9441"):
-            shown = await status()
-            state = msgspec.json.decode(await status("-o", "json"))
+        with view.showing(made), view.showing(proxy), view.showing(balancer):
+            async with serve(view, "127.0.0.1:9441"):
+                shown = await status()
+                state = msgspec.json.decode(await status("-o", "json"))
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
@@ -122,18 +123,28 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
     run(scenario)
 
 
+class Shows(Component):
+    """A component that shows this status."""
+
+    def __init__(self, shown: msgspec.Struct) -> None:
+        self._shown = shown
+
+    def status(self) -> msgspec.Struct:
+        return self._shown
+
+
 def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
-        view.traffic = lambda: {
-            "tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}
-        }
+        packets = {"taken": 5, "strangers": 0, "broken": 2}
+        tunnel = Shows(TunnelStatus(TunnelShown("ipip", packets)))
         strict = Finding(
             "net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it"
         )
         view.host = lambda: shown([strict, msgspec.structs.replace(strict, adjusted=True)])
-        async with serve(view, "127.0.0.1:9441"):
-            lines = (await status()).splitlines()
+        with view.showing(tunnel):
+            async with serve(view, "127.0.0.1:9441"):
+                lines = (await status()).splitlines()
         assert "tunnel: ipip, packets: taken 5, broken 2" in lines
         where = "host: net/ipv4/conf/eth0/rp_filter"
         why = "clients are not answered through it"

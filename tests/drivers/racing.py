@@ -161,7 +161,7 @@ class Racer:
         )
         grants = GrantDriver(self.client, writer, newest, newest_grants, keeping)
         self.grants = grants
-        self.drivers: list[Driver[LoadBalancer, Any, Any, Any]] = [
+        self.drivers: list[Driver[ServiceKey, LoadBalancer, Any, Any, Any]] = [
             ClaimDriver(writer, newest, self),
             grants,
             PublishDriver(writer, newest, self, grants.licence, grants.granted),

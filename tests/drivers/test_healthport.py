@@ -463,7 +463,7 @@ async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Swi
         healthy=lambda: True,
         command=command(),
         proxy_port=0,
-        touched=lost.extend,
+        look_again=lost.extend,
     )
     async with running(made) as driver:
         port = free_port()

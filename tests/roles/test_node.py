@@ -22,7 +22,6 @@ from fairlead.roles.node import (
     HostAddresses,
     NodeAddresses,
     clean_up,
-    follow_rules,
     notes_of,
     primary_addresses,
     service_precedence,
@@ -88,7 +87,7 @@ class Role:
     def remove(self, name: str) -> None:
         self.state.update_services({ObjectKey("default", name): None})
 
-    def loop(self, *drivers: NodeProxyDriver | HealthPortDriver) -> Loop[NodeService]:
+    def loop(self, *drivers: NodeProxyDriver | HealthPortDriver) -> Loop[ServiceKey, NodeService]:
         return Loop("proxy", self.state, partial(plan_node, self.state, NODE), drivers, self.report)
 
     def proxy(self) -> NodeProxyDriver:
@@ -96,6 +95,7 @@ class Role:
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
             precedence_of=partial(service_precedence, self.state.services),
+            look_again=self.state.subscribers.mark,
         )
 
 
@@ -214,7 +214,7 @@ async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_re
     assert about == key("a")
     assert "192.0.2.99 port 80" in message
     assert "Service default/b has it" in message
-    following = asyncio.create_task(follow_rules(role.state, driver))
+    following = asyncio.create_task(driver.run())
     await nft("flush ruleset")
     async with asyncio.timeout(DEADLINE_S):
         while "goto services" not in await nft("list ruleset"):
@@ -316,7 +316,7 @@ async def test_what_others_flushed_comes_back_before_the_next_audit(
     role.set(service("web", "192.0.2.10", nodePort=30080))
     there = {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"}
     await until_served(driver, there)
-    following = asyncio.create_task(follow_rules(role.state, driver))
+    following = asyncio.create_task(driver.run())
     await nft(f"{what}; add table inet theirs")
     async with asyncio.timeout(DEADLINE_S):
         while "goto services" not in await nft(
@@ -373,6 +373,8 @@ async def test_cleaning_up(
 ) -> None:
     """Twice: the second time there is nothing to do, and nothing is made to be removed."""
     await clean_up()
-    assert "removed the table inet fairlead" in "".join(capsys.readouterr())
+    assert "the table inet fairlead: this node serves no Services now" in "".join(
+        capsys.readouterr()
+    )
     await clean_up()
     assert "nothing to remove" in "".join(capsys.readouterr())

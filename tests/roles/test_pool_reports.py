@@ -53,7 +53,7 @@ class Bench:
             for each in (
                 self._follow(),
                 self._planner.follow_pools(),
-                self.reports.run(),
+                *(each.run() for each in self.reports.components),
                 self._recorder.run(),
             )
         ]
@@ -112,8 +112,10 @@ async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> No
             bench.server.faults.clear()
             await bench.shown(*NAMES)
     # Once, and nothing of the Conflict.
-    told = [entry for entry in logs if entry["event"] == "status of pools not written"]
-    assert [(entry["pools"], entry["first"]) for entry in told] == [(2, "a")]
+    told = [entry for entry in logs if entry["event"] == "not applied"]
+    assert [(entry["driver"], entry["services"], entry["first"]) for entry in told] == [
+        ("pools", 2, "a")
+    ]
 
 
 async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from fairlead.kube.events import stamp
+from fairlead.kube.events import lasted, stamp
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
-from fairlead.roles.report import START_S, Reporter, lasted
+from fairlead.roles.report import START_S, Reporter
 from fairlead.state import State
 from fairlead.web import View
 

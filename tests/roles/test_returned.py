@@ -7,11 +7,10 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.pins import OBJECT
-from fairlead.kube.events import LONGEST_MESSAGE
+from fairlead.kube.events import LONGEST_MESSAGE, RECOVERED
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
-from fairlead.roles.report import RECOVERED
 from fairlead.roles.returned import (
     PACKETS_RETURNED,
     PATIENCE,

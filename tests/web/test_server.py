@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.kube.freshness import Freshness
 from fairlead.lab import namespace
 from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
-from fairlead.telemetry import TrafficCollector
 from fairlead.web import View, serve
 from fairlead.web.connections import ACCEPTS, MOST, MOST_FROM_ONE, Connections
 from fairlead.web.server import is_among, is_local

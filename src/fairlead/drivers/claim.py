@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.config import OCTAVIA
+from fairlead.drivers import Component
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict
@@ -72,10 +73,11 @@ class Release(msgspec.Struct, frozen=True):
         return f"release Service {self.service}"
 
 
-class ClaimDriver:
+class ClaimDriver(Component):
     """Driver of the claims."""
 
     name = "claim"
+    batch = 1
 
     def __init__(
         self,

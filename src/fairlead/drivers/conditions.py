@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from fairlead.drivers import Component
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import stamp
@@ -43,10 +44,11 @@ class ShowConditions(msgspec.Struct, frozen=True):
         return f"show conditions of Service {self.service}: {words}"
 
 
-class ConditionsDriver:
+class ConditionsDriver(Component):
     """Driver of `status.conditions`."""
 
     name = "conditions"
+    batch = 1
 
     def __init__(
         self,

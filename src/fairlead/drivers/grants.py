@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import structlog
 
+from fairlead.drivers import Component
 from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
@@ -111,10 +112,11 @@ class DateKeeping(msgspec.Struct, frozen=True):
 Change = Give | TakeBack | EndKeeping | DateKeeping
 
 
-class GrantDriver:
+class GrantDriver(Component):
     """Driver of AddressGrants."""
 
     name = "grants"
+    batch = 1
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from fairlead.backoff import Backoff
+from fairlead.drivers import Component, LookAgain, never_again
 from fairlead.drivers.health_answers import Done, Opened, Update
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
@@ -130,7 +131,7 @@ class _Process:
             await self._ending
 
 
-class HealthPortDriver:
+class HealthPortDriver(Component):
     """The health ports of this node. After `open`, `run` has to run beside the loop."""
 
     name = "healthport"
@@ -144,13 +145,13 @@ class HealthPortDriver:
         node_eligible: Callable[[], bool] = lambda: True,
         proxy_port: int = PROXY_HEALTH_PORT,
         addresses: Collection[str] = EVERYWHERE,
-        touched: Callable[[Collection[ServiceKey]], None] = lambda keys: None,
+        look_again: LookAgain = never_again,
     ) -> None:
         """`healthy`: whether the node proxy is in step. `command`: starts the answering process,
         see `roles/answering`. `node_eligible`: whether the node may get new traffic (it is not
         being deleted, and not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
-        where the ports of Services are open; the proxy's own is open everywhere. `touched`: called
-        with the Services whose ports were lost, which have to be planned again."""
+        where the ports of Services are open; the proxy's own is open everywhere. `look_again`: for
+        the Services whose ports were lost."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -158,7 +159,7 @@ class HealthPortDriver:
         self._command = command
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
-        self._touched = touched
+        self._look_again = look_again
         self._process: _Process | None = None
         self._served: dict[ServiceKey, HealthCheck] = {}
 
@@ -341,7 +342,7 @@ class HealthPortDriver:
                 )
         if problems := await self._open(dict(self._served)):
             log.warning("health ports could not be opened again", problems=list(problems.values()))
-            self._touched(problems)
+            self._look_again(problems)
 
     async def _end(self) -> None:
         """End the answering process, if it runs."""

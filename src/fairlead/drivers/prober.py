@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers import Component
 from fairlead.drivers.asking import Asked, Told
 from fairlead.drivers.health_targets import (
     ProbeChange,
@@ -32,7 +33,7 @@ from fairlead.net.frames import read, write
 END_WITHIN_S = 2.0
 
 
-class Prober:
+class Prober(Component):
     """The driver. `run` has to run beside the loop: it owns the process."""
 
     name = "monitor"

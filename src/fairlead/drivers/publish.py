@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers import Component
 from fairlead.drivers.claim import Serves, claimed_for, served_by_gateways
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
@@ -51,10 +52,11 @@ class Publish(msgspec.Struct, frozen=True):
         return f"publish {', '.join(map(_shown, self.ingress))} on Service {self.service}"
 
 
-class PublishDriver:
+class PublishDriver(Component):
     """Driver of `status.loadBalancer`."""
 
     name = "publish"
+    batch = 1
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ WAITING = 32_768
 """So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000
 Services at once, and maybe soon after that one is back."""
 TRIES = 3
+RECOVERED = "Recovered"
+"""The reason of the Event at the end of what a Warning was about."""
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
@@ -288,3 +290,18 @@ def is_stale(told: Event, now: datetime) -> bool:
     except ValueError:
         return True
     return abs(now - last) > STALE
+
+
+def lasted(since: str, now: datetime) -> str:
+    """The rounded time since then, because equal texts share one Event. An invalid time counts as a
+    short one."""
+    try:
+        passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        passed = timedelta()
+    minutes = round(passed.total_seconds() / 60)
+    if minutes < 1:
+        return "less than a minute"
+    if minutes < 120:
+        return "a minute" if minutes == 1 else f"{minutes} minutes"
+    return f"{round(minutes / 60)} hours"

@@ -135,7 +135,7 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
         "where they cannot, leave this Service as it was, and move clients to a second one "
         "for a port that expects the other"
     )
-    return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}")
+    return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}", normal=True)
 
 
 def ended(connections: int, most: int) -> Note:

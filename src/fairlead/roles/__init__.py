@@ -1,2 +1,2 @@
-"""The three processes of Fairlead. Each is wiring: which plan and which drivers the one loop
-runs."""
+"""The three processes of Fairlead. Each is wiring: a list of components (`components`), among which
+are the drivers and the loop that runs the role's part of the plan."""

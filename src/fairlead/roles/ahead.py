@@ -23,7 +23,7 @@ class StartupPrefetch:
 
     def __init__(
         self,
-        plan: Plan[LoadBalancer],
+        plan: Plan[ServiceKey, LoadBalancer],
         prober: Prober,
         precompute_tables: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:
@@ -32,7 +32,8 @@ class StartupPrefetch:
         self._plan = plan
         self._prober = prober
         self._foresee = precompute_tables
-        self._over = False
+        self.handed_on = asyncio.Event()
+        """Set when all that there was at the start has been handed on."""
         self._planned: set[ServiceKey] = set()
         self._some = asyncio.Event()
         self._asked: set[str] = set()
@@ -41,7 +42,7 @@ class StartupPrefetch:
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """What the plan says."""
-        if not self._over:
+        if not self.handed_on.is_set():
             self._planned.update(keys)
             self._some.set()
         return self._plan(keys)
@@ -61,7 +62,7 @@ class StartupPrefetch:
             await self._ask(intents)
             await asyncio.to_thread(self._foresee, intents)
             left -= planned
-        self._over = True
+        self.handed_on.set()
 
     async def _ask(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
         changes = self._prober.diff(self._prober.render(intents), await self._prober.read(intents))

@@ -10,10 +10,13 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
 
 from fairlead.config import Config
+from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
-from fairlead.drivers.conditions import ConditionsDriver
+from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.keeping import Keeping
 from fairlead.drivers.newest import NewestServices
@@ -24,7 +27,6 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
@@ -34,13 +36,14 @@ from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace, Report
 from fairlead.roles.catch_up import catch_up
+from fairlead.roles.components import Context, Task, Until, run_components
 from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, feed, feed_addresses
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed, freshness_of
 from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
@@ -98,50 +101,71 @@ async def run(
     view = View("controller", "")
     view.standing_by = state.whole.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with (
-        Client(access) as client,
-        serve(view, listen, config.web.metrics_from),
-        asyncio.TaskGroup() as group,
-    ):
+    async with Client(access) as client:
         recorder = EventRecorder(client, "fairlead-controller")
         elector = elector_of(config, client)
-        freshness = Freshness(
-            lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
-        )
+        freshness = freshness_of(client, config)
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
-        group.create_task(recorder.run())
-        group.create_task(freshness.run())
-        group.create_task(
-            Announcer(client, config.presence, view, controller_name()).run(remove_at_end=True)
-        )
-        feed(
-            group,
-            client,
-            state,
-            freshness,
-            CONTROLLER if config.octavia is None else CLOUD_CONTROLLER,
-        )
-        feed_addresses(group, client, state, freshness)
-        group.create_task(gateways.run())
+        announcer = Announcer(client, config.presence, view, controller_name())
+        keep = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
-            fence = elector.assert_leading
-            known = gateways.decided
             await work(
                 config,
                 client,
                 state,
                 view,
                 recorder,
-                known,
-                fence=fence,
+                gateways.decided,
+                fence=elector.assert_leading,
                 patience_s=patience_s,
                 start_s=start_s,
             )
 
-        group.create_task(elector.lead(term))
+        components = [
+            Context("web", serve(view, listen, config.web.metrics_from)),
+            Task("events", recorder.run),
+            Task("freshness", freshness.run),
+            Task("presence", partial(announcer.run, remove_at_end=True)),
+            Feed(client, state, freshness, keep, addresses=True),
+            Task("gateways", gateways.run),
+            Task("leader election", partial(elector.lead, term)),
+        ]
+        await run_components(components, view)
+
+
+class Term(Component):
+    """The time in which this process leads: outside of it nothing is known that could be shown, and
+    another process writes the Events."""
+
+    name = "term"
+
+    def __init__(
+        self, view: View, loop: Loop[ServiceKey, LoadBalancer], events: Reporter[LoadBalancer]
+    ) -> None:
+        self._view = view
+        self._loop = loop
+        self._events = events
+
+    async def open(self) -> None:
+        self._view.follow(self._loop)
+
+    async def close(self) -> None:
+        self._events.close()
+        self._view.follow(None)
+
+
+class Writing(NamedTuple):
+    """What all drivers of a term write with. `fence`: raises unless this process leads."""
+
+    client: Client
+    state: State
+    newest: NewestServices
+    writer: ServiceWriter
+    recorder: EventRecorder
+    fence: Callable[[], None]
 
 
 async def work(
@@ -160,17 +184,8 @@ async def work(
     what became of it. `gateways_known`: set once it is known which gateways are alive."""
     newest = NewestServices(state)
     writer = ServiceWriter(client, newest, fence=fence)
-    events = Reporter[LoadBalancer](
-        view,
-        state,
-        recorder,
-        reason=SYNC_FAILED,
-        removal_reason=REMOVAL_FAILED,
-        notes=lambda balancer: balancer.notes,
-        patience_s=patience_s,
-        settle_s=2 * patience_s,
-        start_s=start_s,
-    )
+    writing = Writing(client, state, newest, writer, recorder, fence)
+    events = reporter_of(view, writing, patience_s, start_s)
     reports = ServiceReports(newest)
 
     def report(
@@ -180,60 +195,98 @@ async def work(
         reports(intents, outcomes)
 
     shared = SharedReport(report)
-    claim = ClaimDriver(writer, newest, recorder)
-    newest_grants = NewestGrants(state)
-    keeping = Keeping(client, state, newest_grants, recorder, limits_of(config))
-    grants = GrantDriver(client, writer, newest, newest_grants, keeping, fence=fence)
-    publish = PublishDriver(writer, newest, recorder, grants.licence, grants.granted)
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
-    loop = Loop(
+    loop = services_loop(config, writing, planner, shared.of("services"))
+
+    async def known() -> None:
+        """Until then it is not known whether conditions that another leader wrote still hold."""
+        await loop.settled.wait()
+        await gateways_known.wait()
+        events.resume(left_warned(state.services.values()))
+
+    with octavia_loop(
+        config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
+    ) as octavia:
+        components = [
+            Term(view, loop, events),
+            loop,
+            octavia,
+            *pools.components,
+            Task("pools", planner.follow_pools),
+            Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
+            Until("all Services are known", known),
+            conditions_loop(writing, reports, octavia.settled),
+        ]
+        await run_components(components, view)
+
+
+def reporter_of(
+    view: View, writing: Writing, patience_s: float, start_s: float
+) -> Reporter[LoadBalancer]:
+    """What the controller tells the owners of Services."""
+    return Reporter[LoadBalancer](
+        view,
+        writing.state,
+        writing.recorder,
+        reason=SYNC_FAILED,
+        removal_reason=REMOVAL_FAILED,
+        notes=lambda balancer: balancer.notes,
+        patience_s=patience_s,
+        settle_s=2 * patience_s,
+        start_s=start_s,
+    )
+
+
+def services_loop(
+    config: Config,
+    writing: Writing,
+    planner: Planner,
+    report: Report[ServiceKey, LoadBalancer],
+) -> Loop[ServiceKey, LoadBalancer]:
+    """The loop that claims Services, grants addresses and publishes them."""
+    newest_grants, limits = NewestGrants(writing.state), limits_of(config)
+    keeping = Keeping(writing.client, writing.state, newest_grants, writing.recorder, limits)
+    claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
+    grants = GrantDriver(
+        writing.client, writing.writer, writing.newest, newest_grants, keeping, fence=writing.fence
+    )
+    publish = PublishDriver(
+        writing.writer, writing.newest, writing.recorder, grants.licence, grants.granted
+    )
+    return Loop(
         "services",
-        state,
+        writing.state,
         planner,
         [claim, grants, publish],
-        shared.of("services"),
-        parallel=WRITERS,
+        report,
+        pace=Pace(parallel=WRITERS),
     )
-    view.follow(loop)
-    try:
-        with octavia_loop(
-            config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
-        ) as octavia:
 
-            def undecided(service: Service) -> bool:
-                """Of what a cloud has, nothing is known while it is away."""
-                return (
-                    not octavia.settled.is_set()
-                    and service.key not in reports.services
-                    and bool(claimed_for(service, served_by_octavia))
-                )
 
-            conditions = Loop(
-                "conditions",
-                reports,
-                reports.plan,
-                [ConditionsDriver(writer, newest, undecided=undecided)],
-                lambda _intents, _outcomes: None,
-                parallel=WRITERS,
-                coalesce_s=CONDITIONS_COALESCE_S,
-            )
-            async with asyncio.TaskGroup() as group:
-                group.create_task(loop.run())
-                group.create_task(octavia.run())
-                group.create_task(pools.run())
-                group.create_task(planner.follow_pools())
-                group.create_task(collect(client, config.presence, fence=fence))
-                # Until then it is not known whether conditions that another leader wrote still
-                # hold.
-                await loop.settled.wait()
-                await gateways_known.wait()
-                events.resume(left_warned(state.services.values()))
-                group.create_task(conditions.run())
-    finally:
-        events.close()
-        view.follow(None)
+def conditions_loop(
+    writing: Writing, reports: ServiceReports, cloud_known: asyncio.Event
+) -> Loop[ServiceKey, Conditions]:
+    """The loop that writes what became of Services. `cloud_known`: set once it is known what a
+    cloud has."""
+
+    def undecided(service: Service) -> bool:
+        """Of what a cloud has, nothing is known while it is away."""
+        return (
+            not cloud_known.is_set()
+            and service.key not in reports.services
+            and bool(claimed_for(service, served_by_octavia))
+        )
+
+    return Loop(
+        "conditions",
+        reports,
+        reports.plan,
+        [ConditionsDriver(writing.writer, writing.newest, undecided=undecided)],
+        lambda _intents, _outcomes: None,
+        pace=Pace(parallel=WRITERS, coalesce_s=CONDITIONS_COALESCE_S),
+    )
 
 
 def left_warned(services: Iterable[Service]) -> Iterator[Warned]:

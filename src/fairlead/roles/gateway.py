@@ -17,22 +17,24 @@ too many to ask the API is believed until each has had its turn."""
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from fairlead.config import Config
+from fairlead.drivers import Component
 from fairlead.drivers.direct import (
     DirectDriver,
+    NoPeers,
     Peers,
     PeerTLS,
     ProbePaths,
     Rules,
     Sizes,
-    remove_pins,
 )
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
@@ -40,25 +42,23 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.events import EventRecorder, Recorder
-from fairlead.kube.freshness import Freshness, stale_after_s
-from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
+from fairlead.kube.events import EventRecorder
+from fairlead.model import LoadBalancer, Note, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
-from fairlead.plan.proxying import ended, switched
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.ahead import StartupPrefetch
-from fairlead.roles.host import watch_host
+from fairlead.roles.components import Context, Task, remove_components, run_components
+from fairlead.roles.host import HostSettings
 from fairlead.roles.planned import Planned
 from fairlead.roles.presence import Announcer
 from fairlead.roles.probing import command as probing_command
-from fairlead.roles.process import SOURCES, feed
+from fairlead.roles.process import SOURCES, Feed, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
 from fairlead.state import State
-from fairlead.telemetry import ApiServersCollector, PeersCollector, ProxyCollector, TrafficCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -87,10 +87,20 @@ NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWE
 """What only a gateway knows; the rest is the controller's to tell."""
 
 
+class DataPlane(NamedTuple):
+    """What serves Services on this host."""
+
+    apiserver: ApiServerBalancer
+    probe_paths: ProbePaths
+    direct: DirectDriver
+    proxy: ProxyDriver
+
+
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
     """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to
     the API server."""
-    selectors = of_host(node_name, config.gateway.interfaces, config.gateway.interfaces_by_node)
+    section = config.gateway
+    selectors = of_host(node_name, section.interfaces, section.interfaces_by_node)
     if not selectors:
         raise Refused(
             f"gateway {node_name} has no interface: neither gateway.interfaces nor "
@@ -98,118 +108,130 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             fix="set gateway.interfaces, or give --interface",
         )
     sys.setswitchinterval(SWITCH_S)
-    apiserver = apiserver_balancer(config)
-    await apiserver.keep()
-    access = (
-        await found_in_time(find, apiserver) if config.gateway.api_server is not None else find()
-    )
-    state = State(SOURCES)
-    view = View("gateway", node_name)
-    peers = peers_of(config)
-    direct = direct_driver(config, selectors, state, peers)
+    state, peers = State(SOURCES), peers_of(config)
+    plane = data_plane(config, selectors, state, peers)
+    access = find() if section.api_server is None else await found_in_time(find, plane.apiserver)
+    async with Client(access) as client:
+        view = View("gateway", node_name)
+        await run_components(components(config, view, client, state, plane, peers), view)
+
+
+def data_plane(
+    config: Config, selectors: Sequence[str], state: State, peers: Peers | None = None
+) -> DataPlane:
+    """All that a gateway may leave behind, as it is configured."""
     section = config.gateway
-    proxy = ProxyDriver(
-        Path(section.proxy_path),
-        touched=state.subscribers.mark,
-        drain_s=section.drain_timeout_s,
-        old_workers=section.proxy_old_workers,
+    return DataPlane(
+        apiserver_balancer(config),
+        ProbePaths(rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels")),
+        direct_driver(config, selectors, state, peers),
+        ProxyDriver(
+            Path(section.proxy_path),
+            look_again=state.subscribers.mark,
+            drain_s=section.drain_timeout_s,
+            old_workers=section.proxy_old_workers,
+        ),
     )
-    probe_paths = ProbePaths(
-        rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels")
+
+
+def components(
+    config: Config,
+    view: View,
+    client: Client,
+    state: State,
+    plane: DataPlane,
+    peers: Peers | None,
+) -> Sequence[Component]:
+    """The gateway, in the order of its start. The reflectors, the prober and the plan work while
+    the programs are loaded into the kernel, which takes most of a second; traffic is changed only
+    once the first verdicts are there."""
+    name, direct = view.node_name, plane.direct
+    recorder = EventRecorder(client, "fairlead-gateway")
+    report = reporter_of(view, state, recorder)
+    planned = Planned(state, config)
+    prober, ahead, probing = probing_of(config, state, plane, planned)
+    forwarding = Loop(
+        "forwarding",
+        state,
+        planned.confirmed,
+        [direct, plane.proxy],
+        report,
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
     )
-    try:
-        await probe_paths.open()
-        async with (
-            Client(access) as client,
-            AsyncExitStack() as shown,
-            asyncio.TaskGroup() as group,
-        ):
-            recorder = EventRecorder(client, "fairlead-gateway")
-            proxy.switched = partial(tell_switch, recorder)
-            proxy.cut = partial(tell_cut, recorder, section.proxy_old_workers)
-            command = probing_command(
-                section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * probe_paths.needed
-            )
-            prober = Prober(state.observe, command, probe_paths.have)
-            planned = Planned(state, config)
-            ahead = StartupPrefetch(planned.unconfirmed, prober, direct.precompute_tables)
-            report = Reporter[LoadBalancer](
-                view,
-                state,
-                recorder,
-                reason=SYNC_FAILED,
-                who=f"gateway {node_name}",
-                notes=notes_of_probes,
-                patience_s=PATIENCE_S,
-            )
-            probing = Loop(
-                "probing",
-                state.objects_only,
-                ahead.plan,
-                [prober],
-                lambda _intents, _outcomes: None,
-                coalesce_s=COALESCE_S,
-                plan_slice=PLAN_SLICE,
-                patience_s=PROBE_AFTER_S,
-            )
-            forwarding = Loop(
-                "forwarding",
-                state,
-                planned.confirmed,
-                [direct, proxy],
-                report,
-                coalesce_s=COALESCE_S,
-                plan_slice=PLAN_SLICE,
-            )
-            freshness = Freshness(
-                lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
-            )
-            view.watch(freshness)
-            announcer = Announcer(
-                client,
-                config.presence,
-                view,
-                node_name,
-                interfaces=lambda: [each.name for each in direct.interfaces],
-                warned=report.warned,
-            )
-            # What others work at, the API server, the prober and the kernel, goes on at the same
-            # time.
-            group.create_task(prober.run())
-            group.create_task(probe_paths.follow())
-            feed(group, client, state, freshness, GATEWAY, started=forwarding.settled)
-            group.create_task(freshness.run())
-            group.create_task(announcer.run(resume=report.resume))
-            group.create_task(probing.run())
-            handed_on = group.create_task(ahead.run(state))
-            await direct.open()
-            view.registry.register(TrafficCollector(lambda: direct.counters))
-            view.registry.register(ProxyCollector(proxy.counters))
-            view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-            view.traffic = lambda: (
-                traffic_of(direct, proxy, peers)
-                | {"api": apiserver.shown(), "probed": probed(state)}
-            )
-            view.follow(forwarding)
-            listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-            await shown.enter_async_context(serve(view, listen, config.web.metrics_from))
-            group.create_task(apiserver.follow())
-            group.create_task(recorder.run())
-            group.create_task(direct.follow())
-            group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
-            if peers is not None:
-                view.registry.register(PeersCollector(peers))
-                group.create_task(peers.run())
-            group.create_task(tell_nodes(state, direct))
-            group.create_task(watch_returned(lambda: direct.counters, state, recorder, node_name))
-            await handed_on
-            await first_verdicts(ahead.newest_s + FIRST_VERDICTS_S, prober, state)
-            group.create_task(doubt(prober, state))
-            group.create_task(forwarding.run())
-            group.create_task(proxy.follow())
-    finally:
-        probe_paths.close()
-        await direct.close(remove=False)
+    freshness = freshness_of(client, config)
+    view.watch(freshness)
+    view.follow(forwarding)
+    announcer = Announcer(
+        client,
+        config.presence,
+        view,
+        name,
+        interfaces=lambda: [each.name for each in direct.interfaces],
+        warned=report.warned,
+    )
+    returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
+    listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
+    return [
+        plane.apiserver,
+        plane.probe_paths,
+        prober,
+        Feed(client, state, freshness, GATEWAY, started=forwarding.settled),
+        Task("freshness", freshness.run),
+        Task("presence", partial(announcer.run, resume=report.resume)),
+        probing,
+        Task("prefetch", partial(ahead.run, state)),
+        Probed(state),
+        direct,
+        Context("web", serve(view, listen, config.web.metrics_from)),
+        Task("events", recorder.run),
+        HostSettings(Host("gateway", adjust=False), view),
+        peers if peers is not None else NoPeers(),
+        Task("cluster nodes", partial(tell_nodes, state, direct)),
+        Task("returned packets", returned),
+        FirstVerdicts(ahead, prober, state),
+        forwarding,
+        plane.proxy,
+    ]
+
+
+class Probing(NamedTuple):
+    """What asks the nodes."""
+
+    prober: Prober
+    ahead: StartupPrefetch
+    loop: Loop[ServiceKey, LoadBalancer]
+
+
+def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned) -> Probing:
+    """The loop that keeps the probes equal to the plan. It tells nothing: the other loop does."""
+    section, paths = config.gateway, plane.probe_paths
+    command = probing_command(
+        section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
+    )
+    prober = Prober(state.observe, command, paths.have)
+    ahead = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
+    loop = Loop(
+        "probing",
+        state.objects_only,
+        ahead.plan,
+        [prober],
+        lambda _intents, _outcomes: None,
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
+    )
+    return Probing(prober, ahead, loop)
+
+
+def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[LoadBalancer]:
+    """What a gateway tells the owners of Services."""
+    return Reporter[LoadBalancer](
+        view,
+        state,
+        recorder,
+        reason=SYNC_FAILED,
+        who=f"gateway {view.node_name}",
+        notes=notes_of_probes,
+        patience_s=PATIENCE_S,
+    )
 
 
 def apiserver_balancer(config: Config) -> ApiServerBalancer:
@@ -222,6 +244,7 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
     need the balancer first."""
     told = ""
     while True:
+        await apiserver.keep()
         try:
             return find()
         except Refused as error:
@@ -229,7 +252,6 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
                 log.warning("there is no way to the API server yet", problem=str(error))
             told = str(error)
         await asyncio.sleep(ACCESS_S)
-        await apiserver.keep()
 
 
 def peers_of(config: Config) -> Peers | None:
@@ -260,7 +282,7 @@ def direct_driver(
         rules=rules_of(config),
         pin_path=Path(section.pin_path),
         drain_s=section.drain_timeout_s,
-        touched=state.subscribers.mark,
+        look_again=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
         sizes=Sizes(
             section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
@@ -294,19 +316,8 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
 
 
 async def clean_up(config: Config) -> None:
-    """Take this gateway's data plane out of the kernel, whoever left it there."""
-    removed = await remove_pins(Path(config.gateway.pin_path))
-    if await ProxyDriver(Path(config.gateway.proxy_path)).remove():
-        removed.append("the balancer of class fairlead.io/proxy")
-    if await apiserver_balancer(config).remove():
-        removed.append("the API server's balancer")
-    for what in removed:
-        log.info("removed", what=what)
-    if not removed:
-        log.info(
-            "nothing to remove: no data plane of this pin path is here",
-            pin_path=config.gateway.pin_path,
-        )
+    """Take this gateway's data plane off the host, whichever process left it there."""
+    await remove_components(data_plane(config, (), State(())))
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
@@ -314,75 +325,57 @@ def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
     return [note for note in balancer.notes if note.reason in NOTES]
 
 
-def tell_switch(
-    recorder: Recorder, service: ServiceKey, uid: str, before: ProxyHeader, after: ProxyHeader
-) -> None:
-    """Say what pods meet from now on. It is no failure, and over as soon as it is said."""
-    note = switched(before, after)
-    recorder.event(service, uid, "Normal", note.reason, note.message)
+class ProbedStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the probes."""
+
+    probed: Sequence[Mapping[str, object]]
 
 
-def tell_cut(
-    recorder: Recorder, most: int, service: ServiceKey, uid: str, connections: int
-) -> None:
-    """Say what was cut, and by which limit."""
-    note = ended(connections, most)
-    recorder.event(service, uid, "Warning", note.reason, note.message)
+class Probed(Component):
+    """Shows the path by which each node is probed, and its last answer, for `fairlead status`."""
+
+    name = "probed"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def status(self) -> ProbedStatus:
+        names = {
+            entry.address: name
+            for name, node in self._state.nodes.items()
+            for entry in node.status.addresses
+        }
+        return ProbedStatus(
+            [
+                {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
+                for address, ways in self._state.probed().items()
+                for way, verdict in ways.items()
+            ]
+        )
 
 
-def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:
-    """The counters, for showing."""
-    counters = direct.counters
-    return {
-        "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
-        "proxied": {
-            str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()
-        },
-        "proxyWorker": proxy.counters.worker._asdict(),
-        "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
-        "drops": counters.drops(),
-        "messages": counters.messages(),
-        "untracked": counters.untracked(),
-        "untold": counters.untold(),
-        "resources": {name: filled._asdict() for name, filled in counters.resources().items()},
-        "draining": [
-            {
-                "service": str(each.service),
-                "listener": str(each.listener),
-                "node": each.node,
-                "left_s": round(each.left_s, 1),
-            }
-            for each in direct.draining()
-        ],
-        "interfaces": [each._asdict() for each in direct.interfaces],
-        "peers": peers.shown if peers is not None else (),
-    }
+class FirstVerdicts(Component):
+    """Holds the start back until nodes have had time to answer their first probes, but not for
+    long; then the API is believed of the rest, no longer than needed."""
 
+    name = "first verdicts"
 
-def probed(state: State) -> list[dict[str, object]]:
-    """The path by which each node is probed, and its last answer, for `fairlead status`."""
-    names = {
-        entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses
-    }
-    return [
-        {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
-        for address, ways in state.probed().items()
-        for way, verdict in ways.items()
-    ]
+    def __init__(self, ahead: StartupPrefetch, prober: Prober, state: State) -> None:
+        self._ahead = ahead
+        self._prober = prober
+        self._state = state
 
+    async def open(self) -> None:
+        await self._ahead.handed_on.wait()
+        try:
+            async with asyncio.timeout_at(self._ahead.newest_s + FIRST_VERDICTS_S):
+                await self._prober.settled()
+        except TimeoutError:
+            log.info(
+                "believing the API until all health ports have been asked", ports=self._prober.ports
+            )
+            self._state.believing = True
 
-async def first_verdicts(until_s: float, prober: Prober, state: State) -> None:
-    """Wait until every health port has been asked, but not for long; then the API is believed of
-    the rest. `until_s`: by the event loop's clock."""
-    try:
-        async with asyncio.timeout_at(until_s):
-            await prober.settled()
-    except TimeoutError:
-        log.info("believing the API until all health ports have been asked", ports=prober.ports)
-        state.believing = True
-
-
-async def doubt(prober: Prober, state: State) -> None:
-    """Believe the API no longer than needed."""
-    await prober.settled()
-    state.believing = False
+    async def run(self) -> None:
+        await self._prober.settled()
+        self._state.believing = False

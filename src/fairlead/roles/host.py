@@ -1,33 +1,51 @@
-"""A role's eye on the settings of its host, again and again: interfaces and nodes come and go."""
+"""A role's eye on the settings of its host, again and again: interfaces and nodes come and go.
+
+In: the requirements of the components that are open. Out: what does harm is shown, and put right
+where the configuration allows that."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import structlog
 
+from fairlead.drivers import Component
 from fairlead.drivers.host import Finding, Host
-from fairlead.drivers.need import Need
 from fairlead.errors import FairleadError
 from fairlead.web import View
 
 log = structlog.get_logger()
 
 LOOK_S = 60.0
-"""So often the settings are looked at."""
+"""The settings are looked at once in this time."""
 
 
-async def watch_host(
-    host: Host, needs: Callable[[], Awaitable[Collection[Need]]], view: View
-) -> None:
-    """Find what does harm, show it, and put it right where that is wanted, until cancelled."""
-    view.host = lambda: shown(host.findings)
-    while True:
-        try:
-            host.look(await needs())
-        except FairleadError as problem:
-            log.warning("the host's settings cannot be seen to", problem=str(problem))
-        await asyncio.sleep(LOOK_S)
+class HostSettings(Component):
+    """Stands behind the components that require something of the host. `remove` puts settings
+    back."""
+
+    name = "host settings"
+
+    def __init__(self, host: Host, view: View) -> None:
+        self._host = host
+        self._view = view
+
+    async def run(self) -> None:
+        self._view.host = lambda: shown(self._host.findings)
+        while True:
+            try:
+                needs = [
+                    need
+                    for component in self._view.components
+                    for need in await component.requirements()
+                ]
+                self._host.look(needs)
+            except FairleadError as problem:
+                log.warning("the host's settings cannot be seen to", problem=str(problem))
+            await asyncio.sleep(LOOK_S)
+
+    async def remove(self) -> Sequence[str]:
+        return [f"our value of the setting {each}" for each in self._host.restore()]
 
 
 def shown(findings: Sequence[Finding]) -> Sequence[Mapping[str, object]]:

@@ -7,30 +7,27 @@ wait for it. Stopped or killed, rules and tunnel stay. Where kube-proxy runs (no
 false) only the tunnel is ours, and no EndpointSlice is asked for."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from fairlead.backoff import Backoff
 from fairlead.config import Config
-from fairlead.drivers import Driver
+from fairlead.drivers import Component, Driver
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.host import Host
 from fairlead.drivers.need import Need
-from fairlead.drivers.nodeproxy import NodeProxyDriver, remove_table
-from fairlead.drivers.nodeproxy.needs import needs as needs_of_proxy
-from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
+from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.tunnel import NoTunnel, TunnelDriver
 from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
 from fairlead.model import Family, NodeService, Note, ServiceKey
 from fairlead.net.address import family_of
@@ -41,14 +38,14 @@ from fairlead.plan.cluster import plan_node
 from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.roles.answering import command as answering_command
-from fairlead.roles.host import watch_host
+from fairlead.roles.components import Task, remove_components, run_components
+from fairlead.roles.host import HostSettings
 from fairlead.roles.presence import Announcer
-from fairlead.roles.process import SOURCES, WITHOUT_SLICES, feed
+from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.state import State
-from fairlead.telemetry import TunnelCollector
 from fairlead.web import View, serve
 
 log = structlog.get_logger()
@@ -62,8 +59,8 @@ LARGE = 5_000
 """A Service with more ports times endpoints than this takes a tenth of a second or more. Other
 Services do not wait for it."""
 LOOK_S = 2.0
-"""So often it is looked whether others have taken our rules away; and at the host's addresses,
-where `node.nodePortAddresses` says which count."""
+"""Time between two looks at the host's addresses, where `node.nodePortAddresses` says which
+count."""
 API_RETRY_S = (0.2, 5.0)
 """First and longest wait for an API server that does not answer at the start."""
 
@@ -165,57 +162,50 @@ async def run(
 ) -> None:
     """Run the node's part until cancelled. What it has put in place stays then, unless it is to be
     removed."""
-    proxying = config.node.service_proxy
-    keep = NODE if proxying else TUNNEL_NODE
-    state = State(SOURCES if proxying else WITHOUT_SLICES)
+    state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
-    async with (
-        Client(access) as client,
-        serve(view, listen, config.web.metrics_from),
-        AsyncExitStack() as opened,
-    ):
+    try:
+        async with Client(access) as client, serve(view, listen, config.web.metrics_from):
+            first = await first_addresses(client, node_name)
+            addresses = NodeAddresses(node_name, state.nodes, first)
+            answering = HostAddresses(config.node.node_port_addresses)
+            await answering.look()
+            drivers = drivers_of(config, state, node_name, addresses, answering)
+            await run_components(components(config, view, client, state, drivers), view)
+    except asyncio.CancelledError:
+        # After a failure another start follows, and traffic goes on until then.
         if remove_at_stop:
-            opened.push_async_exit(
-                _clean_up_if_cancelled
-            )  # the first to be pushed: it comes after all drivers have let go
-        addresses = NodeAddresses(node_name, state.nodes, await first_addresses(client, node_name))
-        answering = HostAddresses(config.node.node_port_addresses)
-        await answering.look()
-        drivers = await open_drivers(config, state, node_name, addresses, answering, view, opened)
-        async with asyncio.TaskGroup() as group:
-            recorder = EventRecorder(client, "fairlead-node")
-            report = Reporter[NodeService](
-                view, state, recorder, reason=SYNC_FAILED, who=f"node {node_name}", notes=notes_of
-            )
-            plan, large = partial(plan_node, state, node_name), partial(is_large, state)
-            loop = Loop("proxy", state, plan, drivers, report, large=large, plan_slice=PLAN_SLICE)
-            view.follow(loop)
-            freshness = Freshness(
-                lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
-            )
-            view.watch(freshness)
-            announcer = Announcer(client, config.presence, view, node_name, warned=report.warned)
-            group.create_task(recorder.run())
-            host = Host("node", adjust=config.node.adjust_system)
-            group.create_task(
-                watch_host(
-                    host, partial(needs, config, addresses, interfaces_of(config, node_name)), view
-                )
-            )
-            feed(group, client, state, freshness, keep)
-            group.create_task(freshness.run())
-            group.create_task(announcer.run(resume=report.resume))
-            for driver in drivers:
-                if isinstance(driver, TunnelDriver):
-                    group.create_task(driver.follow())
-                if isinstance(driver, NodeProxyDriver):
-                    group.create_task(follow_rules(state, driver))
-                if isinstance(driver, HealthPortDriver):
-                    group.create_task(driver.run())
-                    if config.node.node_port_addresses:
-                        group.create_task(follow_host(state, answering, driver))
-            group.create_task(loop.run())
+            await clean_up()
+        raise
+
+
+def components(
+    config: Config, view: View, client: Client, state: State, drivers: "Drivers"
+) -> Sequence[Component]:
+    """The node, in the order of its start: what serves Services first, then what tells of them."""
+    name, proxying = view.node_name, config.node.service_proxy
+    recorder = EventRecorder(client, "fairlead-node")
+    report = Reporter[NodeService](
+        view, state, recorder, reason=SYNC_FAILED, who=f"node {name}", notes=notes_of
+    )
+    plan, large = partial(plan_node, state, name), partial(is_large, state)
+    loop = Loop(
+        "proxy", state, plan, drivers.chain, report, large=large, pace=Pace(plan_slice=PLAN_SLICE)
+    )
+    freshness = freshness_of(client, config)
+    view.follow(loop)
+    view.watch(freshness)
+    announcer = Announcer(client, config.presence, view, name, warned=report.warned)
+    return [
+        *drivers.components,
+        Task("events", recorder.run),
+        HostSettings(Host("node", adjust=config.node.adjust_system), view),
+        Feed(client, state, freshness, NODE if proxying else TUNNEL_NODE),
+        Task("freshness", freshness.run),
+        Task("presence", partial(announcer.run, resume=report.resume)),
+        loop,
+    ]
 
 
 def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
@@ -228,66 +218,68 @@ def notes_of(service: NodeService) -> Sequence[Note]:
     return service.notes
 
 
-async def needs(
-    config: Config, addresses: NodeAddresses, arrivals: Sequence[str]
-) -> Sequence[Need]:
-    """What this node needs of its host. `arrivals`: the selectors of its interfaces. Where
-    kube-proxy runs, kube-proxy sets the room for tracked flows."""
-    own = needs_of_proxy() if config.node.service_proxy else ()
-    return (*own, *await needs_of_arrivals(addresses(), arrivals))
+class Arrivals(Component):
+    """The interfaces where packets from gateways arrive, with or without a tunnel: what they
+    require of the host. `selectors`: see `interfaces_of`."""
+
+    name = "arrivals"
+
+    def __init__(self, addresses: NodeAddresses, selectors: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._selectors = selectors
+
+    async def requirements(self) -> Collection[Need]:
+        return await needs_of_arrivals(self._addresses(), self._selectors)
 
 
-async def open_drivers(
+class Drivers(NamedTuple):
+    """What this node does for Services. `chain`: the drivers of its loop; `components`: these, and
+    what stands beside them, in the order of the start."""
+
+    chain: Sequence[Driver[ServiceKey, NodeService, Any, Any, Any]]
+    components: Sequence[Component]
+
+
+def drivers_of(
     config: Config,
     state: State,
     node_name: str,
     addresses: NodeAddresses,
     answering: HostAddresses,
-    view: View,
-    opened: AsyncExitStack,
-) -> Sequence[Driver[NodeService, Any, Any, Any]]:
-    """What this node does, in the order in which it comes to be; closed with `opened`."""
-    drivers: list[Driver[NodeService, Any, Any, Any]] = []
-    cluster, chosen = config.cluster, bool(config.node.node_port_addresses)
-    if config.node.service_proxy:
-        proxy = NodeProxyDriver(
-            node_addresses=addresses,
-            pod_cidrs=cluster.pod_cidrs,
-            pod_interfaces=config.node.pod_interfaces,
-            node_port_addresses=answering if chosen else None,
-            service_cidrs=cluster.service_cidrs,
-            precedence_of=partial(service_precedence, state.services),
-        )
-        await proxy.open()
-        opened.push_async_callback(proxy.close, remove=False)
-        drivers.append(proxy)
-    if config.tunnel.kind != "none":
-        tunnel = TunnelDriver(
-            config.tunnel, node_addresses=addresses, selectors=interfaces_of(config, node_name)
-        )
-        await tunnel.open()
-        opened.push_async_callback(tunnel.close, remove=False)
-        view.registry.register(TunnelCollector(tunnel))
-        view.traffic = lambda: {
-            "tunnel": {"kind": config.tunnel.kind, "packets": tunnel.counters()}
-        }
-        drivers.append(tunnel)
+) -> Drivers:
+    """The drivers that the configuration asks for. The health ports come last: one that answers 200
+    is the proof that the rest is in place."""
+    chosen, selectors = bool(config.node.node_port_addresses), interfaces_of(config, node_name)
+    if config.tunnel.kind == "none":
+        tunnels: list[TunnelDriver] = []
+        ends: list[Component] = [NoTunnel()]
     else:
-        for what in await remove_tunnel():
-            log.info("removed what a tunnel left", what=what)
-    if config.node.service_proxy:
-        health = HealthPortDriver(
-            node_name=node_name,
-            healthy=proxy.healthy,
-            command=answering_command(),
-            node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
-            addresses=answering() if chosen else EVERYWHERE,
-            touched=state.subscribers.mark,
-        )
-        await health.open()
-        opened.push_async_callback(health.close)
-        drivers.append(health)
-    return drivers
+        tunnels = [TunnelDriver(config.tunnel, node_addresses=addresses, selectors=selectors)]
+        ends = [*tunnels]
+    arrivals = Arrivals(addresses, selectors)
+    if not config.node.service_proxy:
+        return Drivers(tunnels, [*ends, arrivals])
+    proxy = NodeProxyDriver(
+        node_addresses=addresses,
+        pod_cidrs=config.cluster.pod_cidrs,
+        pod_interfaces=config.node.pod_interfaces,
+        node_port_addresses=answering if chosen else None,
+        service_cidrs=config.cluster.service_cidrs,
+        precedence_of=partial(service_precedence, state.services),
+        look_again=state.subscribers.mark,
+    )
+    health = HealthPortDriver(
+        node_name=node_name,
+        healthy=proxy.healthy,
+        command=answering_command(),
+        node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
+        addresses=answering() if chosen else EVERYWHERE,
+        look_again=state.subscribers.mark,
+    )
+    moving = [Task("host addresses", partial(follow_host, state, answering, health))]
+    return Drivers(
+        [proxy, *tunnels, health], [proxy, *ends, health, arrivals, *(moving if chosen else ())]
+    )
 
 
 async def follow_host(state: State, answering: HostAddresses, health: HealthPortDriver) -> None:
@@ -306,35 +298,10 @@ async def follow_host(state: State, answering: HostAddresses, health: HealthPort
             )
 
 
-async def follow_rules(state: State, proxy: NodeProxyDriver) -> None:
-    """Have rules that others took away (`nft flush ruleset`, a firewall that is loaded anew) come
-    back, until cancelled."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        try:
-            if await proxy.disturbed():
-                log.warning(
-                    "somebody else has taken rules of the table inet fairlead away: it is made anew"
-                )
-                state.subscribers.mark(state.services)
-        except Unavailable as problem:
-            log.warning("whether our rules are there is not known", problem=str(problem))
-
-
-async def _clean_up_if_cancelled(kind: type[BaseException] | None, *_: object) -> None:
-    """A failure is to be followed by another start, and traffic goes on until then."""
-    if kind is asyncio.CancelledError:
-        await clean_up()
-
-
 async def clean_up() -> None:
-    """Take out of the kernel what this role has put there, whoever left it, and put settings of the
-    host back."""
-    if await remove_table():
-        log.info("removed the table inet fairlead: this node serves no Services now")
-    else:
-        log.info("nothing to remove: there is no table inet fairlead here")
-    for what in await remove_tunnel():
-        log.info("removed", what=what)
-    for setting in Host("node", adjust=False).restore():
-        log.info("put back", setting=setting)
+    """Take out of the kernel what this role has put there, whichever process left it, and put
+    settings of the host back."""
+    nowhere = NodeAddresses("", {}, ())
+    drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
+    settings = HostSettings(Host("node", adjust=False), View("node", ""))
+    await remove_components([settings, *drivers.components])

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from fairlead.config import OCTAVIA, Config
+from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, served_by_octavia
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.octavia.cloud import Cloud
@@ -23,7 +26,7 @@ from fairlead.kube.objects import LoadBalancerIngress
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.balancer import claimed_class, class_of
 from fairlead.plan.cloud import claimant_of, plan_cloud
-from fairlead.reconcile import Loop, Report
+from fairlead.reconcile import Loop, Pace, Report
 from fairlead.state import State, Subscribers
 from fairlead.web import View
 
@@ -35,13 +38,31 @@ SYSTEM = "kube-system"
 """The namespace that every cluster has from its first day; its uid stands for the cluster."""
 
 
+class HealthStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the load balancers."""
+
+    octavia: Sequence[object]
+
+
+class BalancerHealth(Component):
+    """Shows how load balancers are."""
+
+    name = "octavia health"
+
+    def __init__(self, driver: OctaviaDriver) -> None:
+        self._driver = driver
+
+    def status(self) -> HealthStatus:
+        return HealthStatus(self._driver.health())
+
+
 class OctaviaServices:
     """Of a cluster's Services those that Octavia has to do with: the source of the loop. Others
     must not wait for a cloud."""
 
     def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
         self.whole: asyncio.Event = state.whole
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
         self._state = state
         self._config = config
         self._knows = knows
@@ -93,11 +114,11 @@ def octavia_loop(
     writer: ServiceWriter,
     newest: NewestServices,
     recorder: Recorder,
-    report: Report[LoadBalancer],
+    report: Report[ServiceKey, LoadBalancer],
     view: View,
     *,
     fence: Callable[[], None],
-) -> Iterator[Loop[LoadBalancer]]:
+) -> Iterator[Loop[ServiceKey, LoadBalancer]]:
     """The loop, to be run within the block. `view` shows how load balancers are."""
     if config.octavia is None:
         # Without drivers: all that it can do is say so.
@@ -109,7 +130,6 @@ def octavia_loop(
                 lambda keys: _without_cloud(state, config, keys),
                 (),
                 report,
-                parallel=1,
             )
         return
     if not (uid := state.namespace_uid(SYSTEM)):
@@ -150,19 +170,15 @@ def octavia_loop(
         serves=served_by_octavia,
     )
     source = OctaviaServices(state, config, driver.knows)
-    view.traffic = lambda: {"octavia": driver.health()}
     try:
-        with state.subscribers.telling(source):
+        with state.subscribers.telling(source), view.showing(BalancerHealth(driver)):
             yield Loop(
                 "octavia",
                 source,
                 plan,
                 [claim, driver, publish],
                 report,
-                parallel=AT_ONCE,
-                audit_interval_s=AUDIT_INTERVAL_S,
-                unread=lambda: driver.unread,
+                pace=Pace(parallel=AT_ONCE, audit_interval_s=AUDIT_INTERVAL_S),
             )
     finally:
-        view.traffic = dict
         cloud.close()

@@ -12,9 +12,10 @@ from typing import Any
 
 import structlog
 
-from fairlead.errors import FairleadError
+from fairlead.config import Config
+from fairlead.drivers import Component
 from fairlead.kube.client import Client
-from fairlead.kube.freshness import Freshness
+from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -27,6 +28,7 @@ from fairlead.kube.objects import (
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
+from fairlead.roles.components import the_failure
 from fairlead.state import State
 
 log = structlog.get_logger()
@@ -80,40 +82,65 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
     except BaseExceptionGroup as failed:
         # Of tasks that ran beside each other one failed, and the others were ended for it: that one
         # is to be told.
-        if len(failed.exceptions) == 1 and isinstance(failed.exceptions[0], FairleadError):
-            raise failed.exceptions[0] from None
-        raise
+        raise the_failure(failed) from None
 
 
-def feed(
-    group: asyncio.TaskGroup,
-    client: Client,
-    state: State,
-    freshness: Freshness,
-    keep: Projection,
-    *,
-    started: asyncio.Event | None = None,
-) -> None:
-    """Start the reflectors that keep `state` equal to the cluster, as far as `keep` lets objects
-    through, and register each with `freshness`. `started`: set once the role has everything that it
-    keeps; if absent, that is once the state is complete."""
-    group.create_task(
-        _follow(client, SERVICES, state.update_services, state, freshness, keep.service)
+def freshness_of(client: Client, config: Config) -> Freshness:
+    """The ages of the role's watches, which are stale as soon as its Lease would have expired."""
+    return Freshness(
+        lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
     )
-    if keep.slice is not None:
-        group.create_task(
-            _follow(
-                client,
-                ENDPOINT_SLICES,
-                state.update_slices,
-                state,
-                freshness,
-                keep.slice,
-                label_selector=SERVED_SLICES,
-            )
-        )
-    group.create_task(_follow(client, NODES, state.update_nodes, state, freshness, keep.node))
-    group.create_task(spare_the_collector(state, started or state.whole))
+
+
+class Feed(Component):
+    """The reflectors that keep `state` equal to the cluster, as far as `keep` lets objects through;
+    each is registered with `freshness`. `started`: set once the role has everything that it keeps;
+    if absent, that is once the state is complete. `addresses`: of ADDRESS_SOURCES too."""
+
+    name = "feed"
+
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        freshness: Freshness,
+        keep: Projection,
+        *,
+        started: asyncio.Event | None = None,
+        addresses: bool = False,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._freshness = freshness
+        self._keep = keep
+        self._started = started or state.whole
+        self._addresses = addresses
+
+    async def run(self) -> None:
+        state, keep = self._state, self._keep
+        follow = partial(_follow, self._client, state=state, freshness=self._freshness)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow(SERVICES, state.update_services, keep=keep.service))
+            if keep.slice is not None:
+                group.create_task(
+                    follow(
+                        ENDPOINT_SLICES,
+                        state.update_slices,
+                        keep=keep.slice,
+                        label_selector=SERVED_SLICES,
+                    )
+                )
+            group.create_task(follow(NODES, state.update_nodes, keep=keep.node))
+            if self._addresses:
+                group.create_task(follow(NAMESPACES, state.update_namespaces))
+                # An API server may not have these kinds, yet or any more.
+                for kind, update in (
+                    (ADDRESS_POOLS, state.update_pools),
+                    (ADDRESS_GRANTS, state.update_grants),
+                ):
+                    lacking = partial(_lack, state, kind.kind, kind.plural)
+                    group.create_task(follow(kind, update, on_absent=lacking))
+            group.create_task(spare_the_collector(state, self._started))
 
 
 async def spare_the_collector(
@@ -136,22 +163,6 @@ async def spare_the_collector(
     gc.freeze()
     youngest, _, _ = gc.get_threshold()
     gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
-
-
-def feed_addresses(
-    group: asyncio.TaskGroup, client: Client, state: State, freshness: Freshness
-) -> None:
-    """Start the reflectors of ADDRESS_SOURCES. The last two are of kinds that an API server may not
-    have, yet or any more."""
-    group.create_task(_follow(client, NAMESPACES, state.update_namespaces, state, freshness))
-    no_pools = partial(_lack, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
-    no_grants = partial(_lack, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
-    group.create_task(
-        _follow(client, ADDRESS_POOLS, state.update_pools, state, freshness, on_absent=no_pools)
-    )
-    group.create_task(
-        _follow(client, ADDRESS_GRANTS, state.update_grants, state, freshness, on_absent=no_grants)
-    )
 
 
 def _lack(state: State, kind: str, plural: str) -> None:

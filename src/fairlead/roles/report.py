@@ -9,10 +9,10 @@ successor, and `resume` is called by the successor."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import STAMP, Recorder, matter_of, stamp
+from fairlead.kube.events import RECOVERED, STAMP, Recorder, lasted, matter_of, stamp
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
 from fairlead.state import State
@@ -29,7 +29,6 @@ REMIND_S = 45 * 60.0
 """What lasts is said again after this time: `kubectl describe` shows nothing of what the API server
 has forgotten."""
 SETTLE_S = 10.0
-RECOVERED = "Recovered"
 
 
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
@@ -94,6 +93,7 @@ class Reporter(Generic[IntentT]):
     ) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
+            self._tell_happened(key, outcome.notes)
             said = self._said.pop(key, {})
             still = {
                 (each.reason, matter_of(each.message)): each
@@ -121,6 +121,14 @@ class Reporter(Generic[IntentT]):
                     {reason for reason, _ in said},
                     forgotten=key not in intents and outcome.state == "done",
                 )
+
+    def _tell_happened(self, key: ServiceKey, notes: Iterable[Note]) -> None:
+        """Write what a driver says has happened: each time once, and it never ends."""
+        if (service := self._state.services.get(key)) is None:
+            return
+        for note in notes:
+            kind = "Normal" if note.normal else "Warning"
+            self._recorder.event(key, service.metadata.uid, kind, note.reason, note.message)
 
     def close(self) -> None:
         """Say nothing more: another process does now."""
@@ -223,18 +231,3 @@ class Reporter(Generic[IntentT]):
                 reason not in warnings or warnings[reason].uid != uid
             ):  # or else a Service of this name that is gone
                 warnings[reason] = Warned(str(key), reason, stamp(datetime.now(UTC)), uid)
-
-
-def lasted(since: str, now: datetime) -> str:
-    """The rounded time since then, because equal texts share one Event. An invalid time counts as a
-    short one."""
-    try:
-        passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
-    except ValueError:
-        passed = timedelta()
-    minutes = round(passed.total_seconds() / 60)
-    if minutes < 1:
-        return "less than a minute"
-    if minutes < 120:
-        return "a minute" if minutes == 1 else f"{minutes} minutes"
-    return f"{round(minutes / 60)} hours"

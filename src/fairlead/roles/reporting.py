@@ -12,12 +12,12 @@ from fairlead.reconcile import Report
 class SharedReport:
     """`of(loop)` is the report of that loop."""
 
-    def __init__(self, report: Report[LoadBalancer]) -> None:
+    def __init__(self, report: Report[ServiceKey, LoadBalancer]) -> None:
         self._report = report
         self._teller: dict[ServiceKey, str] = {}
         """Who told the last thing of each Service that is served, or is to be."""
 
-    def of(self, loop: str) -> Report[LoadBalancer]:
+    def of(self, loop: str) -> Report[ServiceKey, LoadBalancer]:
         def told(
             intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
         ) -> None:

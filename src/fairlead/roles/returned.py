@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.records import HOPS_LEFT
-from fairlead.kube.events import Recorder, stamp
+from fairlead.kube.events import RECOVERED, Recorder, lasted, stamp
 from fairlead.model import ServiceKey
 from fairlead.plan.members import listed
-from fairlead.roles.report import RECOVERED, lasted
 from fairlead.state import State
 
 PACKETS_RETURNED = "PacketsReturned"

@@ -26,7 +26,7 @@ class ServiceReports:
         self.whole.set()
         self.services: dict[ServiceKey, Conditions] = {}
         self._newest = newest
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers[ServiceKey]()
 
     def __call__(
         self, intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]

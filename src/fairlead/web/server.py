@@ -14,8 +14,16 @@ for these callers, and for the networks that the configuration names."""
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -28,12 +36,13 @@ from prometheus_client import (
     generate_latest,
 )
 
+from fairlead.drivers import Component
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
 from fairlead.model import Outcome, ServiceKey
 from fairlead.net.address import split_host_port
-from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
 from fairlead.web.connections import serving
+from fairlead.web.metrics import FreshnessCollector, RoleCollector, ServicesCollector
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -58,7 +67,8 @@ class View:
         self.registry = CollectorRegistry()
         self.standing_by: Callable[[], bool] = lambda: False
         """Whether a role that follows no loop is ready to take over from one that does."""
-        self.traffic: Callable[[], Mapping[str, object]] = dict
+        self.components: list[Component] = []
+        """Those that are open, in the order in which they were opened."""
         self.host: Callable[[], Sequence[object]] = tuple
         """Settings of the host that do harm, see `drivers.host`."""
         self.intents: dict[ServiceKey, object] = {}
@@ -71,6 +81,26 @@ class View:
         # CPU seconds, memory, open files, start time, under the names that all clients of
         # Prometheus use.
         ProcessCollector(registry=self.registry)
+
+    @contextmanager
+    def showing(self, component: Component) -> Iterator[None]:
+        """Show the status and the metrics of a component inside the block."""
+        collectors = component.collectors()
+        with ExitStack() as shown:
+            for each in collectors:
+                self.registry.register(each)
+                shown.callback(self.registry.unregister, each)
+            self.components.append(component)
+            shown.callback(self.components.remove, component)
+            yield
+
+    def traffic(self) -> dict[str, object]:
+        """What the open components show of themselves, under the names of their fields."""
+        shown: dict[str, object] = {}
+        for component in self.components.copy():
+            if (status := component.status()) is not None:
+                shown |= msgspec.to_builtins(status)
+        return shown
 
     def follow(self, loop: "Steps | None") -> None:
         """Show whether this loop is in step; None: there is none to follow, and nothing is known
@@ -103,7 +133,8 @@ class View:
             else:
                 self.intents.pop(key, None)
             if key in intents or outcome.state != "done":
-                self.outcomes[key] = outcome
+                # What happened once is told by an Event; it is no part of the state.
+                self.outcomes[key] = msgspec.structs.replace(outcome, notes=())
             else:
                 self.outcomes.pop(key, None)
 

@@ -38,7 +38,7 @@ async def serve(pin_path: Path, options: Options) -> None:
         objects=Path(options.objects),
     )
     await driver.open()
-    following = asyncio.create_task(driver.follow())
+    following = asyncio.create_task(driver.run())
     print("open", flush=True)
     remove = False
     while not remove and (line := await asyncio.to_thread(sys.stdin.readline)):

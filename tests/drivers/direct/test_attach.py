@@ -107,7 +107,7 @@ def test_an_interface_that_gets_another_hardware_address(run: Run, following: bo
         made = driver(wanted="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
-        follow = asyncio.create_task(made.follow()) if following else None
+        follow = asyncio.create_task(made.run()) if following else None
         ip("link", "set", "eth0", "address", "02:00:00:00:07:07")
         if follow is None:
             await made.read(None)
@@ -298,7 +298,7 @@ def test_an_interface_that_is_made_anew_gets_its_programs_by_event(run: Run) -> 
         made = driver(wanted="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         ip("link", "delete", "eth0")
         ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0-end")
         ip("address", "add", "192.0.2.10/24", "dev", "eth0")

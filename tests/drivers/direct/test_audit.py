@@ -9,10 +9,10 @@ from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_
 
 from fairlead.drivers.direct.driver import AT_ONCE
 from fairlead.drivers.direct.maps.records import pack_listener_key
+from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.bpf import Map
-from fairlead.telemetry import TrafficCollector
 
 pytestmark = pytest.mark.root
 

@@ -39,9 +39,9 @@ def test_a_gateway_needs_room_for_those_that_it_sends_to(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
-        assert await made.needs() == ()
+        assert await made.requirements() == ()
         await bring(made, load_balancer(NODE1))
-        (need,) = await made.needs()
+        (need,) = await made.requirements()
         assert (need.setting, need.harmful("1"), need.harmful("2")) == (IPV4, True, False)
         await made.close(remove=True)
 

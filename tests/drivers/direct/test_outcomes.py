@@ -1,13 +1,20 @@
 """One Service's trouble is no other's: nodes out of reach, listeners that are held, no room."""
 
+import asyncio
 from array import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import pytest
 from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
 
+from fairlead.drivers import Component
 from fairlead.drivers.direct import DirectDriver
 from fairlead.drivers.direct.maps.arena import GRACE_S
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Listener, LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.reconcile import Loop
+from fairlead.state import State
 
 pytestmark = pytest.mark.root
 
@@ -15,6 +22,13 @@ NODE2 = Member("node2", "192.0.2.22", 1)
 FAR = Member("far", "198.51.100.21", 1)
 BEHIND = Member("behind", "203.0.113.99", 1)
 NO_ROUTE = "there is no route to node far at 198.51.100.21; check the gateway's routes"
+
+SPEC = ServiceSpec()
+
+
+class Announce(NamedTuple):
+    service: ServiceKey
+    uid: str
 
 
 def service(name: str, address: str, *members: Member) -> dict[ServiceKey, LoadBalancer]:
@@ -64,8 +78,9 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
         for _ in range(2):  # asked again each time, with the same answer
             told = await outcomes(made, intents)
             assert told.keys() == {"partly", "not", "refused"}
-            assert told["partly"] == told["not"] == Outcome("unavailable", NO_ROUTE)
-            assert told["refused"].state == "refused"
+            assert told["partly"] == Outcome("unavailable", NO_ROUTE, in_part=True)
+            assert told["not"] == Outcome("unavailable", NO_ROUTE)
+            assert (told["refused"].state, told["refused"].in_part) == ("refused", True)
             words = (
                 "node behind at 203.0.113.99 is not on a link with this gateway: the route "
                 "leads through 192.0.2.1"
@@ -82,6 +97,70 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
         ip("route", "add", "198.51.100.0/24", "dev", "eth0")
         assert (await outcomes(made, intents)).keys() == {"refused"}
         assert await shares(made, "partly") == {"far", "node1"}
+        await made.close(remove=True)
+
+    run(scenario)
+
+
+class Announcement(Component):
+    """A driver that stands behind `direct` and notes which Services it is shown."""
+
+    name = "announcement"
+
+    def __init__(self) -> None:
+        self.shown: dict[ServiceKey, str] = {}
+
+    def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, str]:
+        return {key: intent.uid for key, intent in intents.items()}
+
+    def diff(
+        self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
+    ) -> Sequence[Announce]:
+        return [Announce(key, uid) for key, uid in desired.items() if actual.get(key) != uid]
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
+        return dict(self.shown)
+
+    async def apply(self, changes: Sequence[Announce]) -> Mapping[ServiceKey, Outcome]:
+        self.shown |= {change.service: change.uid for change in changes}
+        return {}
+
+
+def test_one_node_out_of_reach_withholds_no_service_from_the_drivers_behind(run: Run) -> None:
+    async def scenario() -> None:
+        made, announcement, state = driver(), Announcement(), State(("services",))
+        intents = service("well", "203.0.113.1", NODE1)
+        intents |= service("partly", "203.0.113.2", FAR, NODE1)
+        intents |= service("not", "203.0.113.3", FAR)
+        told: dict[str, Outcome] = {}
+
+        def report(
+            _: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
+        ) -> None:
+            told.update({key.name: outcome for key, outcome in outcomes.items()})
+
+        def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
+            return {key: intents[key] for key in keys}
+
+        await made.open()
+        state.update_services(
+            {
+                ObjectKey(*key): Service(ServiceMeta(name=key.name, namespace="default"), SPEC)
+                for key in intents
+            }
+        )
+        loop = Loop("forwarding", state, plan, [made, announcement], report)
+        task = asyncio.ensure_future(loop.run())
+        state.synced("services")
+        await loop.settled.wait()
+        assert {key.name for key in announcement.shown} == {"well", "partly"}
+        assert {name: each.state for name, each in told.items()} == {
+            "well": "done",
+            "partly": "unavailable",
+            "not": "unavailable",
+        }
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await made.close(remove=True)
 
     run(scenario)

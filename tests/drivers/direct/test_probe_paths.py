@@ -81,7 +81,7 @@ def test_probes_of_far_nodes_are_put_into_envelopes(
             assert sent(ways, question, mark) == (UNTOUCHED, bytes(to_us() / question))
         on_link = family(src=own, dst=near) / TCP(sport=40000, dport=10256, flags="S")
         assert sent(ways, on_link, PROBE_MARK) == (UNTOUCHED, bytes(to_us() / on_link))
-        ways.close()
+        await ways.close()
         await remove_pins(PINS)
 
     run(scenario)
@@ -103,7 +103,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
                 await asyncio.sleep(0.01)
 
         await until_at("eth0")
-        following = asyncio.create_task(ways.follow())
+        following = asyncio.create_task(ways.run())
         ip("route", "replace", "198.18.0.0/24", "via", "192.0.2.130")
         await until_at("eth1")
         ip("route", "del", "198.18.0.0/24")
@@ -113,7 +113,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
         await until_at("eth0")
         assert told == {FAR4: "ipip"}
         following.cancel()
-        ways.close()  # as a process that ends: the program stays
+        await ways.close()  # as a process that ends: the program stays
         await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
         assert await remove_pins(PINS) == [f"probes' program at interface {left.interface}"]
@@ -128,11 +128,11 @@ def test_a_start_without_a_tunnel_takes_away_what_one_with_a_tunnel_left(run: Ru
         before = made("ipip", {})
         await before.open()
         await before.have([FAR4])
-        before.close()
+        await before.close()
         after = made("none", {})
         await after.open()
         assert not after.needed
         assert await tc.filters(filter_name(PINS), egress=True) == ()
-        after.close()
+        await after.close()
 
     run(scenario)

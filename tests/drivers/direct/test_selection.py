@@ -62,7 +62,7 @@ def test_interfaces_are_served_while_they_match(run: Run) -> None:
         await made.open()
         assert await attached() == {"eth0"}
         await bring(made, load_balancer(NODE1))
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         add_cable("late0", "198.18.0.1/24")
         await until_served({"eth0", "late0"})
         add_cable("other", "198.18.1.1/24")
@@ -90,7 +90,7 @@ def test_the_default_route_chooses_and_moves(run: Run) -> None:
         made = driver(interfaces=["default-route"])
         await made.open()
         await bring(made, load_balancer(NODE1))
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         await until_served({"eth0"})
         add_cable("eth1", "198.18.0.1/24")
         ip("route", "replace", "default", "via", "198.18.0.2")

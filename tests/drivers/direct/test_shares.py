@@ -90,9 +90,12 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert await outcomes(made, service(large, "203.0.113.2", *big(200))) == {}
         told = await outcomes(made, hogs(*big(200)))
         assert {key.namespace for key in told} == {"greedy"}
-        unserved = [each for each in told.values() if each.missing]
+        lacking = {key: each for key, each in told.items() if each.missing}
+        unserved = list(lacking.values())
         assert unserved
-        assert all(each.state == "unavailable" and not each.in_part for each in unserved)
+        assert all(each.state == "unavailable" and not each.coarse for each in unserved)
+        for key, each in lacking.items():
+            assert each.in_part == bool(await current(made, key)), "some of its ports are served"
         assert "listeners are not served" in unserved[0].message
         assert (
             "namespace greedy has reached its share of this gateway's table memory"

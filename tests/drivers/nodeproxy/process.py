@@ -15,10 +15,10 @@ import msgspec
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.model import NodeService
+from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
-from fairlead.reconcile import Loop
-from fairlead.roles.node import follow_rules, service_precedence
+from fairlead.reconcile import Loop, Pace
+from fairlead.roles.node import service_precedence
 from fairlead.state import State
 
 NODE = "node"
@@ -39,6 +39,7 @@ class Settings(msgspec.Struct):
             pod_cidrs=self.pod_cidrs,
             service_cidrs=self.service_cidrs,
             precedence_of=partial(service_precedence, state.services),
+            look_again=state.subscribers.mark,
         )
 
 
@@ -77,15 +78,15 @@ async def main() -> None:
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
     state.synced("")
     await driver.open()
-    loop = Loop[NodeService](
+    loop = Loop[ServiceKey, NodeService](
         "proxy",
         state,
         partial(plan_node, state, NODE),
         [driver],
         lambda *_: None,
-        audit_interval_s=AUDIT_S,
+        pace=Pace(audit_interval_s=AUDIT_S),
     )
-    tasks = [asyncio.create_task(each) for each in (loop.run(), follow_rules(state, driver))]
+    tasks = [asyncio.create_task(each) for each in (loop.run(), driver.run())]
     while line := await asyncio.to_thread(sys.stdin.readline):
         show(state, msgspec.json.decode(line))
     for task in tasks:

@@ -22,7 +22,7 @@ from fairlead.drivers.nodeproxy.transactions import ELEMENTS_PER_TRANSACTION
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Backend, NodeService, Outcome, ServiceKey
 from fairlead.net.nfnetlink import Nfnetlink
-from fairlead.reconcile import Loop
+from fairlead.reconcile import Loop, Pace
 from fairlead.state import State
 
 pytestmark = pytest.mark.root
@@ -59,7 +59,13 @@ class Cluster:
         self.intents: dict[ServiceKey, NodeService] = {}
         self.done: dict[ServiceKey, NodeService] = {}
         self.loop = Loop(
-            "proxy", self.state, self.plan, [driver], self.report, large=HUGE.__eq__, plan_slice=20
+            "proxy",
+            self.state,
+            self.plan,
+            [driver],
+            self.report,
+            large=HUGE.__eq__,
+            pace=Pace(plan_slice=20),
         )
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, NodeService]:

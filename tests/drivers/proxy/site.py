@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.drivers import LookAgain, never_again
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.render import section_name
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -211,9 +212,11 @@ async def asked(
 
 
 @asynccontextmanager
-async def opened(folder: Path, old_workers: int = 0) -> AsyncIterator[ProxyDriver]:
+async def opened(
+    folder: Path, old_workers: int = 0, look_again: LookAgain = never_again
+) -> AsyncIterator[ProxyDriver]:
     """A driver that has read what is there; at the end nothing is left."""
-    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers)
+    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, look_again=look_again)
     await driver.read(None)
     try:
         yield driver

@@ -73,7 +73,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         assert successor.servers.keys() == set(CONFIG.servers)
         assert successor.shown()["addresses"] == ["203.0.113.6:6443", "[2001:db8:f::6]:6443"]
 
-        following = asyncio.ensure_future(successor.follow())
+        following = asyncio.ensure_future(successor.run())
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):

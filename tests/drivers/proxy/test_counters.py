@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.proxy.site import WEB
 
 from fairlead.drivers.proxy.counters import ProxyCounters, ProxyTraffic, traffic_of
+from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.runtime import Info, joined, read_servers
-from fairlead.telemetry import ProxyCollector
 
 ROWS = [
     {

@@ -38,8 +38,9 @@ from fairlead.drivers.proxy.spec import specs_of
 from fairlead.drivers.proxy.workers import NOWHERE
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
-from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
+from fairlead.model import LoadBalancer, MemberChecks, Outcome, ProxySettings, ServiceKey
 from fairlead.net import localroutes
+from fairlead.plan.proxying import ended, switched
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
@@ -216,19 +217,18 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
 async def test_a_reload_cuts_no_connection(folder: Path) -> None:
     other = ServiceKey("default", "other")
     async with nodes("node1"), opened(folder) as driver:
-        told: list[tuple[object, ...]] = []
-        driver.switched = lambda *what: told.append(what)
-        await bring(driver, balancer({"node1": 1}))
+        assert await bring(driver, balancer({"node1": 1})) == {}
         pid, talk = await worker(driver), await Talk.start()
         await talk.ask()
         await bring(driver, balancer({"node1": 1}, key=other, addresses=(VIP6,), port=8080))
         assert await worker(driver) != pid
         assert await asked(1, VIP6, 8080) == [["node1", "-", "x"]]
-        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
+        told = await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
         assert await asked() == [["node1", "v2:127.0.0.1", "x"]]
-        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
+        assert told == {WEB: Outcome("done", notes=(switched("", "v2"),))}
+        told = await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
         assert await asked() == [["node1", "v1:127.0.0.1", "x"]]
-        assert told == [(WEB, "uid-web", "", "v2"), (WEB, "uid-web", "v2", "v1")]
+        assert told == {WEB: Outcome("done", notes=(switched("v2", "v1"),))}
         await bring(driver, gone=[other])
         with pytest.raises((OSError, TimeoutError)):
             await asyncio.wait_for(Talk.start(VIP6, 8080), 0.3)
@@ -266,22 +266,21 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
     folder: Path,
 ) -> None:
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
-        told: list[tuple[object, ...]] = []
-        driver.cut = lambda *what: told.append(what)
         talks = []
         for limit in range(1, 5):  # each in a worker of its own
-            await bring(
-                driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
-            )
+            last = balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
+            assert await bring(driver, last) == {}
             talks.append(await Talk.start())
             assert await talks[-1].ask()
             if limit == 3:
                 await driver.look()
                 assert [await talk.ask() for talk in talks] == [["node1", "-", "x"]] * 3
-        assert told == []
+        assert await bring(driver, last) == {}
         pid = await worker(driver)
         await driver.look()
-        assert told == [(WEB, "uid-web", 1)]
+        told = await bring(driver, last)
+        assert told == {WEB: Outcome("done", notes=(ended(1, 2),))}
+        assert await bring(driver, last) == {}, "it is told once"
         with suppress(ConnectionError):
             assert not await talks[0].ask()
         assert [await talk.ask() for talk in talks[1:]] == [["node1", "-", "x"]] * 3
@@ -383,7 +382,9 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
         first = await talk.ask()
         for _ in range(8):
             wanted = edited()
-            assert await bring(driver, wanted, other) == {}
+            told = await bring(driver, wanted, other)
+            # A switch of the header is told, and nothing is left to be done.
+            assert {each.state for each in told.values()} <= {"done"}
             assert await remaining(driver, wanted, other) == ()
             assert {node for node, _, _ in await asked(4, VIP6, 8080)} == {"node1", "node2"}
             assert await talk.ask() == first
@@ -429,7 +430,7 @@ async def test_a_haproxy_that_dies_is_started_anew(
         await bring(driver, balancer({"node1": 1}))
         both = balancer({"node1": 1, "node2": 1})
         await bring(driver, both)  # which the file does not say
-        follow = asyncio.ensure_future(driver.follow())
+        follow = asyncio.ensure_future(driver.run())
         pid = driver.haproxy.master_pid() if who == "master" else await worker(driver)
         assert pid is not None
         await asyncio.sleep(0.1)

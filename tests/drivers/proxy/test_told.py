@@ -13,10 +13,14 @@ from tests.drivers.proxy.site import WEB, Talk, balancer, bring, nodes, opened, 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EVENTS, EventRecorder
+from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.kinds import EVENTS as KIND
-from fairlead.model import ProxySettings, ServiceKey
-from fairlead.roles.gateway import tell_cut
+from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+from fairlead.roles.gateway import SYNC_FAILED
+from fairlead.roles.report import Reporter
+from fairlead.state import State
+from fairlead.web import View
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
@@ -34,25 +38,31 @@ async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_to
 async def cut_and_look(folder: Path) -> None:
     """Twice an old worker is one too many, with two connections of one Service and one of
     another."""
+    marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),
-        opened(folder, old_workers=1) as driver,
+        opened(folder, old_workers=1, look_again=marked.update) as driver,
         ApiServer() as server,
         Client(Access(server.url)) as client,
     ):
         recorder = EventRecorder(client, "fairlead-gateway", interval_s=0.05)
-        driver.cut = partial(tell_cut, recorder, 1)
+        state = State(())
+        for key in (WEB, OTHER):
+            meta = ServiceMeta(name=key.name, namespace=key.namespace, uid=f"uid-{key.name}")
+            state.update_services({ObjectKey(*key): Service(meta, ServiceSpec())})
+        report = Reporter[LoadBalancer](View("gateway", "gw"), state, recorder, reason=SYNC_FAILED)
+        served: list[LoadBalancer] = []
         recording = asyncio.ensure_future(recorder.run())
 
         async def change(limit: int) -> None:
             """Both Services, by a new worker, with three connections to it."""
-            both = [
+            served[:] = [
                 balancer(
                     {"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit)
                 )
                 for key, port in ((WEB, 80), (OTHER, 81))
             ]
-            await bring(driver, *both)
+            await bring(driver, *served)
             talks.append([await Talk.start(port=port) for port in (80, 80, 81)])
             for talk in talks[-1]:
                 assert await talk.ask() == ["node1", "-", "x"]
@@ -69,6 +79,10 @@ async def cut_and_look(folder: Path) -> None:
         for at, limit in enumerate((12, 13)):
             await change(limit)
             await driver.look()
+            # What the driver marked for another look is in the next pass of the loop.
+            assert marked == {WEB, OTHER}
+            marked.clear()
+            report({each.service: each for each in served}, await bring(driver, *served))
             await until(partial(told, at + 1))
             for talk in talks[at]:
                 with suppress(ConnectionError):

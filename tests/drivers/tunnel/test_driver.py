@@ -321,7 +321,7 @@ def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, ki
         made = driver(kind)
         await made.open()
         await bring(made, intent(WEB, *VIP.values()))
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         await asyncio.sleep(0)
         for command in [each for each in BREAKS[kind] if each.startswith("ip ")]:
             on_the_node(*command.split())
@@ -351,7 +351,7 @@ def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
         await made.open()
         await bring(made, intent(WEB, *VIP.values()))
         assert answered("ipip", 4, 4)
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         ip("node", "link", "set", "eth0", "down")
         ip("node", "link", "set", "eth0", "name", "uplink")
         ip("node", "link", "set", "uplink", "up")

@@ -23,9 +23,11 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from fairlead.config import AttachKind
+from fairlead.drivers import Component, LookAgain, never_again
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
@@ -40,6 +42,7 @@ from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import Draining
 from fairlead.drivers.direct.maps.survey import Survey
+from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.drivers.direct.spec import (
     DirectActual,
     DirectChange,
@@ -91,7 +94,21 @@ Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[Servic
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
 
 
-class DirectDriver:
+class DirectStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the data plane."""
+
+    services: Mapping[str, object]
+    nodes: Mapping[str, object]
+    drops: Mapping[str, int]
+    messages: Mapping[str, int]
+    untracked: int
+    untold: int
+    resources: Mapping[str, object]
+    draining: Sequence[object]
+    interfaces: Sequence[object]
+
+
+class DirectDriver(Component):
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
     interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners
@@ -102,11 +119,11 @@ class DirectDriver:
     that are made. share: the fraction of table memory, listeners, retained nodes and source ranges
     that one namespace may have; see `quota`. drain_s: so long any node may keep connections of a
     Service after it has ceased to get new ones, unless the Service says otherwise; 0: for as long
-    as it has pods of it. A start begins the time anew. touched: called with the Services to retry
-    because nodes became reachable or unreachable, or because a resource for which they wait was
-    released. inherit: called once the maps are there, before anything is forwarded by them. With it
-    the program tells of new entries. objects: the folder of the programs. clock: seconds that never
-    go back, for graces and drains."""
+    as it has pods of it. A start begins the time anew. look_again: for Services of which nodes
+    became reachable or unreachable, or that wait for a resource which was released. inherit: called
+    once the maps are there, before anything is forwarded by them. With it the program tells of new
+    entries. objects: the folder of the programs. clock: seconds that never go back, for graces and
+    drains."""
 
     name = "direct"
 
@@ -121,7 +138,7 @@ class DirectDriver:
         sizes: pins.Sizes | None = None,
         share: float = 1.0,
         drain_s: float = 0.0,
-        touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+        look_again: LookAgain = never_again,
         inherit: Inherit | None = None,
         objects: Path = pins.OBJECTS,
         clock: Callable[[], float] = time.monotonic,
@@ -130,7 +147,7 @@ class DirectDriver:
         self._priority = priority
         self._rules = rules or Rules()
         self._pin_path = pin_path
-        self._touched = touched
+        self._look_again = look_again
         self._inherit = inherit
         self._objects, self._clock = objects, clock
         self._sizes = sizes or pins.Sizes()
@@ -220,6 +237,10 @@ class DirectDriver:
         finally:
             self._let_go()
 
+    async def remove(self) -> list[str]:
+        """See `remove_pins`."""
+        return await remove_pins(self._pin_path, self._priority)
+
     def _let_go(self) -> None:
         if self._look_for_room is not None:
             self._look_for_room.cancel()
@@ -259,14 +280,14 @@ class DirectDriver:
         await networks.attach()
         self._pins = await asyncio.to_thread(opened.leave_older)
         self._attached = True
-        self._look_again_at(await networks.find_ways())
+        self._retry_services_of(await networks.find_ways())
 
     @property
     def interfaces(self) -> tuple[Attachment, ...]:
         """What is attached to each interface, and why that."""
         return self._attachments.shown
 
-    async def needs(self) -> tuple[Need, ...]:
+    async def requirements(self) -> tuple[Need, ...]:
         """What it needs of its host now."""
         _, _, networks = self._opened()
         return needs_of(networks.next_hops)
@@ -278,7 +299,7 @@ class DirectDriver:
         async with self._changing:
             await networks.among(cluster)
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Keep attachments and ways as the host's networks are, by the kernel's events, until
         cancelled. Audits do so too."""
         tables, _, networks = self._opened()
@@ -288,7 +309,7 @@ class DirectDriver:
             async with self._changing:
                 try:
                     if self._attached:
-                        self._look_again_at(await networks.apply_changes(news))
+                        self._retry_services_of(await networks.apply_changes(news))
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.renew(tables.addresses)
                 except FairleadError as error:
@@ -299,14 +320,14 @@ class DirectDriver:
             # Where thousands of routes change, most of the time is left for other work.
             await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
-    def _look_again_at(self, lost: Collection[str]) -> None:
+    def _retry_services_of(self, lost: Collection[str]) -> None:
         """The Services of nodes that have lost their way are to be looked at again, and those that
         wait for a way."""
         tables, _, _ = self._opened()
         if lost:
             self._troubled |= tables.services_of(lost)
         if self._troubled:
-            self._touched(self._troubled)
+            self._look_again(self._troubled)
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, DirectSpec]:
         """See `spec.render`."""
@@ -407,14 +428,14 @@ class DirectDriver:
         than once in the time after which released memory can be used, and once more at the end of
         that time."""
         if self._look_for_room is None and (relieved := tables.quotas.relieved()):
-            self._touched(relieved)
+            self._look_again(relieved)
             self._look_for_room = asyncio.get_running_loop().call_later(
                 ROOM_AGAIN_S, self._look_again_for_room, tables
             )
 
     def _look_again_for_room(self, tables: ListenerMaps) -> None:
         self._look_for_room = None
-        self._touched(tables.quotas.memory.waiting.copy())
+        self._look_again(tables.quotas.memory.waiting.copy())
         self._use_what_is_free(tables)
 
     @asynccontextmanager
@@ -470,6 +491,33 @@ class DirectDriver:
         """See `ListenerMaps.draining`."""
         tables, _, _ = self._opened()
         return tables.draining()
+
+    def status(self) -> DirectStatus:
+        """The counters, and what is attached where."""
+        counters = self.counters
+        return DirectStatus(
+            {str(key): each._asdict() for key, each in counters.services().items()},
+            {name: each._asdict() for name, each in counters.nodes().items()},
+            counters.drops(),
+            counters.messages(),
+            counters.untracked(),
+            counters.untold(),
+            {name: filled._asdict() for name, filled in counters.resources().items()},
+            [_drain(each) for each in self.draining()],
+            [each._asdict() for each in self.interfaces],
+        )
+
+    def collectors(self) -> tuple[TrafficCollector]:
+        return (TrafficCollector(lambda: self.counters),)
+
+
+def _drain(each: Draining) -> Mapping[str, object]:
+    return {
+        "service": str(each.service),
+        "listener": str(each.listener),
+        "node": each.node,
+        "left_s": round(each.left_s, 1),
+    }
 
 
 async def _actual(

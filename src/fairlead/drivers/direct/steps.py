@@ -175,7 +175,7 @@ class ChangeRun:
                 (each.retry_after_s for each in errors if isinstance(each, Unavailable)),
                 default=0.0,
             ),
-            in_part=not errors,
+            in_part=self._tables.serves(service),
             missing=tuple(map(str, missing)),
             coarse=not errors,
         )

@@ -22,6 +22,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
+import structlog
+
+from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
 from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
 from fairlead.drivers.nodeproxy.elements import (
@@ -34,8 +38,9 @@ from fairlead.drivers.nodeproxy.elements import (
     frontend_of,
     rendered,
 )
+from fairlead.drivers.nodeproxy.needs import needs
 from fairlead.drivers.nodeproxy.skeleton import skeleton
-from fairlead.drivers.nodeproxy.table import Table
+from fairlead.drivers.nodeproxy.table import Table, remove_table
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
@@ -52,6 +57,10 @@ from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
 from fairlead.plan.conflicts import Basis, Precedence
 
+log = structlog.get_logger()
+
+LOOK_S = 2.0
+"""Time between two looks whether others have taken our rules away."""
 UNHEALTHY_AFTER_S = 60.0
 FORGIVEN_AFTER_S = 150.0
 """What was asked for so long ago and not since has been dropped: what still matters is asked for
@@ -69,7 +78,7 @@ class _Asked(NamedTuple):
     last: float
 
 
-class NodeProxyDriver:
+class NodeProxyDriver(Component):
     """Services on this node, as kube-proxy would serve them. `open` it first, in the network
     namespace that it is to serve."""
 
@@ -84,6 +93,7 @@ class NodeProxyDriver:
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
         precedence_of: PrecedenceOf = lambda service, *_: Precedence(Basis.SHOWN, "", service),
+        look_again: LookAgain = never_again,
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +104,8 @@ class NodeProxyDriver:
         be told from others, so nothing that calls a ClusterIP is masqueraded and pods are treated
         as callers from outside. `service_cidrs`: ClusterIPs that no Service has are dropped rather
         than routed out. `precedence_of`: of two Services that want the same frontend, the one with the
-        first precedence has it. `timeout_s`: for one transaction. `clock`: seconds that never go back, by which
+        first precedence has it. `look_again`: for all Services whose rules other programs took
+        away. `timeout_s`: for one transaction. `clock`: seconds that never go back, by which
         health is told."""
         self._node_addresses = node_addresses
         self._clock = clock
@@ -102,6 +113,7 @@ class NodeProxyDriver:
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
         self._precedence_of = precedence_of
+        self._look_again = look_again
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -133,7 +145,7 @@ class NodeProxyDriver:
             # would do the same, slower.
             self._known = None
 
-    async def close(self, *, remove: bool) -> None:
+    async def close(self, *, remove: bool = False) -> None:
         """Let go of the table; with `remove`, delete it and so all that this driver made. Traffic
         goes on without it."""
         async with self._turn:
@@ -141,6 +153,31 @@ class NodeProxyDriver:
                 await self._table.close(remove=remove)
             self._tracked.close()
             self._table, self._known = None, None
+
+    async def remove(self) -> Sequence[str]:
+        """See `remove_table`."""
+        removed = await remove_table()
+        return ("the table inet fairlead: this node serves no Services now",) if removed else ()
+
+    async def requirements(self) -> Sequence[Need]:
+        """Room for tracked flows, which kube-proxy sees to where it runs."""
+        return needs()
+
+    async def run(self) -> None:
+        """Have rules that others took away (`nft flush ruleset`, a firewall that is loaded anew)
+        come back, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if (lost := await self._disturbed()) is not None:
+                    log.warning(
+                        "another process has taken rules of the table inet fairlead away: it is "
+                        "made anew"
+                    )
+                    self._look_again(lost.keys() - {OWNERLESS})
+                    await self.read(None)  # makes the table, also where no Service has rules
+            except Unavailable as problem:
+                log.warning("whether our rules are there is not known", problem=str(problem))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
         """The elements of each Service. Services without an address to answer on are left out."""
@@ -291,12 +328,16 @@ class NodeProxyDriver:
         """Whether somebody else has taken rules of ours away, or all; then what was known counts no
         more, and the next `read` or `apply` makes the table anew. Elements that others took show
         when everything is read. Raises Unavailable."""
+        return await self._disturbed() is not None
+
+    async def _disturbed(self) -> Mapping[ServiceKey, Spec] | None:
+        """What was known of the table until others took rules away; None: it is as it was."""
         table = self._opened()
         async with self._turn:
             if self._known is None or await table.untouched() or await table.intact():
-                return False
-            self._known = None
-            return True
+                return None
+            known, self._known = self._known, None
+            return known
 
     def healthy(self) -> bool:
         """Whether the kernel takes what it is given: False while something that was asked for a
@@ -359,7 +400,8 @@ class NodeProxyDriver:
                 }
                 await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
-            return dict.fromkeys(answers, Outcome("unavailable", str(error)))
+            # The rules are in force: connections that begin now are served.
+            return dict.fromkeys(answers, Outcome("unavailable", str(error), in_part=True))
         return {}
 
     async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:

@@ -55,6 +55,7 @@ class OctaviaDriver:
     """Implements fairlead.drivers.Driver."""
 
     name = "octavia"
+    batch = 1
 
     def __init__(
         self,

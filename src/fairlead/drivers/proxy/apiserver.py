@@ -12,16 +12,19 @@ are, clients see for themselves. Follows HAProxy's configuration manual, `http-c
 `on-marked-down`; "Kubernetes API health endpoints"."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from fairlead.config import ApiServerConfig
+from fairlead.drivers import Component
 from fairlead.drivers.proxy import removal, runtime, shield
+from fairlead.drivers.proxy.metrics import ApiServersCollector
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -84,9 +87,17 @@ class ApiServer(NamedTuple):
     connections: int = 0
 
 
-class ApiServerBalancer:
+class ApiServersStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the balancer; empty where there is none."""
+
+    api: Mapping[str, object]
+
+
+class ApiServerBalancer(Component):
     """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's
     configuration and sockets; its path has 80 characters at most."""
+
+    name = "API server's balancer"
 
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
@@ -97,6 +108,10 @@ class ApiServerBalancer:
         self._shield: tuple[list[ProxyKey], str] | None = None
         """For whom it was put, and how the kernel showed it then: it is put again only when that
         differs."""
+
+    async def open(self) -> None:
+        """See `keep`: a balancer that fails holds nothing else up."""
+        await self.keep()
 
     async def keep(self) -> None:
         """Have it as the configuration says. What fails is logged, and tried again by the next
@@ -109,7 +124,7 @@ class ApiServerBalancer:
                 log.error("the API server's balancer is not as it should be", problem=str(error))
             self._problem = str(error)
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Keep it so until cancelled: a HAProxy that dies is started anew at once."""
         while self._config is not None:
             await self.keep()
@@ -117,9 +132,16 @@ class ApiServerBalancer:
                 async with asyncio.timeout(LOOK_S):
                     await (self.haproxy.died() if self.haproxy.alive() else asyncio.sleep(LOOK_S))
 
-    async def remove(self) -> bool:
-        """Take everything away, connections too. False if there was nothing."""
-        return await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
+    async def remove(self) -> Sequence[str]:
+        """Take everything away, connections too."""
+        gone = await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
+        return ("the API server's balancer",) if gone else ()
+
+    def status(self) -> ApiServersStatus:
+        return ApiServersStatus(self.shown())
+
+    def collectors(self) -> tuple[ApiServersCollector]:
+        return (ApiServersCollector(lambda: self.servers),)
 
     async def _bring(self, config: ApiServerConfig) -> None:
         keys = _keys(config)

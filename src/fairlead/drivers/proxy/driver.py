@@ -14,15 +14,18 @@ over."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
+from fairlead.drivers import Component, LookAgain, never_again
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
+from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
@@ -34,10 +37,13 @@ from fairlead.drivers.proxy.spec import (
     SetDrain,
     SetListener,
     SetRanges,
+    TellCut,
 )
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.model import LoadBalancer, Outcome, ProxyHeader, ServiceKey
+from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
 from fairlead.net import localroutes
+from fairlead.plan.proxying import ended
+from fairlead.plan.proxying import switched as switched_note
 
 log = structlog.get_logger()
 
@@ -50,12 +56,19 @@ REMOVE_S = 60.0
 it, 10,000 in 80 ms."""
 
 
-class ProxyDriver:
+class ProxyStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What `/state` shows of HAProxy."""
+
+    proxied: Mapping[str, object]
+    proxy_worker: Mapping[str, object]
+
+
+class ProxyDriver(Component):
     """Implements fairlead.drivers.Driver.
 
     folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80
-    characters at most, for sockets. touched: told the Services that are to be looked at again,
-    because HAProxy has died and could not be started as it was. drain_s: so long a server keeps
+    characters at most, for sockets. look_again: for Services that HAProxy could not be started with
+    after it had died, or of which there is something to tell. drain_s: so long a server keeps
     connections after it has ceased to get new ones, unless the Service says otherwise; 0: as long
     as they last. old_workers: so many of before a reload may go on with their connections; 0: any
     number. reload_pause_s: between two reloads at least."""
@@ -66,7 +79,7 @@ class ProxyDriver:
         self,
         folder: Path,
         *,
-        touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
+        look_again: LookAgain = never_again,
         drain_s: float = 0.0,
         old_workers: int = 0,
         reload_pause_s: float = RELOAD_PAUSE_S,
@@ -79,13 +92,10 @@ class ProxyDriver:
         self.counters = ProxyCounters()
         self.reloads = 0
         """Configurations that were brought into force, starts among them."""
-        self.switched: Callable[[ServiceKey, str, ProxyHeader, ProxyHeader], None] = lambda *_: None
-        """Told of each Service, with its uid, whose new connections begin with another header: the
-        one before, the new one."""
-        self.cut: Callable[[ServiceKey, str, int], None] = lambda *_: None
-        """Told of each Service, with its uid, that has lost so many connections because there were
-        too many old workers."""
-        self._touched = touched
+        self._cut: Counter[ServiceKey] = Counter()
+        """Connections that ended because there were too many old workers, until the next pass over
+        the Service tells of them."""
+        self._look_again = look_again
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
         self._reloaded_s = float("-inf")
@@ -105,7 +115,11 @@ class ProxyDriver:
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, ProxySpec]:
         """What HAProxy does. With keys, what it was told."""
         if keys is not None:
-            return {key: self._specs[key] for key in keys if key in self._specs}
+            return {
+                key: msgspec.structs.replace(self._specs[key], cut=self._cut[key])
+                for key in keys
+                if key in self._specs
+            }
         async with self._changing:
             found = await self._found()
             if found or not self.haproxy.alive():
@@ -128,24 +142,41 @@ class ProxyDriver:
         been one. Raises Refused for a configuration that HAProxy does not take; it goes on as
         before then."""
         async with self._changing:
-            outcomes: dict[ServiceKey, Outcome] = {}
-            if spec.needs_reload(changes):
-                if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
-                    return await self._reload(changes)
-                waiting = {
-                    change.service
-                    for change in changes
-                    if isinstance(change, SetListener | RemoveListener)
-                }
-                outcomes = dict.fromkeys(
-                    waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
-                )
-            live = [
-                change for change in changes if not isinstance(change, SetListener | RemoveListener)
-            ]
-            return outcomes | await self._tell(live)
+            telling = [change for change in changes if isinstance(change, TellCut)]
+            outcomes = await self._apply(
+                [change for change in changes if not isinstance(change, TellCut)]
+            )
+            for change in telling:
+                self._cut -= Counter({change.service: change.connections})
+                note = ended(change.connections, self._old_workers)
+                outcomes = _with_note(outcomes, change.service, note)
+            # HAProxy goes on with the listeners that such a Service had before.
+            return {
+                key: each
+                if each.state == "done"
+                else msgspec.structs.replace(each, in_part=key in self._specs)
+                for key, each in outcomes.items()
+            }
 
-    async def follow(self) -> None:
+    async def _apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
+        outcomes: dict[ServiceKey, Outcome] = {}
+        if spec.needs_reload(changes):
+            if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
+                return await self._reload(changes)
+            waiting = {
+                change.service
+                for change in changes
+                if isinstance(change, SetListener | RemoveListener)
+            }
+            outcomes = dict.fromkeys(
+                waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+            )
+        live = [
+            change for change in changes if not isinstance(change, SetListener | RemoveListener)
+        ]
+        return outcomes | await self._tell(live)
+
+    async def run(self) -> None:
         """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until
         cancelled."""
         while True:
@@ -171,20 +202,31 @@ class ProxyDriver:
         except FairleadError as error:
             log.error("HAProxy could not be started anew", problem=str(error))
             lost, self._specs = set(self._specs), {}
-            self._touched(lost)
+            self._look_again(lost)
 
     async def look(self) -> None:
-        """Do now what `follow` does now and then."""
+        """Do now what `run` does now and then."""
         async with self._changing:
             await self._look()
             await self._remove_servers()
 
-    async def remove(self) -> bool:
-        """Take everything away: HAProxy, with its connections, its folder, the routes, the shield.
-        False if there was nothing."""
+    async def remove(self) -> Sequence[str]:
+        """Take everything away: HAProxy, with its connections, its folder, the routes, the
+        shield."""
         async with self._changing:
             self._specs = {}
-            return await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
+            gone = await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
+            return ("the balancer of class fairlead.io/proxy",) if gone else ()
+
+    def status(self) -> ProxyStatus:
+        services = self.counters.services()
+        return ProxyStatus(
+            {str(key): traffic._asdict() for key, traffic in services.items()},
+            self.counters.worker._asdict(),
+        )
+
+    def collectors(self) -> tuple[ProxyCollector]:
+        return (ProxyCollector(self.counters),)
 
     @staticmethod
     def _now_s() -> float:
@@ -275,6 +317,7 @@ class ProxyDriver:
             self._reloaded_s = self._now_s()
         self.counters.worker_ended()
         self.counters.keep(wanted)
+        self._cut = Counter({key: self._cut[key] for key in self._cut.keys() & wanted.keys()})
         await localroutes.delete(before - after)
         if before:
             self._shield(wanted)
@@ -283,14 +326,15 @@ class ProxyDriver:
         switched = spec.switches(self._specs, wanted)
         self._adopt(wanted)
         self._leaving = set()
-        for service, (header_before, header) in switched.items():
-            self.switched(service, wanted[service].uid, header_before, header)
-        return {
+        outcomes = {
             service: Outcome(
                 "unavailable", f"Service {owner} listens on one of its addresses and ports"
             )
             for service, owner in rivals.items()
         }
+        for service, headers in switched.items():
+            outcomes = _with_note(outcomes, service, switched_note(*headers))
+        return outcomes
 
     async def _tell(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
         """Carry out what the running process can do. What fails is tried again, by what is there
@@ -394,5 +438,12 @@ class ProxyDriver:
         for section, count in connections.items():
             if section in sections:
                 by_service[sections[section]] += count
-        for service, count in sorted(by_service.items()):
-            self.cut(service, self._specs[service].uid, count)
+        self._cut.update(by_service)
+        self._look_again(by_service)
+
+
+def _with_note(
+    outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Note
+) -> dict[ServiceKey, Outcome]:
+    told = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
+    return {**outcomes, service: told}

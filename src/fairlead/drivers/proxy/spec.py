@@ -72,12 +72,14 @@ class Served(Value, frozen=True):
 
 class ProxySpec(Value, frozen=True):
     """What one Service should have, or has. `drain_s`: so long a server keeps connections after it
-    has ceased to get new ones; 0: as long as they last."""
+    has ceased to get new ones; 0: as long as they last. `cut`: connections that were ended and of
+    which the Service's owner is to be told."""
 
     uid: str
     listeners: tuple[Served, ...]
     source_ranges: tuple[str, ...] = ()
     drain_s: float = 0.0
+    cut: int = 0
 
 
 class SetRanges(Value, frozen=True):
@@ -139,7 +141,17 @@ class RemoveListener(Value, frozen=True):
         return f"reload without listener {self.key} {self.service}"
 
 
-ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener
+class TellCut(Value, frozen=True):
+    """Tell the Service's owner that connections were ended."""
+
+    service: ServiceKey
+    connections: int
+
+    def __str__(self) -> str:
+        return f"tell {self.service} that {self.connections} connections were ended"
+
+
+ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | TellCut
 
 
 def specs_of(
@@ -212,6 +224,8 @@ def diff(
         wanted, present = desired.get(service, nothing), actual.get(service, nothing)
         there = {each.listener.key: each for each in present.listeners}
         restricted = False
+        if present.cut:
+            live.append(TellCut(service, present.cut))
         for served in wanted.listeners:
             found = there.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:

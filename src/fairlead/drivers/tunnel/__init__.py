@@ -7,6 +7,6 @@ devices    VXLAN: the kernel's own devices do
 rules      nftables: who may send into the VXLAN devices, and TCP segments that fit the tunnel
 """
 
-from fairlead.drivers.tunnel.driver import TunnelDriver, remove_tunnel
+from fairlead.drivers.tunnel.driver import NoTunnel, TunnelDriver, remove_tunnel
 
-__all__ = ["TunnelDriver", "remove_tunnel"]
+__all__ = ["NoTunnel", "TunnelDriver", "remove_tunnel"]

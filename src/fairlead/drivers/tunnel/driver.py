@@ -22,8 +22,10 @@ import msgspec
 import structlog
 
 from fairlead.config import TunnelConfig
+from fairlead.drivers import Component
 from fairlead.drivers.tunnel import devices, envelopes, rules
 from fairlead.drivers.tunnel.envelopes import Envelopes
+from fairlead.drivers.tunnel.metrics import TunnelCollector
 from fairlead.drivers.tunnel.rules import Opening
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
@@ -57,7 +59,18 @@ class Change(NamedTuple):
         return f"tunnel: {self.verb} {what} for {self.service}"
 
 
-class TunnelDriver:
+class TunnelShown(msgspec.Struct, frozen=True):
+    kind: str
+    packets: Mapping[str, int]
+
+
+class TunnelStatus(msgspec.Struct, frozen=True):
+    """What `/state` shows of the tunnel's end: its kind, and packets by what became of them."""
+
+    tunnel: TunnelShown
+
+
+class TunnelDriver(Component):
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network
     namespace.
 
@@ -156,7 +169,16 @@ class TunnelDriver:
             self._known, self._published = known, published
         return {}
 
-    async def follow(self) -> None:
+    async def remove(self) -> list[str]:
+        return await remove_tunnel()
+
+    def status(self) -> TunnelStatus:
+        return TunnelStatus(TunnelShown(self._tunnel.kind, self.counters()))
+
+    def collectors(self) -> tuple[TunnelCollector]:
+        return (TunnelCollector(self.counters),)
+
+    async def run(self) -> None:
         """Put back what goes with a device, an interface or an address, by the kernel's events,
         until cancelled."""
         with closing(LinkEvents()) as events:
@@ -297,6 +319,19 @@ class TunnelDriver:
     async def _run(self, commands: str) -> None:
         assert self._nft is not None
         await asyncio.to_thread(self._nft.run, commands)
+
+
+class NoTunnel(Component):
+    """Where no tunnel is configured: what an earlier one left is taken away."""
+
+    name = "no tunnel"
+
+    async def open(self) -> None:
+        for what in await remove_tunnel():
+            log.info("removed what a tunnel left", what=what)
+
+    async def remove(self) -> list[str]:
+        return await remove_tunnel()
 
 
 async def remove_tunnel() -> list[str]:

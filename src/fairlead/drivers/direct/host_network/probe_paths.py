@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from fairlead.drivers import Component
 from fairlead.drivers.direct.host_network.host_network import HostNetwork
 from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES, Rules
 from fairlead.drivers.direct.maps.pins import OBJECTS
@@ -44,13 +45,15 @@ AUDIT_S = 60.0
 """Period after which programs that others detached are attached again."""
 
 
-class ProbePaths:
+class ProbePaths(Component):
     """Call `open` first and `close` last, in the gateway's network namespace. Without a tunnel in
     `rules` it does nothing.
 
     pin_path, priority: of the gateway's own filters, whose name and priority these filters share.
     tell: called with the kind of the tunnel that each node is asked through, by address, when that
     changes."""
+
+    name = "probe paths"
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class ProbePaths:
         )
         """Whether any node may be behind a tunnel."""
         self._rules = rules
-        self._name, self._priority = filter_name(pin_path), priority
+        self._filter_name, self._priority = filter_name(pin_path), priority
         self._tell = tell
         self._asked: set[str] = set()
         self._ways: dict[str, NextHop] = {}
@@ -78,7 +81,7 @@ class ProbePaths:
         """Load the program into the kernel, but do not attach it. Raises Refused if the kernel or
         the rights forbid it."""
         if not self.needed:
-            await detach(self._name)
+            await detach(self._filter_name)
             return
         object_file = await asyncio.to_thread(read_object, OBJECT)
         code = object_file.programs["probe"]
@@ -96,7 +99,7 @@ class ProbePaths:
         )
         self._surroundings = HostNetwork(self._rules)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Release the maps and the program; what is attached stays."""
         for each in (self._surroundings, self.program, *self._maps.values()):
             if each is not None:
@@ -113,7 +116,10 @@ class ProbePaths:
             self._asked |= new
             await self._find(new)
 
-    async def follow(self) -> None:
+    async def remove(self) -> list[str]:
+        return await detach(self._filter_name)
+
+    async def run(self) -> None:
         """Update the ways after changes of the host's networks, until cancelled."""
         if self._surroundings is None:
             return
@@ -176,7 +182,7 @@ class ProbePaths:
                 await tc.attach(
                     interface,
                     self.program.descriptor,
-                    name=self._name,
+                    name=self._filter_name,
                     priority=self._priority,
                     egress=True,
                 )
@@ -188,7 +194,7 @@ class ProbePaths:
                     interface=interface,
                     problem=str(problem),
                 )
-        await detach(self._name, but=interfaces)
+        await detach(self._filter_name, but=interfaces)
 
 
 def filter_name(pin_path: Path) -> str:

@@ -267,6 +267,19 @@ class ListenerMaps:
         """How many listeners the Service has."""
         return len(self._mirror.of_service.get(service, ()))
 
+    def serves(self, service: ServiceKey) -> bool:
+        """Whether any listener of the Service has a node within reach, or refuses connections
+        because the Service has no endpoint."""
+        return any(
+            not each.slots.nodes or self._has_reach(key, each.slots.nodes)
+            for key in self._mirror.of_service.get(service, ())
+            if (each := self._mirror.listeners[key])
+        )
+
+    def _has_reach(self, key: ListenerKey, nodes: Collection[str]) -> bool:
+        ipv6 = ":" in key.address
+        return any(self.nodes.within_reach((node,), ipv6=ipv6) for node in nodes)
+
     def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
         """The Services of which these nodes have or keep connections."""
         return {

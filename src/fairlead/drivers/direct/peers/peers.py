@@ -19,6 +19,7 @@ from ipaddress import ip_address
 import structlog
 
 from fairlead.backoff import Backoff
+from fairlead.drivers import Component
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.peers.entry import Entry, entered
 from fairlead.drivers.direct.peers.exchange import Exchange, split
@@ -32,6 +33,7 @@ from fairlead.drivers.direct.peers.messages import (
     frame,
     read_message,
 )
+from fairlead.drivers.direct.peers.metrics import PeersCollector
 from fairlead.drivers.direct.peers.recent import Recent
 from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
@@ -73,7 +75,22 @@ class Peer(Value, frozen=True):
     problem: str = ""
 
 
-class Peers:
+class PeersStatus(Value, frozen=True):
+    """What `/state` shows of the other gateways."""
+
+    peers: tuple[Peer, ...]
+
+
+class NoPeers(Component):
+    """A gateway that is alone."""
+
+    name = "no peers"
+
+    def status(self) -> PeersStatus:
+        return PeersStatus(())
+
+
+class Peers(Component):
     """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`:
     theirs; ours may be among them.
 
@@ -81,6 +98,8 @@ class Peers:
     dropped, and begins again when it reconnects. log_s: the period in which refused connections of
     one kind are logged once. Call `inherit` before packets are forwarded, then have `run` running
     until the driver closes."""
+
+    name = "peers"
 
     def __init__(
         self,
@@ -113,6 +132,12 @@ class Peers:
     def shown(self) -> list[Peer]:
         """The other gateways."""
         return list(self._heard.values())
+
+    def status(self) -> PeersStatus:
+        return PeersStatus(tuple(self.shown))
+
+    def collectors(self) -> tuple[PeersCollector]:
+        return (PeersCollector(self),)
 
     @property
     def followers(self) -> int:

@@ -1,0 +1,203 @@
+"""The status of AddressPools, and the finalizer of the pools that are in use.
+
+In: what each pool should show. Out: its status by server-side apply, Events of what is wrong and of
+its end, the finalizer; each written where it differs from what the pool shows. Invariants: a pool
+that fails holds up no other; nothing is written when the fence does not let it."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from fairlead.drivers import Component
+from fairlead.drivers.newest import Newest
+from fairlead.errors import Conflict, FairleadError, Unavailable
+from fairlead.kube.answers import NotFound
+from fairlead.kube.client import Client
+from fairlead.kube.events import RECOVERED, EventRecorder, lasted, stamp
+from fairlead.kube.objects import Condition
+from fairlead.kube.own import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
+from fairlead.model import Outcome
+from fairlead.plan.pool_status import READY, PoolCondition, PoolState
+from fairlead.state import State
+
+FIELD_MANAGER = "fairlead-pools"
+
+
+class Wanted(NamedTuple):
+    """What the pool of this uid should show."""
+
+    uid: str
+    state: PoolState
+
+
+class ShowPool(NamedTuple):
+    """A step of the driver. `service`: the pool's name, by which its loop is keyed."""
+
+    service: str
+    wanted: Wanted
+
+    def __str__(self) -> str:
+        return f"show how AddressPool {self.service} is"
+
+
+class PoolDriver(Component):
+    """Driver of the status and the finalizer of AddressPools."""
+
+    name = "pools"
+
+    def __init__(
+        self, client: Client, state: State, recorder: EventRecorder, fence: Callable[[], None]
+    ) -> None:
+        self.answers = Newest[str, AddressPool]()
+        self._client = client
+        self._state = state
+        self._recorder = recorder
+        self._fence = fence
+
+    def render(self, intents: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
+        return intents
+
+    def diff(
+        self, desired: Mapping[str, Wanted], actual: Mapping[str, AddressPool]
+    ) -> Sequence[ShowPool]:
+        """Nothing is taken off a pool that is gone."""
+        return [
+            ShowPool(name, wanted)
+            for name, wanted in desired.items()
+            if (pool := actual.get(name)) is not None
+            and (status_of(pool, wanted.state, "") or finalizers_of(pool, wanted.state) is not None)
+        ]
+
+    async def read(self, keys: Collection[str] | None) -> Mapping[str, AddressPool]:
+        """What the watch shows, or our own last write if that is newer."""
+        pools = self._state.pools
+        if keys is None:
+            self.answers.forget_all()
+            return dict(pools)
+        for gone in set(keys) - pools.keys():
+            self.answers.forget(gone)
+        return {name: self.answers.of(name, pools[name]) for name in keys if name in pools}
+
+    async def apply(self, changes: Sequence[ShowPool]) -> Mapping[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        for name, wanted in changes:
+            try:
+                for write in (self._show, self._hold):
+                    if (pool := (await self.read([name])).get(name)) is not None:
+                        await write(pool, wanted.state)
+            except NotFound:
+                self.answers.forget(name)  # it went meanwhile
+            except Conflict as problem:
+                outcomes[name] = Outcome("waiting", str(problem))  # the watch will show what it is
+            except FairleadError as problem:
+                # Also what the API server refuses: the right to write may come.
+                again_s = problem.retry_after_s if isinstance(problem, Unavailable) else 0.0
+                outcomes[name] = Outcome("unavailable", str(problem), again_s=again_s)
+        return outcomes
+
+    async def _show(self, pool: AddressPool, wanted: PoolState) -> None:
+        body = status_of(pool, wanted, stamp(datetime.now(UTC)))
+        if body is None:
+            return
+        self._fence()
+        before = {
+            (each.type, each.status, each.reason, each.message) for each in pool.status.conditions
+        }
+        key = ("", pool.metadata.name)
+        answer = await self._client.apply(
+            ADDRESS_POOLS,
+            key,
+            {"status": body},
+            field_manager=FIELD_MANAGER,
+            subresource="status",
+            force=True,
+        )
+        self.answers.note(pool.metadata.name, answer)
+        wrong = [each for each in wanted.conditions if _is_wrong(each)]
+        for each in wrong:
+            if _words(each) not in before:
+                self._recorder.event_about(
+                    ADDRESS_POOLS, pool, "Warning", each.reason, each.message
+                )
+        for shown in pool.status.conditions:
+            if _is_wrong(shown) and shown.reason not in {each.reason for each in wrong}:
+                passed = lasted(shown.last_transition_time or "", datetime.now(UTC))
+                self._recorder.event_about(
+                    ADDRESS_POOLS,
+                    pool,
+                    "Normal",
+                    RECOVERED,
+                    f"{shown.reason} no longer holds, after {passed}",
+                )
+
+    async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
+        """Put the finalizer on, or take it off."""
+        if (finalizers := finalizers_of(pool, wanted)) is None:
+            return
+        metadata = {"finalizers": finalizers, "resourceVersion": pool.metadata.resource_version}
+        self._fence()
+        answer = await self._client.patch(
+            ADDRESS_POOLS, ("", pool.metadata.name), {"metadata": metadata}
+        )
+        self.answers.note(pool.metadata.name, answer)
+
+
+def finalizers_of(pool: AddressPool, wanted: PoolState) -> list[str] | None:
+    """The finalizers as they should be; None if they are so."""
+    finalizers = pool.metadata.finalizers
+    going = pool.metadata.deletion_timestamp is not None
+    if wanted.in_use == (POOL_FINALIZER in finalizers) or (wanted.in_use and going):
+        return None
+    others = [each for each in finalizers if each != POOL_FINALIZER]
+    return [*others, POOL_FINALIZER] if wanted.in_use else others
+
+
+def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, object] | None:
+    """The status as it should be; None if the pool shows it already. The time of a condition is
+    that of its last turn."""
+    shown = pool.status
+    before = {each.type: each for each in shown.conditions}
+    told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
+    counts = (
+        (shown.assigned_ipv4, shown.assigned_ipv6),
+        (shown.available_ipv4, shown.available_ipv6),
+    )
+    same = counts == (wanted.assigned, wanted.available) and (shown.kept_addresses, shown.kept) == (
+        wanted.kept_addresses,
+        wanted.kept,
+    )
+    if same and told == {_words(each) for each in wanted.conditions}:
+        return None
+    conditions = []
+    for each in wanted.conditions:
+        old = before.get(each.type)
+        since = old.last_transition_time if old is not None and old.status == each.status else None
+        conditions.append(
+            {
+                "type": each.type,
+                "status": each.status,
+                "reason": each.reason,
+                "message": each.message,
+                "lastTransitionTime": since or now,
+                "observedGeneration": pool.metadata.generation,
+            }
+        )
+    return {
+        "assignedIPv4": wanted.assigned[0],
+        "assignedIPv6": wanted.assigned[1],
+        "availableIPv4": wanted.available[0],
+        "availableIPv6": wanted.available[1],
+        "keptAddresses": wanted.kept_addresses,
+        "kept": msgspec.to_builtins(wanted.kept),
+        "conditions": conditions,
+    }
+
+
+def _is_wrong(condition: PoolCondition | Condition) -> bool:
+    return condition.status == ("False" if condition.type == READY else "True")
+
+
+def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
+    return condition.type, condition.status, condition.reason, condition.message

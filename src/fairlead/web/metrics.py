@@ -1,0 +1,117 @@
+"""Metrics that every role has: what it is, whether it is in step, what became of Services, how old
+its watches are.
+
+In: what the role shows. Out: metric families, read when a scrape asks, in a thread: what others
+change meanwhile is copied first, in one step."""
+
+from collections import Counter
+from importlib.metadata import version
+from typing import Protocol, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from fairlead.kube.freshness import Freshness
+from fairlead.model import LoadBalancer, MemberState, Outcome, OutcomeState, ServiceKey
+
+
+class Shown(Protocol):
+    """What a role shows of itself; see `web.View`."""
+
+    @property
+    def outcomes(self) -> dict[ServiceKey, Outcome]: ...
+
+    @property
+    def intents(self) -> dict[ServiceKey, object]: ...
+
+    @property
+    def drift(self) -> int: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def working(self) -> bool: ...
+
+
+class RoleCollector(Collector):
+    """What is running here, and whether it is in step."""
+
+    def __init__(self, shown: Shown, role: str) -> None:
+        self._shown = shown
+        self._info = {"role": role, "version": version("fairlead")}
+
+    def collect(self) -> list[GaugeMetricFamily | InfoMetricFamily]:
+        ready = GaugeMetricFamily(
+            "fairlead_ready",
+            "Whether this role is in step with the cluster, or stands by",
+            self._shown.ready,
+        )
+        working = GaugeMetricFamily(
+            "fairlead_working",
+            "Whether this process does its role's work: of several controllers the leader",
+            self._shown.working,
+        )
+        return [
+            InfoMetricFamily("fairlead_build", "Version and role of this process", self._info),
+            ready,
+            working,
+        ]
+
+
+class FreshnessCollector(Collector):
+    """The age of each watch, and whether the API server answers."""
+
+    def __init__(self, freshness: Freshness) -> None:
+        self._freshness = freshness
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        age = GaugeMetricFamily(
+            "fairlead_watch_age_seconds",
+            "Time since a watch of the API server was last proved to be current",
+            labels=["watch"],
+        )
+        for name, age_s in self._freshness.ages().items():
+            age.add_metric([name], age_s)
+        reachable = GaugeMetricFamily(
+            "fairlead_api_reachable",
+            "Whether the API server answers the requests of this process",
+            self._freshness.reachable,
+        )
+        return [age, reachable]
+
+
+class ServicesCollector(Collector):
+    """Services by outcome, members of load balancers by state, and how many Services audits found
+    changed by others."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        services = GaugeMetricFamily(
+            "fairlead_services", "Services, by what became of them", labels=["outcome"]
+        )
+        states = Counter(outcome.state for outcome in self._shown.outcomes.copy().values())
+        for state in get_args(OutcomeState):
+            services.add_metric([state], states[state])
+        members = GaugeMetricFamily(
+            "fairlead_members", "Members of all listeners, by state", labels=["state"]
+        )
+        balancers = [
+            intent
+            for intent in self._shown.intents.copy().values()
+            if isinstance(intent, LoadBalancer)
+        ]
+        found = Counter(
+            member.state
+            for each in balancers
+            for listener in each.listeners
+            for member in listener.members
+        )
+        for member_state in get_args(MemberState):
+            members.add_metric([member_state], found[member_state])
+        drift = CounterMetricFamily(
+            "fairlead_drift", "Services that audits found other than planned", self._shown.drift
+        )
+        return [services, members, drift]
