@@ -32,8 +32,8 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import Family
 from fairlead.plan.addresses import family_of, shown_address
-from fairlead.plan.balancer import CLASS_ANNOTATION
 from fairlead.plan.endpoints import candidates, usable
+from fairlead.plan.service import CLASS_ANNOTATION
 
 Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)

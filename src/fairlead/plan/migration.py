@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from fairlead.config import CLASSES
 from fairlead.errors import Refused
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.kube.own import GROUP_VERSION, AddressPool
 from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect
-from fairlead.plan.balancer import CLASS_ANNOTATION
+from fairlead.plan.classes import CLASSES
 from fairlead.plan.pools import Pools
+from fairlead.plan.service import CLASS_ANNOTATION
 
 IP_ADDRESS_POOL = ("metallb.io/v1beta1", "IPAddressPool")
 FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation"))

@@ -11,17 +11,32 @@ and limits of cloud-provider-openstack 1.34 and Octavia; times may also be writt
 from collections.abc import Mapping
 
 from fairlead.config import read_suffix
-from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
+from fairlead.errors import Refused
+from fairlead.kube.objects import Service
+from fairlead.model import (
+    MemberChecks,
+    Note,
+    ProxyHeader,
+    ProxyMethod,
+    ProxySettings,
+    UnservedPort,
+)
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_WISHES,
     SHARING_KEY,
+    drain_timeout_s,
     found,
     names_of,
     quoted,
 )
+from fairlead.plan.service import affinity_timeout_s
+from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
+PROXY = "fairlead.io/proxy"
+PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
+"""Why class proxy does not serve a port: reason of a Note, and of the port's error."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
@@ -36,6 +51,46 @@ _METHODS: Mapping[str, ProxyMethod] = {
     "least-connections": "leastconn",
     "source-ip": "source",
 }
+
+
+def proxy_terms(asked: Asked) -> Terms:
+    """Raises Refused for a Service none of whose ports can be served."""
+    annotations = asked.service.metadata.annotations
+    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
+    suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
+    impossible, why = _impossible(asked.service)
+    return Terms(
+        settings,
+        [*notes, *more, *why],
+        impossible,
+        # Also without a header: what nodes answer themselves would pass by time-outs, limits and,
+        # where gateways run on nodes, the balancer as a whole.
+        ip_mode="Proxy",
+        hostname_suffix=suffix,
+    )
+
+
+def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
+    """The ports of a Service that no balancer that ends connections can serve, and what to do about
+    each kind of them. Raises Refused if there is no other."""
+    strange = [port for port in service.spec.ports if port.protocol != "TCP"]
+    unreached = [
+        port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port
+    ]
+    notes: list[Note] = []
+    if strange:
+        why = f"class {PROXY} ends TCP connections and serves nothing else"
+        fix = (
+            "put these ports into a Service of class fairlead.io/direct, which passes TCP, UDP and "
+            "SCTP on as they are"
+        )
+        message = f"not served: {listed(strange)}: {why}; {fix}"
+        notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
+    missing, more = without_node_port(PROXY, unreached)
+    notes += more
+    if notes and len(strange) + len(unreached) == len(service.spec.ports):
+        raise Refused("; ".join(note.message for note in notes))
+    return [*unserved(strange, PROTOCOL_NOT_SUPPORTED), *missing], notes
 
 
 def settings_of(
@@ -76,6 +131,7 @@ def settings_of(
         connection_limit=max(limit, 0),
         checks=_checks(reader),
         shared=bool(found(annotations, SHARING_KEY)[1]),
+        drain_timeout_s=drain_timeout_s(annotations),
     )
     return settings, reader.notes
 

@@ -76,7 +76,7 @@ def service(
             (),
             tuple(sorted(listeners or (listener(),))),
             health_monitor=HealthMonitor(32000, "/healthz"),
-            octavia=octavia or settings(),
+            settings=octavia or settings(),
         ),
         **fields,
     )

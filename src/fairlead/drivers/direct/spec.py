@@ -17,10 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.model import Listener, LoadBalancer, MemberState, ServiceKey, Value
+from fairlead.model import DirectSettings, Listener, LoadBalancer, MemberState, ServiceKey, Value
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, nodes_in, transition
-from fairlead.plan.balancer import DIRECT
 
 _KEEPING: Mapping[str, frozenset[MemberState]] = {
     # One that is pending may have connections from before this process began, and none otherwise.
@@ -198,19 +197,19 @@ DirectChange = SetNode | SetRanges | SetListener | RemoveListener
 def render(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, DirectSpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    """The specs of the LoadBalancers with DirectSettings. `drain_s`: of those that do not say it
     themselves."""
     return {
-        key: _render(intent, drain_s)
+        key: _render(intent, intent.settings, drain_s)
         for key, intent in intents.items()
-        if intent.class_name == DIRECT
+        if isinstance(intent.settings, DirectSettings)
     }
 
 
-def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
+def _render(intent: LoadBalancer, settings: DirectSettings, drain_s: float) -> DirectSpec:
     listeners = []
     addresses = set()
-    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
+    limit_s = drain_s if settings.drain_timeout_s is None else settings.drain_timeout_s
     for listener in intent.listeners:
         for address in intent.listening(listener):
             key = ListenerKey(canonical(address), listener.port, listener.protocol)

@@ -46,7 +46,14 @@ from fairlead.drivers.octavia.render import trees_of
 from fairlead.drivers.octavia.tree import Found, FoundTree, Tree, family_of, provider_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.events import Recorder
-from fairlead.model import DONE, LoadBalancer, OctaviaStanding, Outcome, ServiceKey
+from fairlead.model import (
+    DONE,
+    LoadBalancer,
+    OctaviaSettings,
+    OctaviaStanding,
+    Outcome,
+    ServiceKey,
+)
 
 log = structlog.get_logger()
 
@@ -176,7 +183,8 @@ class OctaviaDriver:
         tree = self._chosen(intent.service, intent.uid)
         if tree is None or not tree.address:
             return intent
-        wish = intent.octavia.floating if intent.octavia is not None else None
+        settings = intent.settings
+        wish = settings.floating if isinstance(settings, OctaviaSettings) else None
         first = floating.shown(tree, wish)
         wanted = {each.family for each in intent.listeners}
         further = [address for address, _ in tree.further if family_of(address) in wanted]

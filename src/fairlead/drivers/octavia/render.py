@@ -35,9 +35,9 @@ SHORTEST_UDP_DELAY_S = 3
 
 def trees_of(intents: Mapping[ServiceKey, LoadBalancer], owner: Owner) -> dict[ServiceKey, Tree]:
     return {
-        key: _tree(intent, intent.octavia, owner)
+        key: _tree(intent, intent.settings, owner)
         for key, intent in intents.items()
-        if intent.octavia is not None
+        if isinstance(intent.settings, OctaviaSettings)
     }
 
 

@@ -19,7 +19,6 @@ from fairlead.model import (
     ServiceKey,
     Value,
 )
-from fairlead.plan.balancer import PROXY
 
 MOST_WEIGHT = 256
 """HAProxy's limit."""
@@ -143,15 +142,19 @@ ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener
 def specs_of(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, ProxySpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    """The specs of the LoadBalancers with ProxySettings. `drain_s`: of those that do not say it
     themselves."""
     return {
-        key: _spec(intent, drain_s) for key, intent in intents.items() if intent.class_name == PROXY
+        key: _spec(intent, intent.settings, drain_s)
+        for key, intent in intents.items()
+        if isinstance(intent.settings, ProxySettings)
     }
 
 
-def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
-    settings = intent.proxy or ProxySettings()
+def _spec(intent: LoadBalancer, settings: ProxySettings, drain_s: float) -> ProxySpec:
+    limit_s = drain_s if settings.drain_timeout_s is None else settings.drain_timeout_s
+    # A listener is set by a reload, which a new limit does not need.
+    settings = msgspec.structs.replace(settings, drain_timeout_s=None)
     listeners = []
     for listener in intent.listeners:
         for address in intent.listening(listener):
@@ -165,7 +168,6 @@ def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
             )
             servers = servers_of(listener, settings)
             listeners.append(Served(made, servers, _undecided(listener)))
-    limit_s = drain_s if intent.drain_timeout_s is None else intent.drain_timeout_s
     return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges, limit_s)
 
 

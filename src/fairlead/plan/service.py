@@ -1,0 +1,78 @@
+"""What a Service says of itself, whatever class serves it: its class, who may connect, how nodes
+are asked.
+
+In: a Service. Out: the value that plans use. Pure."""
+
+from collections.abc import Iterable
+
+from fairlead.errors import Refused
+from fairlead.kube.networks import read_network
+from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, Service
+from fairlead.model import HealthMonitor
+
+CLASS_PREFIX = "fairlead.io/"
+"""Classes of this domain are ours, known or not."""
+
+CLASS_ANNOTATION = "fairlead.io/class"
+"""Marks a Service as ours, with the class that serves it; written by the controller together with
+the finalizer."""
+CLAIM_MANAGER = "fairlead-claim"
+"""The field manager of our claims. Any user can write the annotation; without this manager it does
+not count."""
+
+PROXY_HEALTH_PORT = 10256
+"""The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
+
+LONGEST_AFFINITY_S = 86_400
+"""The API server takes no more today."""
+
+
+def class_of(service: Service, default_class: str | None) -> str | None:
+    """The class that serves this Service, ours or not; None if it wants no load balancer."""
+    if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
+        return None
+    return service.spec.load_balancer_class or default_class
+
+
+def claimed_class(service: Service) -> str:
+    """The class that has claimed this Service; empty if none has. Annotations that a user has
+    written do not count."""
+    if not any(each.manager == CLAIM_MANAGER for each in service.metadata.managed_fields):
+        return ""
+    return service.metadata.annotations.get(CLASS_ANNOTATION, "")
+
+
+def health_monitor_of(service: Service) -> HealthMonitor | None:
+    """Where a node says whether it can serve this Service."""
+    if service.spec.external_traffic_policy == "Local":
+        port = service.spec.health_check_node_port
+        return HealthMonitor(port, "/healthz") if port else None
+    return HealthMonitor(PROXY_HEALTH_PORT, "/healthz")
+
+
+def affinity_timeout_s(service: Service) -> int:
+    """0 without session affinity; otherwise for how long a client stays with its pod, a day at
+    most."""
+    if service.spec.session_affinity != "ClientIP":
+        return 0
+    config = service.spec.session_affinity_config
+    return min(max(config.client_ip.timeout_seconds, 0), LONGEST_AFFINITY_S) if config else 10800
+
+
+def source_ranges(service: Service) -> tuple[str, ...]:
+    """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry
+    do not count. Raises Refused for what is no CIDR: passing it over might let everybody in."""
+    if (
+        not service.spec.load_balancer_source_ranges
+        and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations
+    ):
+        return ()
+    ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
+    ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
+    read = {text.strip(): read_network(text) for text in ranges if text.strip()}
+    if unread := sorted(text for text, network in read.items() if network is None):
+        raise Refused(
+            f"source range {unread[0]!r} is no CIDR",
+            fix="write it as ADDRESS/LENGTH in spec.loadBalancerSourceRanges",
+        )
+    return tuple(sorted({network for network in read.values() if network is not None}))
