@@ -84,6 +84,9 @@ def plan_unconfirmed(
     else:
         addresses = tuple(address for address in addresses if family_of(address) in families)
     ranges = source_ranges(service)
+    # A gateway asks the nodes that a monitor names.
+    probed = not at_gateway or class_.members == "probed"
+    monitor = health_monitor_of(service) if probed else None
     notes: list[Note] = []
     if not at_gateway:
         notes += [
@@ -126,7 +129,7 @@ def plan_unconfirmed(
         class_name=class_.name,
         addresses=addresses,
         listeners=made,
-        health_monitor=health_monitor_of(service),
+        health_monitor=monitor,
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=ranges,
         ip_mode=terms.ip_mode,

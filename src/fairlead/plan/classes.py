@@ -13,9 +13,8 @@ from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import LoadBalancer
-from fairlead.plan import octavia_terms, proxying
+from fairlead.plan import direct, octavia_terms, proxying
 from fairlead.plan.annotations import INSTEAD, INSTEAD_OCTAVIA, INSTEAD_PROXY
-from fairlead.plan.direct import direct_terms
 from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
@@ -50,6 +49,8 @@ class ServiceClass(NamedTuple):
     """What the class makes of one Service: its settings, the ports that it cannot serve."""
     substitutes: Mapping[str, str]
     """What the class does in place of each wish of an annotation that it does not meet."""
+    writes_headers: bool = False
+    """Whether its load balancers can tell pods the client's address in a PROXY header."""
     loop: LoopName = "services"
     """The loop of the controller that claims and publishes its Services."""
     configured: Callable[[Config], Refused | None] = always_configured
@@ -59,11 +60,11 @@ class ServiceClass(NamedTuple):
 
 
 DIRECT = ServiceClass(
-    "fairlead.io/direct",
+    direct.DIRECT,
     addresses="pool",
     served_by="gateways",
     members="probed",
-    terms=direct_terms,
+    terms=direct.direct_terms,
     substitutes=INSTEAD,
 )
 PROXY = ServiceClass(
@@ -73,6 +74,7 @@ PROXY = ServiceClass(
     members="probed",
     terms=proxying.proxy_terms,
     substitutes=INSTEAD_PROXY,
+    writes_headers=True,
 )
 OCTAVIA = ServiceClass(
     octavia_terms.OCTAVIA,
@@ -81,6 +83,7 @@ OCTAVIA = ServiceClass(
     members="api",
     terms=octavia_terms.octavia_terms,
     substitutes=INSTEAD_OCTAVIA,
+    writes_headers=True,
     loop="octavia",
     configured=octavia_terms.configured,
     known_later=octavia_terms.known_later,

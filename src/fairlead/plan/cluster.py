@@ -110,7 +110,9 @@ def _balancer(
     notes = result.notes
     if result.rivals:
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
-    notes = (*gateway_notes(cluster.gateways, service.key), *notes, *balancer.notes)
+    if class_.served_by == "gateways":
+        notes = (*gateway_notes(cluster.gateways, service.key), *notes)
+    notes = (*notes, *balancer.notes)
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
 
 

@@ -6,6 +6,8 @@ from fairlead.model import DirectSettings
 from fairlead.plan.annotations import drain_timeout_s
 from fairlead.plan.terms import Asked, Terms
 
+DIRECT = "fairlead.io/direct"
+
 
 def direct_terms(asked: Asked) -> Terms:
     return Terms(DirectSettings(drain_timeout_s(asked.service.metadata.annotations)))

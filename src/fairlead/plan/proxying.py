@@ -30,6 +30,7 @@ from fairlead.plan.annotations import (
     names_of,
     quoted,
 )
+from fairlead.plan.direct import DIRECT
 from fairlead.plan.service import affinity_timeout_s
 from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
@@ -81,8 +82,8 @@ def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
     if strange:
         why = f"class {PROXY} ends TCP connections and serves nothing else"
         fix = (
-            "put these ports into a Service of class fairlead.io/direct, which passes TCP, UDP and "
-            "SCTP on as they are"
+            f"put these ports into a Service of class {DIRECT}, which passes TCP, UDP and SCTP on "
+            "as they are"
         )
         message = f"not served: {listed(strange)}: {why}; {fix}"
         notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
@@ -215,8 +216,7 @@ def _affinity() -> Note:
         "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
     )
     others = (
-        "for a pod by client have one pod on each node, with policy Local, or use class "
-        "fairlead.io/direct"
+        f"for a pod by client have one pod on each node, with policy Local, or use class {DIRECT}"
     )
     return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 
