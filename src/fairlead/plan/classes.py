@@ -14,7 +14,6 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import LoadBalancer
 from fairlead.plan import direct, octavia_terms, proxying
-from fairlead.plan.annotations import INSTEAD, INSTEAD_OCTAVIA, INSTEAD_PROXY
 from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
@@ -65,7 +64,7 @@ DIRECT = ServiceClass(
     served_by="gateways",
     members="probed",
     terms=direct.direct_terms,
-    substitutes=INSTEAD,
+    substitutes=direct.SUBSTITUTES,
 )
 PROXY = ServiceClass(
     proxying.PROXY,
@@ -73,7 +72,7 @@ PROXY = ServiceClass(
     served_by="gateways",
     members="probed",
     terms=proxying.proxy_terms,
-    substitutes=INSTEAD_PROXY,
+    substitutes=proxying.SUBSTITUTES,
     writes_headers=True,
 )
 OCTAVIA = ServiceClass(
@@ -82,7 +81,7 @@ OCTAVIA = ServiceClass(
     served_by="octavia",
     members="api",
     terms=octavia_terms.octavia_terms,
-    substitutes=INSTEAD_OCTAVIA,
+    substitutes=octavia_terms.SUBSTITUTES,
     writes_headers=True,
     loop="octavia",
     configured=octavia_terms.configured,

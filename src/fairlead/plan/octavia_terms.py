@@ -32,6 +32,13 @@ OCTAVIA = "fairlead.io/octavia"
 SHARES_BY_NODE = "SharesByNode"
 NO_NODE_SELECTED = "NoNodeSelected"
 
+SUBSTITUTES = {
+    "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
+    "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
+    "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
+}
+"""What class octavia does in place of the wishes that it does not meet."""
+
 
 def octavia_terms(asked: Asked) -> Terms:
     """Raises Refused for a Service that Octavia cannot serve, and where there is no cloud."""

@@ -21,6 +21,7 @@ from fairlead.model import (
     ProxySettings,
     UnservedPort,
 )
+from fairlead.plan import direct
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_WISHES,
@@ -30,7 +31,6 @@ from fairlead.plan.annotations import (
     names_of,
     quoted,
 )
-from fairlead.plan.direct import DIRECT
 from fairlead.plan.service import affinity_timeout_s
 from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
@@ -46,6 +46,13 @@ OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
 AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
 ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
+
+SUBSTITUTES = {
+    **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_WISHES},
+    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
+    "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
+}
+"""What class proxy does in place of the wishes that it does not meet."""
 
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
@@ -82,7 +89,7 @@ def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
     if strange:
         why = f"class {PROXY} ends TCP connections and serves nothing else"
         fix = (
-            f"put these ports into a Service of class {DIRECT}, which passes TCP, UDP and SCTP on "
+            f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and SCTP on "
             "as they are"
         )
         message = f"not served: {listed(strange)}: {why}; {fix}"
@@ -215,9 +222,7 @@ def _affinity() -> Note:
     instead = (
         "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
     )
-    others = (
-        f"for a pod by client have one pod on each node, with policy Local, or use class {DIRECT}"
-    )
+    others = f"for a pod by client have one pod on each node, with policy Local, or use class {direct.DIRECT}"
     return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 
 
