@@ -4,7 +4,7 @@ In: a Service, its EndpointSlices, the Nodes, the addresses it holds; at a gatew
 of the nodes have shown. Out: one LoadBalancer value: listeners with their members (`members.py`),
 what users should know (`notes.py`). Invariant: pure; sorted; equal clusters give equal values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def plan_load_balancer(
     *,
     config: Config = DEFAULTS,
     standing: OctaviaStanding | None = None,
-    unserved: Sequence[UnservedPort] = (),
+    unserved: Collection[UnservedPort] = (),
 ) -> LoadBalancer:
     """The LoadBalancer of a Service of this class, on the API's word. `addresses` and `standing`:
     see `Asked`. `unserved`: ports that it cannot have at its addresses; whoever found that out says
@@ -66,7 +66,7 @@ def plan_unconfirmed(
     slices: Sequence[EndpointSlice],
     class_: ServiceClass,
     *,
-    unserved: Sequence[UnservedPort] = (),
+    unserved: Collection[UnservedPort] = (),
     at_gateway: bool,
 ) -> Unconfirmed:
     """As `plan_load_balancer`, with what probes are to be held against. `at_gateway`: a gateway
@@ -74,7 +74,8 @@ def plan_unconfirmed(
     service = asked.service
     annotations = service.metadata.annotations
     terms = class_.terms(asked)
-    unserved = sorted({*unserved, *terms.unserved})
+    if terms.unserved:
+        unserved = {*unserved, *terms.unserved}
     refused = {(port.port, port.protocol) for port in unserved}
     served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
     families = terms.families
@@ -137,7 +138,7 @@ def plan_unconfirmed(
         hostname_suffix=terms.hostname_suffix,
         hostname=terms.hostname,
         notes=tuple(dict.fromkeys(notes)),
-        unserved_ports=tuple(unserved),
+        unserved_ports=tuple(sorted(unserved)),
     )
     return Unconfirmed(balancer, tuple([found for _, found in listeners]))
 

@@ -6,7 +6,8 @@ function of this type, in a module of its own (`direct`, `proxying`, `octavia_te
 classes names it (`plan.classes`). Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from fairlead.config import Config
 from fairlead.kube.objects import Node, Service, ServicePort
@@ -27,7 +28,7 @@ NODE_PORT_MISSING = "NodePortMissing"
 our domain before it, error of a port in the status."""
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True):
     """A Service that asks for a load balancer, and what surrounds it."""
 
     service: Service
@@ -44,7 +45,7 @@ def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Note]:
     return ()
 
 
-class Terms(NamedTuple):
+class Terms(msgspec.Struct, frozen=True):
     """How a class serves a Service."""
 
     settings: Settings
