@@ -79,11 +79,12 @@ def test_each_service_is_planned_by_one_family() -> None:
         for key, each in planned.items()
         if not isinstance(each, Refused)
     }
-    assert kinds == {"direct": DirectSettings, "proxy": ProxySettings, "octavia": OctaviaSettings}
+    known = {"direct": DirectSettings, "proxy": ProxySettings, "octavia": OctaviaSettings}
+    assert kinds.keys() == {name.rpartition("/")[2] for name in CLASSES}
+    assert kinds.items() >= known.items()
     (refused,) = (each for each in planned.values() if isinstance(each, Refused))
     assert str(refused) == (
-        "there is no class fairlead.io/none; make the Service anew with one of "
-        "fairlead.io/direct, fairlead.io/octavia, fairlead.io/proxy"
+        f"there is no class fairlead.io/none; make the Service anew with one of {classes.names()}"
     )
 
 
@@ -122,7 +123,9 @@ def test_gateways_are_missed_by_the_classes_that_they_serve() -> None:
         for key, each in planned.items()
         if isinstance(each, LoadBalancer) and NO_GATEWAY in [note.reason for note in each.notes]
     }
-    assert missed == {"direct", "proxy"}
+    by_gateways = [each.name for each in CLASSES.values() if each.served_by == "gateways"]
+    assert missed == {name.rpartition("/")[2] for name in by_gateways}
+    assert {"direct", "proxy"} <= missed
 
 
 def test_members_of_a_class_on_the_apis_word_are_not_probed() -> None:
