@@ -14,7 +14,7 @@ cluster: {podCIDRs: [10.244.0.0/16, "2001:db8:244::/48"]}
 pools:
   - {name: main, addresses: [203.0.113.0/28, 203.0.113.32-203.0.113.40, 203.0.113.50]}
   - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
-gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, way: ipip,
+gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, forwarding: ipip,
   peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"],
   apiServer: {addresses: [203.0.113.60, "2001:db8:f:1::5"], servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"],
     sourceRanges: [192.0.2.0/24]}}
@@ -124,13 +124,14 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ),
         ("gateway: {interfacesByNode: {edge-1: []}}", "$.gateway.interfacesByNode"),
         ("node: {interfaces: [a name]}", "$.node.interfaces[0]"),
+        ("gateway: {way: ipip}", "gateway.way is now called gateway.forwarding - at $.gateway.way"),
         (
-            "gateway: {way: ipip}",
-            "packets go through ipip, but tunnel.kind is none - at $.gateway.way",
+            "gateway: {forwarding: ipip}",
+            "packets go through ipip, but tunnel.kind is none - at $.gateway.forwarding",
         ),
         (
-            "{gateway: {way: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",
-            "packets go through vxlan, but tunnel.kind is ipip - at $.gateway.way",
+            "{gateway: {forwarding: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",
+            "packets go through vxlan, but tunnel.kind is ipip - at $.gateway.forwarding",
         ),
         ("tunnel: {kind: vxlan}", "nobody may send through the tunnel - at $.tunnel.gateways"),
         ("gateway: {probeTimeoutS: 0}", "$.gateway.probeTimeoutS"),

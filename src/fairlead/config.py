@@ -20,6 +20,9 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LONGEST_SUFFIX = 253 - 40
 """Of the 253 characters of a name an IPv6 address takes 39, and a dot."""
 
+RENAMED = {"gateway.way": "gateway.forwarding"}
+"""Options that had another name: the old name, and the new one."""
+
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 ForwardingMethod = Literal["auto", "l2", "ipip", "vxlan"]
 TunnelKind = Literal["none", "ipip", "vxlan"]
@@ -120,9 +123,9 @@ class GatewayConfig(Section, frozen=True):
     attach: AttachKind = "auto"
     """Where in the kernel packets are taken. `auto`: XDP in the driver on a network card that has
     it, else tc."""
-    way: ForwardingMethod = "auto"
-    """How packets get to a node. `auto`: l2 where the node is on a link with the gateway, else the
-    tunnel of `tunnel.kind`, if there is one."""
+    forwarding: ForwardingMethod = "auto"
+    """How packets get to a node. `auto`: `l2` where the node is on a link with the gateway, otherwise
+    the tunnel of `tunnel.kind`, if there is one."""
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """So long a node may keep connections of a Service after it has ceased to get new ones; 0: as
     long as they last. A Service may say otherwise (fairlead.io/drain-timeout)."""
@@ -271,6 +274,7 @@ def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
 
     try:
         document = yaml.safe_load(text)
+        _check_renamed(document, source)
         config = msgspec.convert(document if document is not None else {}, Config)
     except yaml.YAMLError as error:
         raise Refused(f"configuration {source} is not YAML: {error}") from error
@@ -278,6 +282,15 @@ def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
         raise Refused(f"configuration {source}: {error}") from error
     check(config, source, classes)
     return config
+
+
+def _check_renamed(document: object, source: str) -> None:
+    """Raise Refused for an option that has another name now: the error says the new name."""
+    for old, new in RENAMED.items():
+        section, _, field = old.partition(".")
+        fields = document.get(section) if isinstance(document, dict) else None
+        if isinstance(fields, dict) and field in fields:
+            raise Refused(f"{source}: {old} is now called {new} - at $.{old}")
 
 
 def check(config: Config, source: str, classes: Collection[str]) -> None:
@@ -392,12 +405,12 @@ def numeric_host(text: str) -> str | None:
 
 
 def _check_tunnel(config: Config, source: str) -> None:
-    way, tunnel = config.gateway.way, config.tunnel
-    if way in ("ipip", "vxlan") and tunnel.kind != way:
+    forwarding, tunnel = config.gateway.forwarding, config.tunnel
+    if forwarding in ("ipip", "vxlan") and tunnel.kind != forwarding:
         raise Refused(
-            f"{source}: packets go through {way}, but tunnel.kind is {tunnel.kind} - at "
-            "$.gateway.way",
-            fix=f"set tunnel.kind to {way} for gateways and nodes, or gateway.way to auto",
+            f"{source}: packets go through {forwarding}, but tunnel.kind is {tunnel.kind} - at "
+            "$.gateway.forwarding",
+            fix=f"set tunnel.kind to {forwarding} for gateways and nodes, or gateway.forwarding to auto",
         )
     if tunnel.kind != "none" and not tunnel.gateways:
         raise Refused(

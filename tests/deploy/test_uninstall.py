@@ -17,7 +17,7 @@ from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import crds
 from fairlead.lab.kubeapiserver import KubeApiServer
 
-FIND, RELEASE, REMOVE_KINDS, BY_HAND = commands_of("Take it away")
+FIND, RELEASE, REMOVE_KINDS, BY_HAND = commands_of("Uninstall")
 POOL = {
     "apiVersion": "fairlead.io/v1alpha1",
     "kind": "AddressPool",

@@ -42,7 +42,7 @@ TRACES = {
 """Where roles leave something, and by what one sees it."""
 ROWS = {
     "ipip": Transport(tunnel="ipip"),
-    "vxlan everywhere": Transport(tunnel="vxlan", way="vxlan"),
+    "vxlan everywhere": Transport(tunnel="vxlan", forwarding="vxlan"),
 }
 
 

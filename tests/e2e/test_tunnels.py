@@ -45,10 +45,10 @@ OPEN = 12
 TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
 ROWS = {
-    "ipip": Transport(tunnel="ipip", way="auto", attach="tc"),
-    "vxlan": Transport(tunnel="vxlan", way="auto", attach="tc"),
-    "ipip-xdp": Transport(tunnel="ipip", way="ipip", attach="xdp-generic"),
-    "vxlan-xdp": Transport(tunnel="vxlan", way="vxlan", attach="xdp-generic"),
+    "ipip": Transport(tunnel="ipip", forwarding="auto", attach="tc"),
+    "vxlan": Transport(tunnel="vxlan", forwarding="auto", attach="tc"),
+    "ipip-xdp": Transport(tunnel="ipip", forwarding="ipip", attach="xdp-generic"),
+    "vxlan-xdp": Transport(tunnel="vxlan", forwarding="vxlan", attach="xdp-generic"),
 }
 PORTS = [
     {"name": "web", "containerPort": 8080},

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
-    transport = Transport(tunnel="vxlan", way="auto", attach="tc")
+    transport = Transport(tunnel="vxlan", forwarding="auto", attach="tc")
     name = f"far{os.getpid()}"
     async with Site.create(
         name, nodes=1, far_nodes=1, gateways_on_nodes=True, transport=transport

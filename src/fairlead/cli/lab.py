@@ -98,11 +98,11 @@ def lab() -> None:
     help="tunnel.kind",
 )
 @click.option(
-    "--way",
+    "--forwarding",
     type=click.Choice(get_args(ForwardingMethod)),
     default="auto",
     show_default=True,
-    help="gateway.way",
+    help="gateway.forwarding",
 )
 @click.option(
     "--attach",
@@ -116,7 +116,7 @@ def up(
     name: str,
     no_roles: bool,
     tunnel: TunnelKind,
-    way: ForwardingMethod,
+    forwarding: ForwardingMethod,
     attach: AttachKind,
     peers: bool,
     **size: Unpack[_Hosts],
@@ -132,7 +132,7 @@ def up(
             "through a tunnel",
             fix="give --tunnel ipip or --tunnel vxlan",
         )
-    transport = Transport(tunnel=tunnel, way=way, attach=attach, peers=peers)
+    transport = Transport(tunnel=tunnel, forwarding=forwarding, attach=attach, peers=peers)
     site = Site.create(name, roles=not no_roles, transport=transport, **size)
     with _progress(f"lab {name}") as tell:
         run(site.up(tell))

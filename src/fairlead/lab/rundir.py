@@ -31,11 +31,11 @@ ApiServerKind = Literal["embedded", "real"]
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True):
-    """How packets get from gateways to nodes: `tunnel.kind`, `gateway.way` and `gateway.attach` of
+    """How packets get from gateways to nodes: `tunnel.kind`, `gateway.forwarding` and `gateway.attach` of
     the configuration. `peers`: whether gateways tell each other their new entries."""
 
     tunnel: TunnelKind = "none"
-    way: ForwardingMethod = "auto"
+    forwarding: ForwardingMethod = "auto"
     attach: AttachKind = "auto"
     peers: bool = False
 

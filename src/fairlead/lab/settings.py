@@ -23,7 +23,7 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
     gateways = [address for host in topology.gateways for address in host.addresses]
     peers = [f"{host.addresses[0]}:{PEER_PORT}" for host in topology.gateways]
     gateway: dict[str, object] = {"interfaces": ["eth0"], "pinPath": pin_path}
-    gateway |= {"attach": transport.attach, "way": transport.way}
+    gateway |= {"attach": transport.attach, "forwarding": transport.forwarding}
     if transport.peers:
         gateway |= {"peerListen": f"*:{PEER_PORT}", "peers": peers}
     return _text(

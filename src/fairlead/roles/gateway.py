@@ -246,7 +246,7 @@ def peers_of(config: Config) -> Peers | None:
 def rules_of(config: Config) -> Rules:
     """How packets get to nodes, as it is configured."""
     tunnel = config.tunnel
-    return Rules(config.gateway.way, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
+    return Rules(config.gateway.forwarding, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
 
 
 def direct_driver(

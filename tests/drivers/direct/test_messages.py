@@ -29,7 +29,7 @@ from tests.drivers.direct.conftest import (
     to_us,
     udp,
 )
-from tests.drivers.direct.test_ways import segments, serve_by, way
+from tests.drivers.direct.test_next_hops import segments, serve_by, way
 
 from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK, pack_address
 

@@ -59,7 +59,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         (
             "192.0.2.10",
             Route(True, 1, "", "192.0.2.10", 0),
-            Rules(way="ipip"),
+            Rules(forwarding="ipip"),
             NextHop(HERE, 1, "192.0.2.10"),
         ),
         (
@@ -89,7 +89,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         (
             "192.0.2.21",
             ON_LINK,
-            Rules(way="ipip"),
+            Rules(forwarding="ipip"),
             NextHop(IPIP, 2, "192.0.2.21", "192.0.2.10", "192.0.2.21", own_mac=OWN, mtu=1480),
         ),
         (
@@ -121,19 +121,19 @@ def test_a_vlan_is_named_for_xdp() -> None:
         ),
         (
             ROUTED,
-            Rules(way="l2", tunnel="ipip"),
+            Rules(forwarding="l2", tunnel="ipip"),
             Refused,
-            "set gateway.way to auto and tunnel.kind to ipip or vxlan",
+            "set gateway.forwarding to auto and tunnel.kind to ipip or vxlan",
         ),
         (
             ROUTED._replace(source=""),
-            Rules(way="ipip"),
+            Rules(forwarding="ipip"),
             Unavailable,
             "this gateway has no address to send",
         ),
         (
             ROUTED,
-            Rules(way="ipip", gateways=("203.0.113.0/24",)),
+            Rules(forwarding="ipip", gateways=("203.0.113.0/24",)),
             Refused,
             "add 192.0.2.10 to tunnel.gateways",
         ),

@@ -21,10 +21,10 @@ WAY_NAMES = {LINK: "l2", HERE: "here", IPIP: "ipip", VXLAN: "vxlan"}
 
 
 class Rules(NamedTuple):
-    """What is configured: `gateway.way`, and of `tunnel` what gateways need. `gateways`: from whose
+    """What is configured: `gateway.forwarding`, and of `tunnel` what gateways need. `gateways`: from whose
     addresses nodes take tunnelled packets; empty where it is not known here."""
 
-    way: ForwardingMethod = "auto"
+    forwarding: ForwardingMethod = "auto"
     tunnel: TunnelKind = "none"
     vni: int = 7471
     vxlan_port: int = 4789
@@ -56,7 +56,7 @@ def next_hop_to(
 
 
 def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
-    wanted = rules.way
+    wanted = rules.forwarding
     if wanted == "auto":
         if not route.via:
             return LINK
@@ -72,7 +72,7 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
         raise Refused(
             f"node {node} at {address} is not on a link with this gateway: the route leads "
             f"through {route.via}",
-            fix="set gateway.way to auto and tunnel.kind to ipip or vxlan, or put the gateway on "
+            fix="set gateway.forwarding to auto and tunnel.kind to ipip or vxlan, or put the gateway on "
             "the nodes' network",
         )
     return KINDS[wanted]

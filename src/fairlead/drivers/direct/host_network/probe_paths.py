@@ -60,8 +60,8 @@ class ProbePaths:
         *,
         priority: int = 100,
     ) -> None:
-        self.needed = rules.way in ("ipip", "vxlan") or (
-            rules.way == "auto" and rules.tunnel != "none"
+        self.needed = rules.forwarding in ("ipip", "vxlan") or (
+            rules.forwarding == "auto" and rules.tunnel != "none"
         )
         """Whether any node may be behind a tunnel."""
         self._rules = rules
