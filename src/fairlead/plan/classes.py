@@ -1,9 +1,10 @@
 """The classes of load balancers (`spec.loadBalancerClass`): one value for each, in one table.
 
-A class says where addresses come from, who serves it, what its members are, and what stands in for
-the wishes that it cannot meet. Plans, loops and commands choose Services by these properties and
-never by a name: a new class is a row of this table and the files of its own that the row names.
-Invariant: pure; each name, known or not, is claimed by exactly one loop of the controller."""
+A class says where addresses come from, who serves it, what its members are, and what it does
+instead of the wishes that it cannot meet. Plans, loops and commands choose Services by these
+properties and never by a name: a new class is a row of this table and the files that the row names.
+Invariant: pure; exactly one loop of the controller claims the Services of a class, also of a class
+that has no row."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,22 +19,24 @@ from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
 Addresses = Literal["pool", "cloud"]
-"""Where addresses come from: `pool`, the controller gives them from the pools of the configuration;
-`cloud`, they are known once a cloud has made the load balancer."""
+"""Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud gives
+them when it makes the load balancer."""
 Server = Literal["gateways", "octavia"]
-"""Who serves a class."""
+"""The kind of load balancer that serves a class."""
 Members = Literal["probed", "api"]
-"""What makes a node a member: `probed`, the API's word, confirmed by the probes of each gateway;
-`api`, the API's word alone."""
+"""What makes a node a member. `api`: its pods are ready, according to the Kubernetes API. `probed`:
+each gateway also has to confirm the node by its own probes."""
 LoopName = Literal["services", "octavia"]
-"""The loops of the controller that claim Services."""
+"""A loop of the controller that claims Services."""
 
 
 def always_configured(_config: Config) -> Refused | None:
+    """Return None: the class needs no configuration."""
     return None
 
 
 def all_known(_balancer: LoadBalancer) -> str:
+    """Return nothing: the plan of the class is complete."""
     return ""
 
 
@@ -45,17 +48,17 @@ class ServiceClass(NamedTuple):
     served_by: Server
     members: Members
     terms: TermsOf
-    """What the class makes of one Service: its settings, the ports that it cannot serve."""
+    """Return how the class serves one Service: the settings, the ports that it cannot serve."""
     substitutes: Mapping[str, str]
-    """What the class does in place of each wish of an annotation that it does not meet."""
+    """By annotation that has no effect, what the class does instead."""
     writes_headers: bool = False
-    """Whether its load balancers can tell pods the client's address in a PROXY header."""
+    """Whether its load balancers can write a PROXY header, which tells pods the client's address."""
     loop: LoopName = "services"
     """The loop of the controller that claims and publishes its Services."""
     configured: Callable[[Config], Refused | None] = always_configured
-    """Why the configuration does not allow this class; None if it does."""
+    """Return why this configuration cannot serve the class; None if it can."""
     known_later: Callable[[LoadBalancer], str] = all_known
-    """What a plan cannot know without asking who serves the class, as a sentence; empty: nothing."""
+    """Return what the plan of a load balancer cannot know before it is made; empty: nothing."""
 
 
 DIRECT = ServiceClass(
@@ -95,29 +98,29 @@ CLASSES: Mapping[str, ServiceClass] = MappingProxyType(
 
 
 def names() -> str:
-    """The classes, for a message."""
+    """List the names of all classes, for a message."""
     return ", ".join(sorted(CLASSES))
 
 
 def service_class_of(service: Service, default_class: str | None) -> ServiceClass | None:
-    """The class of ours that is to serve this Service; None if there is none."""
+    """Return the class that is to serve this Service; None if no class of the table is."""
     return CLASSES.get(class_of(service, default_class) or "")
 
 
 def loop_of(name: str) -> LoopName:
-    """The loop that claims Services of the class of this name, and lets them go. A name that is in
-    no row may be of an older or a newer version."""
+    """Return the loop that claims and releases Services of the class of this name. Another version
+    may have claimed a Service for a class that has no row here; then loop `services` releases it."""
     return CLASSES[name].loop if name in CLASSES else "services"
 
 
 def addresses_of(name: str) -> Addresses:
-    """Where the addresses of the class of this name come from, also of one that is in no row."""
+    """Return where addresses of the class of this name come from; of a class without a row, `pool`."""
     return CLASSES[name].addresses if name in CLASSES else "pool"
 
 
 def refusal_of(service: Service, config: Config) -> Refused | None:
-    """Why no class of ours may serve a Service that asks for one; None if one may, and for Services
-    that are another controller's."""
+    """Return why no class of the table can serve a Service that asks for a class of Fairlead. None
+    if one can, and for a Service of another controller."""
     name = class_of(service, config.default_class)
     if name is None or name in CLASSES:
         return CLASSES[name].configured(config) if name is not None else None

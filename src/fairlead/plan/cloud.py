@@ -1,9 +1,8 @@
-"""The plan of the classes whose addresses come from a cloud: what its load balancer must do for each
-Service of them.
+"""The plan of the classes whose addresses come from a cloud.
 
-In: a view of the cluster, the configuration, the load balancers that are there. Out: LoadBalancers,
-or why there is none. Pure. `addresses` are those that the Service shows, to be had again should the
-load balancer be lost."""
+In: a view of the cluster, the configuration, the load balancers that exist in the cloud. Out: for
+each Service its LoadBalancer, or why it has none. Pure. `addresses` are those that the Service
+shows: a load balancer that is lost is made again with them."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -16,14 +15,15 @@ from fairlead.plan.classes import service_class_of
 from fairlead.plan.view import Cluster
 
 StandingOf = Callable[[ServiceKey, str], OctaviaStanding | None]
-"""The load balancer that the Service of this uid has, as far as is known."""
+"""Return the load balancer that the Service of this uid has in the cloud; None if there is none, or
+none is known."""
 
 
 def plan_cloud(
     cluster: Cluster, config: Config, standing_of: StandingOf, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the classes whose addresses come from a cloud. A Service of a class that
-    is not configured is left out: `plan_controller` says why."""
+    """Return the plan of the Services whose class has its addresses from a cloud. A Service of a
+    class that is not configured is left out: `plan_controller` says why."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         if (service := cluster.services.get(key)) is None:

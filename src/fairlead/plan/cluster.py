@@ -41,8 +41,9 @@ from fairlead.plan.view import Addressed, Cluster
 def plan_controller(
     cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the classes whose addresses come from pools, with the addresses that
-    they are given, and why other Services that ask for a class of ours have none.
+    """Return the plan of the Services whose class has its addresses from pools, with the addresses
+    that they are given. For every other Service that asks for a class of Fairlead and cannot have
+    it, return why.
 
     The ledger remembers who was given what. One change may touch others, who waited for what it
     freed: their intents come too. When it is new, or the pools are, everything is looked at,
@@ -149,8 +150,8 @@ def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...
 def plan_gateway_unconfirmed(
     cluster: Cluster, config: Config, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, Unconfirmed | Refused]:
-    """The LoadBalancers of the classes that gateways serve, at the addresses that the controller
-    published, and what a gateway's own probes are held against (`plan.balancer.confirmed`)."""
+    """Return the plan of the Services that gateways serve, at the addresses that the controller has
+    published. Members are not confirmed yet: see `plan.balancer.confirmed`."""
     planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
@@ -168,7 +169,7 @@ def plan_gateway_unconfirmed(
 
 
 def _served_by_gateways(service: Service, config: Config) -> ServiceClass | None:
-    """The class of the Service, if gateways serve it."""
+    """Return the class of the Service if gateways serve it, else None."""
     class_ = service_class_of(service, config.default_class)
     return class_ if class_ is not None and class_.served_by == "gateways" else None
 

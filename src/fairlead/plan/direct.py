@@ -1,6 +1,6 @@
-"""The terms of class `fairlead.io/direct`: gateways hand packets to nodes as they are.
+"""The terms of class `fairlead.io/direct`: gateways forward packets to nodes as they are.
 
-In: a Service. Out: `Terms`. Every port is served, in every protocol. Pure."""
+In: a Service. Out: `Terms`. The class serves every port, in every protocol. Pure."""
 
 from fairlead.model import DirectSettings
 from fairlead.plan.annotations import drain_timeout_s
@@ -56,9 +56,10 @@ SUBSTITUTES = {
     "availability-zone": "no load balancer of OpenStack serves this Service",
     "internal": _BY_POOL,
 }
-"""What class direct does in place of each of these wishes. `load-balancer-address` is a report,
-not a wish."""
+"""By annotation, what class direct does instead. `load-balancer-address` is not here: it reports
+an address, and asks for nothing."""
 
 
 def direct_terms(asked: Asked) -> Terms:
+    """Return the terms of class direct."""
     return Terms(DirectSettings(drain_timeout_s(asked.service.metadata.annotations)))

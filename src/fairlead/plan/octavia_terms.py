@@ -1,8 +1,8 @@
 """The terms of class `fairlead.io/octavia`: a load balancer of OpenStack.
 
-In: a Service, the configuration, the load balancer that it has in the cloud. Out: `Terms`. Pure.
-Members are nodes with ready pods, weighted by them, on the API's word alone: no probes of ours,
-Octavia asks by itself. What the annotations wish is read in `plan.octavia`."""
+In: a Service, the configuration, the load balancer that the Service has in the cloud. Out: `Terms`.
+Pure. Members are nodes with ready pods, weighted by their number. Fairlead does not probe them,
+because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,11 +37,12 @@ SUBSTITUTES = {
     "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
     "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
 }
-"""What class octavia does in place of the wishes that it does not meet."""
+"""By annotation that has no effect, what class octavia does instead."""
 
 
 def octavia_terms(asked: Asked) -> Terms:
-    """Raises Refused for a Service that Octavia cannot serve, and where there is no cloud."""
+    """Return the terms of class octavia. Raises Refused for a Service that Octavia cannot serve, and
+    if no cloud is configured."""
     service, config, standing = asked.service, asked.config, asked.standing
     octavia = config.octavia
     if octavia is None:
@@ -88,6 +89,7 @@ def octavia_terms(asked: Asked) -> Terms:
 
 
 def configured(config: Config) -> Refused | None:
+    """Return why the class cannot be served; None if a cloud is configured."""
     return not_configured() if config.octavia is None else None
 
 
@@ -98,6 +100,7 @@ def not_configured() -> Refused:
 
 
 def known_later(balancer: LoadBalancer) -> str:
+    """Say which provider a new load balancer would have, and what only the cloud knows."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):
         return ""
@@ -159,8 +162,9 @@ def _families(
     octavia: OctaviaConfig,
     standing: OctaviaStanding | None,
 ) -> tuple[Sequence[Family], list[Note]]:
-    """Of what its load balancer has addresses; IPv4 first, and of one family the Service's first.
-    What there is stays as it is. Raises Refused for a Service that must have both and cannot."""
+    """Return the address families of the load balancer: IPv4 before IPv6 if it has both, else the
+    first of the Service that is possible. A load balancer that exists keeps its families. Raises
+    Refused for a Service that must have both and cannot."""
     first, *others = wanted.families
     if not others:
         return (first,), []
@@ -187,8 +191,8 @@ def _families(
 
 
 def _ports(service: Service) -> tuple[list[ServicePort], list[UnservedPort], list[Note]]:
-    """The ports that have node ports, by which nodes are reached. Raises Refused if there is
-    none."""
+    """Return the ports that have a node port, and the others as unserved, with a Note. Octavia
+    reaches nodes by node ports. Raises Refused if no port has one."""
     served = [port for port in service.spec.ports if port.node_port]
     unserved, notes = without_node_port(
         OCTAVIA, [port for port in service.spec.ports if not port.node_port]

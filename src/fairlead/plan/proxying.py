@@ -37,7 +37,8 @@ from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
-"""Why class proxy does not serve a port: reason of a Note, and of the port's error."""
+"""The reason of a Note about ports that class proxy cannot serve; with the domain before it, the
+error of such a port in the status."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
@@ -52,7 +53,7 @@ SUBSTITUTES = {
     "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
-"""What class proxy does in place of the wishes that it does not meet."""
+"""By annotation that has no effect, what class proxy does instead."""
 
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
@@ -62,7 +63,7 @@ _METHODS: Mapping[str, ProxyMethod] = {
 
 
 def proxy_terms(asked: Asked) -> Terms:
-    """Raises Refused for a Service none of whose ports can be served."""
+    """Return the terms of class proxy. Raises Refused if it can serve no port of the Service."""
     annotations = asked.service.metadata.annotations
     settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
     suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
@@ -71,16 +72,16 @@ def proxy_terms(asked: Asked) -> Terms:
         settings,
         [*notes, *more, *why],
         impossible,
-        # Also without a header: what nodes answer themselves would pass by time-outs, limits and,
-        # where gateways run on nodes, the balancer as a whole.
+        # Also without a header: connections that a node answers itself would bypass the time-outs
+        # and limits, and the balancer as a whole where gateways run on nodes.
         ip_mode="Proxy",
         hostname_suffix=suffix,
     )
 
 
 def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
-    """The ports of a Service that no balancer that ends connections can serve, and what to do about
-    each kind of them. Raises Refused if there is no other."""
+    """Return the ports that a balancer that ends connections cannot serve, with a Note for each
+    kind of them. Raises Refused if there is no other port."""
     strange = [port for port in service.spec.ports if port.protocol != "TCP"]
     unreached = [
         port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port

@@ -1,7 +1,7 @@
-"""What a Service says of itself, whatever class serves it: its class, who may connect, how nodes
-are asked.
+"""Read from a Service what every class needs: its class, its source ranges, its health port, its
+session affinity.
 
-In: a Service. Out: the value that plans use. Pure."""
+In: a Service. Out: the values that plans use. Pure."""
 
 from collections.abc import Iterable
 
@@ -11,39 +11,41 @@ from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, Service
 from fairlead.model import HealthMonitor
 
 CLASS_PREFIX = "fairlead.io/"
-"""Classes of this domain are ours, known or not."""
+"""Classes of this domain belong to Fairlead, also those that this version does not know."""
 
 CLASS_ANNOTATION = "fairlead.io/class"
-"""Marks a Service as ours, with the class that serves it; written by the controller together with
-the finalizer."""
+"""This annotation names the class that has claimed the Service. The controller writes it together
+with the finalizer."""
 CLAIM_MANAGER = "fairlead-claim"
-"""The field manager of our claims. Any user can write the annotation; without this manager it does
-not count."""
+"""The field manager of claims. Any user can write the annotation, so it counts only if this manager
+owns fields of the Service."""
 
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
 LONGEST_AFFINITY_S = 86_400
-"""The API server takes no more today."""
+"""The API server accepts no longer affinity."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
-    """The class that serves this Service, ours or not; None if it wants no load balancer."""
+    """Return the name of the class that is to serve this Service, which may be another controller's;
+    None if the Service wants no load balancer."""
     if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
         return None
     return service.spec.load_balancer_class or default_class
 
 
 def claimed_class(service: Service) -> str:
-    """The class that has claimed this Service; empty if none has. Annotations that a user has
-    written do not count."""
+    """Return the name of the class that has claimed this Service; empty if none has. An annotation
+    that a user has written does not count."""
     if not any(each.manager == CLAIM_MANAGER for each in service.metadata.managed_fields):
         return ""
     return service.metadata.annotations.get(CLASS_ANNOTATION, "")
 
 
 def health_monitor_of(service: Service) -> HealthMonitor | None:
-    """Where a node says whether it can serve this Service."""
+    """Return the request by which a node says whether it can serve this Service; None if there is
+    no port to ask."""
     if service.spec.external_traffic_policy == "Local":
         port = service.spec.health_check_node_port
         return HealthMonitor(port, "/healthz") if port else None
@@ -51,8 +53,8 @@ def health_monitor_of(service: Service) -> HealthMonitor | None:
 
 
 def affinity_timeout_s(service: Service) -> int:
-    """0 without session affinity; otherwise for how long a client stays with its pod, a day at
-    most."""
+    """Return for how many seconds a client stays with its pod, a day at most; 0 without session
+    affinity."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config
@@ -60,8 +62,9 @@ def affinity_timeout_s(service: Service) -> int:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """The CIDRs that may connect; the field wins over the older annotation, blanks around an entry
-    do not count. Raises Refused for what is no CIDR: passing it over might let everybody in."""
+    """Return the CIDRs that may connect, sorted; empty if every client may. The field wins over the
+    older annotation, and blanks around an entry do not count. Raises Refused for an entry that is
+    no CIDR: to ignore it might admit every client."""
     if (
         not service.spec.load_balancer_source_ranges
         and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations

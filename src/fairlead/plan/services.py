@@ -1,9 +1,9 @@
 """The plan of all classes together.
 
-In: the cluster, the configuration, who was given which address, which load balancers are in the
-cloud. Out: for every Service that asks for a class of ours its LoadBalancer, or why it has none.
-Pure, but for the ledger's memory. The loops of the controller run the two families apart, so that a
-cloud that is away holds up no other class; here they are seen as a whole."""
+In: the cluster, the configuration, the ledger of addresses, the load balancers in the cloud. Out:
+for every Service that asks for a class of Fairlead, its LoadBalancer or the reason why it has none.
+Pure, except for the memory of the ledger. The controller plans the two families in loops of their
+own, so that a cloud that is away delays no other class. `fairlead plan` needs both."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,7 +17,7 @@ from fairlead.plan.view import Addressed
 
 
 def nothing_known(_key: ServiceKey, _uid: str) -> OctaviaStanding | None:
-    """A cloud that has not been asked."""
+    """Return None: the cloud has not been asked."""
     return None
 
 
@@ -28,7 +28,8 @@ def plan_services(
     keys: Collection[ServiceKey],
     standing_of: StandingOf = nothing_known,
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The plan of each Service, by the family of its class. No Service is in both."""
+    """Return the plan of each Service, made by the family of its class: classes whose addresses come
+    from pools, and classes whose addresses come from a cloud. No Service is in both."""
     return {
         **plan_controller(cluster, config, ledger, keys),
         **plan_cloud(cluster, config, standing_of, keys),

@@ -1,9 +1,9 @@
 """The terms on which a class serves one Service: everything in which classes differ.
 
-In: a Service as it asks for a load balancer, with what surrounds it (`Asked`). Out: `Terms`, from
-which `plan.balancer` makes the LoadBalancer in the same way for every class. Each class has a
-function of this type, in a module of its own (`direct`, `proxying`, `octavia_terms`); the table of
-classes names it (`plan.classes`). Pure."""
+In: `Asked`, a Service with its surroundings. Out: `Terms`. Each class has a function from the one
+to the other in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in
+`plan.classes` names the function. `plan.balancer` makes the LoadBalancer of every class from its
+terms in the same way. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,55 +24,58 @@ from fairlead.model import (
 from fairlead.plan.service import CLASS_PREFIX
 
 NODE_PORT_MISSING = "NodePortMissing"
-"""Why a class that reaches nodes by node ports does not serve a port: reason of a Note, and, with
-our domain before it, error of a port in the status."""
+"""The reason of a Note about ports without a node port, at a class that reaches nodes by node
+ports; with the domain before it, the error of such a port in the status."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A Service that asks for a load balancer, and what surrounds it."""
+    """A Service that asks for a load balancer, and its surroundings."""
 
     service: Service
     config: Config
     nodes: Mapping[str, Node]
     addresses: Sequence[str]
-    """The addresses that are given to it; of a class whose addresses come from a cloud those that
-    it shows."""
+    """The addresses that the Service has been given. If the cloud gives them, they are the
+    addresses that the Service shows."""
     standing: OctaviaStanding | None = None
-    """The load balancer that it has in the cloud, as far as is known."""
+    """The load balancer that the Service has in the cloud; None if there is none, or none is
+    known."""
 
 
 def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Note]:
+    """Return no Note: the class has nothing to say about its members."""
     return ()
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """How a class serves a Service."""
+    """How a class serves one Service."""
 
     settings: Settings
     notes: Sequence[Note] = ()
     unserved: Sequence[UnservedPort] = ()
     """The ports that the class cannot serve."""
     families: Sequence[Family] | None = None
-    """The address families in which it listens. None: those of its addresses."""
+    """The address families in which the load balancer listens. None: those of its addresses."""
     ip_mode: IPMode = "VIP"
     hostname_suffix: str = ""
     hostname: str = ""
     nodes: Mapping[str, Node] | None = None
     """The nodes that may be members. None: all."""
     all_nodes: Sequence[Protocol] = ()
-    """The protocols of which every node is a member, with ready pods or without."""
+    """Every node is a member of the listeners of these protocols, with ready pods or without."""
     remarks: Callable[[Sequence[Listener]], Sequence[Note]] = no_remarks
-    """The Notes that depend on who the members are."""
+    """Return the Notes that depend on the members of the listeners."""
 
 
 TermsOf = Callable[[Asked], Terms]
-"""Raises Refused for a Service that the class cannot serve at all."""
+"""Such a function raises Refused for a Service that the class cannot serve at all."""
 
 
 def without_node_port(
     class_name: str, ports: Sequence[ServicePort]
 ) -> tuple[list[UnservedPort], list[Note]]:
-    """What is told of ports that have no node port, by a class that reaches nodes by it."""
+    """Return the ports as unserved, and a Note about them: they have no node port, and this class
+    reaches nodes by node ports."""
     if not ports:
         return [], []
     message = (
@@ -83,8 +86,10 @@ def without_node_port(
 
 
 def unserved(ports: Sequence[ServicePort], reason: str) -> list[UnservedPort]:
+    """Return the ports as unserved, each for this reason."""
     return [UnservedPort(port.port, port.protocol, CLASS_PREFIX + reason) for port in ports]
 
 
 def listed(ports: Sequence[ServicePort]) -> str:
+    """Write the ports for a message: `80/TCP, 53/UDP`."""
     return ", ".join(f"{port.port}/{port.protocol}" for port in ports)

@@ -1,7 +1,7 @@
-"""What plans read of a cluster.
+"""The part of a cluster's state that plans read.
 
-`Cluster` is what every role knows, `Addressed` what the controller knows besides, to give
-addresses. `fairlead.state.State` is both."""
+Every role provides a `Cluster`. The controller provides an `Addressed` one, because it gives
+addresses. `fairlead.state.State` is both. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from fairlead.plan.gateways import Gateways
 
 
 class Cluster(Protocol):
-    """What is, as far as plans read it."""
+    """The objects and the verdicts of probes that every plan reads."""
 
     @property
     def services(self) -> Mapping[ServiceKey, Service]: ...
@@ -29,8 +29,8 @@ class Cluster(Protocol):
 
 
 class Addressed(Cluster, Protocol):
-    """What the controller reads besides, to give addresses. `pools` is another object whenever a
-    pool is another one."""
+    """The further state that the controller reads to give addresses. `pools` is another object
+    whenever a pool has changed."""
 
     @property
     def pools(self) -> Mapping[str, AddressPool]: ...
