@@ -258,9 +258,9 @@ class Config(Section, frozen=True):
 
 
 def load(path: Path, classes: Collection[str]) -> Config:
-    """Read and check the file. `classes`: the values of loadBalancerClass that this version serves
-    (`plan.classes`), one of which is the default. Raises Refused that names the file, the path inside it and what is
-    wrong."""
+    """Read and check the file. `classes`: the values of loadBalancerClass that this version serves,
+    from `plan.classes`; `defaultClass` must be one of them. Raises Refused that names the file, the
+    path inside it and what is wrong."""
     try:
         return parse(path.read_bytes(), str(path), classes)
     except OSError as error:

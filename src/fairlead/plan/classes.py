@@ -19,8 +19,8 @@ from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
 Addresses = Literal["pool", "cloud"]
-"""Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud gives
-them when it makes the load balancer."""
+"""Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud
+gives them when it makes the load balancer."""
 Server = Literal["gateways", "octavia"]
 """The kind of load balancer that serves a class."""
 Members = Literal["probed", "api"]
@@ -52,7 +52,7 @@ class ServiceClass(NamedTuple):
     substitutes: Mapping[str, str]
     """By annotation that has no effect, what the class does instead."""
     writes_headers: bool = False
-    """Whether its load balancers can write a PROXY header, which tells pods the client's address."""
+    """Whether its load balancers can write a PROXY header with the client's address."""
     loop: LoopName = "services"
     """The loop of the controller that claims and publishes its Services."""
     configured: Callable[[Config], Refused | None] = always_configured
@@ -109,12 +109,12 @@ def service_class_of(service: Service, default_class: str | None) -> ServiceClas
 
 def loop_of(name: str) -> LoopName:
     """Return the loop that claims and releases Services of the class of this name. Another version
-    may have claimed a Service for a class that has no row here; then loop `services` releases it."""
+    may have claimed a Service for a class without a row here: loop `services` releases it."""
     return CLASSES[name].loop if name in CLASSES else "services"
 
 
 def addresses_of(name: str) -> Addresses:
-    """Return where addresses of the class of this name come from; of a class without a row, `pool`."""
+    """Return where addresses of the class of this name come from; `pool` if it has no row."""
     return CLASSES[name].addresses if name in CLASSES else "pool"
 
 

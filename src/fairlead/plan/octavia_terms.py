@@ -41,8 +41,8 @@ SUBSTITUTES = {
 
 
 def octavia_terms(asked: Asked) -> Terms:
-    """Return the terms of class octavia. Raises Refused for a Service that Octavia cannot serve, and
-    if no cloud is configured."""
+    """Return the terms of class octavia. Raises Refused for a Service that Octavia cannot serve,
+    and if no cloud is configured."""
     service, config, standing = asked.service, asked.config, asked.standing
     octavia = config.octavia
     if octavia is None:

@@ -90,8 +90,8 @@ def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
     if strange:
         why = f"class {PROXY} ends TCP connections and serves nothing else"
         fix = (
-            f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and SCTP on "
-            "as they are"
+            f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and "
+            "SCTP on as they are"
         )
         message = f"not served: {listed(strange)}: {why}; {fix}"
         notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
@@ -223,7 +223,10 @@ def _affinity() -> Note:
     instead = (
         "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
     )
-    others = f"for a pod by client have one pod on each node, with policy Local, or use class {direct.DIRECT}"
+    others = (
+        "for a pod by client have one pod on each node, with policy Local, or use class "
+        f"{direct.DIRECT}"
+    )
     return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 
 

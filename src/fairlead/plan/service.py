@@ -28,8 +28,8 @@ LONGEST_AFFINITY_S = 86_400
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
-    """Return the name of the class that is to serve this Service, which may be another controller's;
-    None if the Service wants no load balancer."""
+    """Return the name of the class that is to serve this Service, which may be the class of
+    another controller; None if the Service wants no load balancer."""
     if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
         return None
     return service.spec.load_balancer_class or default_class

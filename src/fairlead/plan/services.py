@@ -28,8 +28,8 @@ def plan_services(
     keys: Collection[ServiceKey],
     standing_of: StandingOf = nothing_known,
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """Return the plan of each Service, made by the family of its class: classes whose addresses come
-    from pools, and classes whose addresses come from a cloud. No Service is in both."""
+    """Return the plan of each Service, made by the family of its class: the classes whose
+    addresses come from pools, or those whose addresses come from a cloud."""
     return {
         **plan_controller(cluster, config, ledger, keys),
         **plan_cloud(cluster, config, standing_of, keys),

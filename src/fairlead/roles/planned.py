@@ -42,16 +42,16 @@ class Planned:
     def confirmed(
         self, keys: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        """The plan of the loop that forwards: members are those whose nodes this gateway's probes
-        have confirmed."""
+        """Return the plan of the loop that forwards, with members as the probes of this gateway
+        have confirmed them."""
         return {
             key: each if isinstance(each, Refused) else self._confirmed(each)
             for key, each in self._known(keys).items()
         }
 
     def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
-        """Connections of a balancer on this host follow the host's routes; forwarded packets may go through
-        tunnels."""
+        """Confirm the members along the path of their traffic: the routes of this host if the
+        gateway ends connections, and else the way of forwarded packets, which may be a tunnel."""
         state = self._state
         if isinstance(told.balancer.settings, ProxySettings):
             return confirmed(told, state.routed_verdict_of)
