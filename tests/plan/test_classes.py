@@ -114,8 +114,14 @@ def test_a_new_class_is_a_row(with_example: ServiceClass) -> None:
     assert [str(each.key) for each in rendered[key].listeners] == ["203.0.113.0:80/TCP"]
 
 
-def test_gateways_are_missed_by_the_classes_that_they_serve() -> None:
-    state = state_of(*(named(name) for name in CLASSES))
+def test_gateways_serve_and_are_missed_by_their_own_classes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A class may have addresses of pools and be served by others."""
+    row = EXAMPLE._replace(served_by="octavia")
+    monkeypatch.setattr(classes, "CLASSES", {**CLASSES, row.name: row})
+    shown = enumerate(classes.CLASSES)
+    state = state_of(*(named(name, f"203.0.113.{number}") for number, name in shown))
     state.gateways = Gateways()
     planned = plan_services(state, CONFIG, Ledger(), state.services)
     missed = {
@@ -124,8 +130,10 @@ def test_gateways_are_missed_by_the_classes_that_they_serve() -> None:
         if isinstance(each, LoadBalancer) and NO_GATEWAY in [note.reason for note in each.notes]
     }
     by_gateways = [each.name for each in CLASSES.values() if each.served_by == "gateways"]
-    assert missed == {name.rpartition("/")[2] for name in by_gateways}
-    assert {"direct", "proxy"} <= missed
+    expected = {name.rpartition("/")[2] for name in by_gateways}
+    assert missed == expected
+    assert {key.name for key in plan_gateway(state, CONFIG, state.services)} == expected
+    assert isinstance(planned[ServiceKey("default", "example")], LoadBalancer)
 
 
 def test_members_of_a_class_on_the_apis_word_are_not_probed() -> None:
