@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from fairlead.config import Config
-from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
+from fairlead.drivers.claim import ClaimDriver, claimed_for
 from fairlead.drivers.conditions import ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.keeping import Keeping
@@ -207,7 +207,7 @@ async def work(
                 return (
                     not octavia.settled.is_set()
                     and service.key not in reports.services
-                    and bool(claimed_for(service, served_by_octavia))
+                    and bool(claimed_for(service, "octavia"))
                 )
 
             conditions = Loop(

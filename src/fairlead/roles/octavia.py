@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from fairlead.config import OCTAVIA, Config
-from fairlead.drivers.claim import ClaimDriver, served_by_octavia
+from fairlead.config import Config
+from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import OctaviaDriver
@@ -21,8 +21,9 @@ from fairlead.errors import Conflict, Refused
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.balancer import claimed_class, class_of
+from fairlead.plan.classes import OCTAVIA, loop_of
 from fairlead.plan.cloud import claimant_of, plan_cloud
+from fairlead.plan.service import claimed_class, class_of
 from fairlead.reconcile import Loop, Report
 from fairlead.state import State, Subscribers
 from fairlead.web import View
@@ -58,10 +59,8 @@ class OctaviaServices:
         service = self._state.services.get(key)
         if service is None or self._knows(key):
             return self._knows(key)
-        return (
-            claimed_class(service) == OCTAVIA
-            or class_of(service, self._config.default_class) == OCTAVIA
-        )
+        named = claimed_class(service), class_of(service, self._config.default_class)
+        return any(name and loop_of(name) == OCTAVIA.loop for name in named)
 
 
 def _without_cloud(
@@ -72,10 +71,10 @@ def _without_cloud(
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
-        if service is None or class_of(service, config.default_class) == OCTAVIA:
+        if service is None or class_of(service, config.default_class) == OCTAVIA.name:
             continue
         message = (
-            f"this Service may still have a load balancer of class {OCTAVIA}, and "
+            f"this Service may still have a load balancer of class {OCTAVIA.name}, and "
             "`octavia` is not in the configuration"
         )
         fix = (
@@ -140,14 +139,14 @@ def octavia_loop(
             raise Conflict(f"Service {key} is another one now")
         return service.metadata.resource_version
 
-    claim = ClaimDriver(writer, newest, recorder, serves=served_by_octavia, may_keep=False)
+    claim = ClaimDriver(writer, newest, recorder, loop=OCTAVIA.loop, may_keep=False)
     publish = PublishDriver(
         writer,
         newest,
         recorder,
         licence,
         driver.addresses,
-        serves=served_by_octavia,
+        loop=OCTAVIA.loop,
     )
     source = OctaviaServices(state, config, driver.knows)
     view.traffic = lambda: {"octavia": driver.health()}
