@@ -39,15 +39,6 @@ FORBIDDEN_IN_PURE_CODE = {
 }
 PURE = ["model.py", "errors.py", "plan/", "kube/objects.py"]
 """Pure by their place; beside them every module whose docstring says "Pure"."""
-NOT_YET_PURE = {
-    # Until what exists at the cloud is an observation in the state, they import two names of
-    # octavia.cloud, which calls the cloud in threads.
-    "drivers.octavia.changes",
-    "drivers.octavia.diff",
-    "drivers.octavia.members",
-}
-"""Modules that say "Pure" and reach a forbidden module through an import, each with the reason.
-An entry goes with its reason."""
 
 
 def module_of(path: Path) -> str:
@@ -140,7 +131,7 @@ def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
         for module in pure
         if (way := way_to_forbidden(module, named))
     }
-    assert ways.keys() == NOT_YET_PURE, [" > ".join(way) for way in ways.values()]
+    assert not ways, [" > ".join(way) for way in ways.values()]
 
 
 def test_what_the_wheel_carries_imports_nothing_that_it_does_not() -> None:
