@@ -25,7 +25,7 @@ from fairlead.drivers.proxy.process import Haproxy
 from fairlead.errors import Unavailable
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, Resource
 from fairlead.lab import namespace
-from fairlead.plan.balancer import PROXY
+from fairlead.plan.classes import PROXY
 
 FIRST_ADDRESS = IPv4Address("198.18.0.0")
 FIRST_NODE_PORT, FIRST_HEALTH_PORT = 10_000, 20_000
@@ -84,7 +84,7 @@ class Told:
         body = service(number)
         body["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": "1"}
         body["spec"] |= {
-            "loadBalancerClass": PROXY,
+            "loadBalancerClass": PROXY.name,
             "allocateLoadBalancerNodePorts": True,
             "healthCheckNodePort": FIRST_HEALTH_PORT + number,
             "loadBalancerSourceRanges": list(ranges),

@@ -32,7 +32,7 @@ from fairlead.kube.objects import SERVICES
 from fairlead.lab import namespace, process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
-from fairlead.plan.balancer import DIRECT, PROXY
+from fairlead.plan.classes import DIRECT, PROXY
 
 PROGRAMS = ("wrk", "nginx", "haproxy", "iperf3", "ethtool")
 PLAIN, PROXIED, BULK = 8081, 8082, 5201
@@ -146,7 +146,7 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
     async with Site.create(name, nodes=2, gateways=len(GATEWAYS), clients=1) as site:
         await _set_attachments(site, folder)
         await site.apply(
-            [_pod(), _service("web", DIRECT, {}), _service("proxied", PROXY, NODE_PORTS)]
+            [_pod(), _service("web", DIRECT.name, {}), _service("proxied", PROXY.name, NODE_PORTS)]
         )
         await site.await_pods()
         address = site.topology.host("node1").pod_cidrs[0].replace(".0/24", ".2")

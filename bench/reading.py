@@ -23,10 +23,11 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.model import LoadBalancer, NodeService, Outcome, ServiceKey
-from fairlead.plan.cluster import plan_gateway, plan_node
+from fairlead.plan.cluster import plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.roles.controller import Planner
+from fairlead.roles.planned import Planned
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -104,7 +105,7 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
         case "controller":
             return Planner(state, config)
         case "gateway":
-            return partial(plan_gateway, state, config)
+            return Planned(state, config).confirmed
         case _:
             return partial(plan_node, state, fixture.node_name(0))
 

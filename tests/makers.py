@@ -1,18 +1,28 @@
 """Makers of small clusters' objects, for tests of what is made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from fairlead.config import Config
+from fairlead.errors import Refused
 from fairlead.kube.objects import (
     Endpoint,
     EndpointConditions,
     EndpointPort,
     EndpointSlice,
+    Node,
     ObjectMeta,
     Service,
     ServiceMeta,
     ServicePort,
     ServiceSpec,
 )
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.balancer import confirmed, plan_unconfirmed
+from fairlead.plan.classes import ServiceClass
+from fairlead.plan.cluster import plan_gateway_unconfirmed
+from fairlead.plan.members import VerdictOf
+from fairlead.plan.terms import Asked
+from fairlead.plan.view import Cluster
 
 EndpointRow = tuple[str, str, str]
 """(address, node, state) with state one of ready, unready, serving (neither ready nor terminating),
@@ -60,3 +70,26 @@ def make_slice(
     )
     meta = ObjectMeta(name=name, namespace="default", labels={"kubernetes.io/service-name": "web"})
     return EndpointSlice(meta, family, endpoints, tuple(EndpointPort(n, p) for n, p in ports))
+
+
+def plan_gateway(
+    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
+) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+    """The plan of a gateway, made anew, its members confirmed by the cluster's verdicts."""
+    return {
+        key: each if isinstance(each, Refused) else confirmed(each, cluster.verdict_of)
+        for key, each in plan_gateway_unconfirmed(cluster, config, keys).items()
+    }
+
+
+def plan_at_gateway(
+    service: Service,
+    slices: Sequence[EndpointSlice],
+    nodes: Mapping[str, Node],
+    addresses: Sequence[str],
+    class_: ServiceClass,
+    verdict_of: VerdictOf,
+) -> LoadBalancer:
+    """What a gateway whose probes have shown this plans for one Service."""
+    asked = Asked(service, Config(), nodes, addresses)
+    return confirmed(plan_unconfirmed(asked, slices, class_, at_gateway=True), verdict_of)

@@ -6,6 +6,7 @@ import pytest
 
 from fairlead.config import load
 from fairlead.errors import Refused
+from fairlead.plan.classes import CLASSES
 
 GOOD = """
 defaultClass: fairlead.io/direct
@@ -23,7 +24,7 @@ tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     (path := tmp_path / "fairlead.yaml").write_text(GOOD)
-    config = load(path)
+    config = load(path, CLASSES)
     assert config.default_class == "fairlead.io/direct"
     assert [pool.auto_assign for pool in config.pools] == [True, False]
     assert config.gateway.probe_interval_s == 0.2
@@ -33,7 +34,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     (path := tmp_path / "fairlead.yaml").write_text("")
-    assert load(path).default_class is None
+    assert load(path, CLASSES).default_class is None
 
 
 @pytest.mark.parametrize(
@@ -145,11 +146,11 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     (path := tmp_path / "fairlead.yaml").write_text(text)
     with pytest.raises(Refused) as caught:
-        load(path)
+        load(path, CLASSES)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="No such file"):
-        load(tmp_path / "none.yaml")
+        load(tmp_path / "none.yaml", CLASSES)

@@ -14,6 +14,7 @@ import pytest
 
 from fairlead import config
 from fairlead.plan import pool_status, pools
+from fairlead.plan.classes import CLASSES
 from fairlead.sections import Section
 
 ROOT = Path(__file__).parents[1]
@@ -96,4 +97,4 @@ def test_the_example_of_a_configuration_can_be_used() -> None:
     (example,) = re.findall(
         r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL
     )
-    assert config.parse(example, "docs/configuration.md").tunnel.kind == "ipip"
+    assert config.parse(example, "docs/configuration.md", CLASSES).tunnel.kind == "ipip"

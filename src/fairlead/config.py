@@ -6,7 +6,7 @@ seconds."""
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,12 +16,6 @@ from fairlead.errors import Refused
 from fairlead.net import selection
 from fairlead.net.address import numeric_host, split_host_port
 from fairlead.sections import OctaviaConfig, Section
-
-OCTAVIA = "fairlead.io/octavia"
-GATEWAY_CLASSES = frozenset({"fairlead.io/direct", "fairlead.io/proxy"})
-"""Served by gateways, at addresses from our pools."""
-CLASSES = GATEWAY_CLASSES | {OCTAVIA}
-"""The values of loadBalancerClass that this version serves."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LONGEST_SUFFIX = 253 - 40
@@ -264,16 +258,17 @@ class Config(Section, frozen=True):
     web: WebConfig = msgspec.field(default_factory=WebConfig)
 
 
-def load(path: Path) -> Config:
-    """Read and check the file. Raises Refused that names the file, the path inside it and what is
-    wrong."""
+def load(path: Path, classes: Collection[str]) -> Config:
+    """Read and check the file. `classes`: the values of loadBalancerClass that this version serves,
+    from `plan.classes`; `defaultClass` must be one of them. Raises Refused that names the file, the
+    path inside it and what is wrong."""
     try:
-        return parse(path.read_bytes(), str(path))
+        return parse(path.read_bytes(), str(path), classes)
     except OSError as error:
         raise Refused(f"configuration {path} cannot be read: {error.strerror}") from error
 
 
-def parse(text: str | bytes, source: str) -> Config:
+def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
     """Read and check the text of a configuration. `source` says where it is from, for messages.
     Raises Refused as `load`."""
     import yaml
@@ -286,7 +281,7 @@ def parse(text: str | bytes, source: str) -> Config:
         raise Refused(f"configuration {source} is not YAML: {error}") from error
     except msgspec.ValidationError as error:
         raise Refused(f"configuration {source}: {error}") from error
-    check(config, source)
+    check(config, source, classes)
     return config
 
 
@@ -299,11 +294,11 @@ def _check_renamed(document: object, source: str) -> None:
             raise Refused(f"{source}: {old} is now called {new} - at $.{old}")
 
 
-def check(config: Config, source: str) -> None:
+def check(config: Config, source: str, classes: Collection[str]) -> None:
     """Refuse what the types cannot: addresses that are none, ranges upside down, pools that
     overlap, unknown classes."""
-    if config.default_class is not None and config.default_class not in CLASSES:
-        known = ", ".join(sorted(CLASSES))
+    if config.default_class is not None and config.default_class not in classes:
+        known = ", ".join(sorted(classes))
         raise Refused(
             f"{source}: there is no class {config.default_class!r}; known: {known} - at "
             "$.defaultClass"

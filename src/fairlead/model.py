@@ -145,7 +145,15 @@ class MemberChecks(Value, frozen=True):
     fall: int = 3
 
 
-class ProxySettings(Value, frozen=True):
+class DirectSettings(Value, frozen=True, tag="direct"):
+    """What a Service may say of the way its packets are forwarded, unmodified, by gateways."""
+
+    drain_timeout_s: float | None = None
+    """The time for which a node keeps connections after it has ceased to get new ones; 0: as long
+    as it can. None: as the gateway is configured."""
+
+
+class ProxySettings(Value, frozen=True, tag="proxy"):
     """What a Service may say of the way its connections are passed on, where they end at the
     balancer. Times of 0: no limit, but for `inspect_ms`, where it is none to wait."""
 
@@ -163,6 +171,8 @@ class ProxySettings(Value, frozen=True):
     checks: MemberChecks | None = None
     shared: bool = False
     """Other Services, of whatever class, may have ports of their own at its addresses."""
+    drain_timeout_s: float | None = None
+    """As in DirectSettings."""
 
 
 Provider = Literal["amphora", "ovn"]
@@ -246,7 +256,7 @@ class FloatingWish(Value, frozen=True):
     subnet_tags: str = ""
 
 
-class OctaviaSettings(Value, frozen=True):
+class OctaviaSettings(Value, frozen=True, tag="octavia"):
     """What Octavia is to do for a Service, and by which provider. Times of None: as the cloud has
     it."""
 
@@ -281,6 +291,10 @@ class OctaviaSettings(Value, frozen=True):
     """Nodes let in who is to reach them through it, by a security group."""
 
 
+Settings = DirectSettings | ProxySettings | OctaviaSettings
+"""What is of one kind of load balancer alone. Drivers choose by its type what they serve."""
+
+
 class LoadBalancer(Value, frozen=True):
     """All that one Service should get from a load balancer. Listeners are sorted by (family, port,
     protocol)."""
@@ -297,16 +311,11 @@ class LoadBalancer(Value, frozen=True):
     (sessionAffinity: ClientIP)."""
     source_ranges: tuple[str, ...] = ()
     """CIDRs that may connect; empty: everybody."""
-    drain_timeout_s: float | None = None
-    """So long a node keeps connections after it has ceased to get new ones; 0: as long as it can.
-    None: as the gateway says."""
     ip_mode: IPMode = "VIP"
     """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with
     Proxy traffic from inside the cluster must go out through the balancer."""
-    proxy: ProxySettings | None = None
-    """Of a class whose balancer terminates connections."""
-    octavia: OctaviaSettings | None = None
-    """Of class octavia. `addresses` are then those of the load balancer that exists; before that,
+    settings: Settings = DirectSettings()
+    """With OctaviaSettings `addresses` are those of the load balancer that exists; before that,
     those that the Service shows."""
     hostname_suffix: str = ""
     """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody

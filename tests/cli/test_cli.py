@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fairlead.cli import COMMANDS
+from fairlead.plan.classes import CLASSES
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(sys.executable).with_name("fairlead")
@@ -85,6 +86,56 @@ def test_plan_as_table() -> None:
         "another one or add it to a pool"
     ) in lines
     assert "default/database: left alone, its class is example.com/other" in lines
+
+
+OCTAVIA = """
+defaultClass: fairlead.io/octavia
+octavia: {subnetId: 7f1a5ad1-5a62-4f3c-9a53-8f2f1f8d4f0e}
+"""
+
+
+def test_plan_of_class_octavia_says_what_only_the_cloud_knows(tmp_path: Path) -> None:
+    config = tmp_path / "fairlead.yaml"
+    config.write_text(OCTAVIA)
+    manifests = EXAMPLE.read_text()
+    done = fairlead("plan", "-f", "-", "--config", str(config), stdin=manifests)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[2].split() == [
+        "default/ingress-controller",
+        "(IPv4",
+        "later):80/TCP",
+        "Local",
+        "node1",
+        "3",
+        "75.0",
+        "%",
+        "active",
+    ]
+    assert "default/database: left alone, its class is example.com/other" in lines
+    assert (
+        "default/ingress-controller: known later: a new load balancer would be of provider ovn: "
+        "with externalTrafficPolicy Local pods are to see the client's address, and get no "
+        "header; only the cloud knows its address, and whether there is one already, which keeps "
+        "its provider and its address families"
+    ) in lines
+    assert any(
+        line.startswith("default/voice: not served: 5060/UDP: class fairlead.io/octavia reaches")
+        for line in lines
+    )
+    done = fairlead("plan", "-f", "-", "--config", str(config), "-o", "json", stdin=manifests)
+    (planned,) = (
+        each["load_balancer"] for each in json.loads(done.stdout) if "load_balancer" in each
+    )
+    assert planned["addresses"] == []
+    assert (planned["settings"]["type"], planned["settings"]["provider"]) == ("octavia", "ovn")
+
+
+def test_the_help_of_the_controller_names_every_class() -> None:
+    text = " ".join(fairlead("controller", "--help").stdout.split())
+    for name in CLASSES:
+        assert name in text
+    assert "{" not in text
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])

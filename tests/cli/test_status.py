@@ -19,7 +19,7 @@ from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
 from fairlead.drivers.tunnel.driver import TunnelShown, TunnelStatus
-from fairlead.model import DONE, Member, ServiceKey
+from fairlead.model import DONE, DirectSettings, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
 from fairlead.roles.host import shown
@@ -58,7 +58,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         await made.apply(made.diff(made.render(both), await made.read(None)))
         drains = msgspec.structs.replace(
             load_balancer(NODE1, Member("node2", "192.0.2.22", 0, "draining"))[key],
-            drain_timeout_s=300.0,
+            settings=DirectSettings(300.0),
         )
         outcomes = await made.apply(made.diff(made.render({key: drains}), await made.read([key])))
         assert outcomes[key].state == "done"

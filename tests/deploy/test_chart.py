@@ -21,6 +21,7 @@ from tests.deploy.chart import (
 )
 
 from fairlead.config import Config, parse
+from fairlead.plan.classes import CLASSES
 
 
 def values_of(path: Path | None) -> Sequence[str | Path]:
@@ -61,6 +62,7 @@ def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
     config = parse(
         find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"],
         "the chart",
+        CLASSES,
     )
     assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
 
@@ -97,7 +99,7 @@ def test_haproxy_is_where_a_gateway_may_write(helm: Path) -> None:
 def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None:
     objects = render(helm, *values_of(values))
     text = find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"]
-    config = parse(text, "the chart")
+    config = parse(text, "the chart", CLASSES)
     assert isinstance(config, Config)
     assert config.controller.lease_namespace == NAMESPACE
     given = (yaml.safe_load(values.read_text()) if values else {}).get("config", {})
@@ -203,7 +205,9 @@ def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -
 
     def controller(*options: str | Path) -> tuple[tuple[str, ...], object]:
         objects = render(helm, *options)
-        config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+        config = parse(
+            find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart", CLASSES
+        )
         return config.web.metrics_from, find(objects, "NetworkPolicy", "fairlead-controller")[
             "spec"
         ]["ingress"]
@@ -236,7 +240,7 @@ def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -
     (volume,) = (each for each in spec["volumes"] if each["name"] == "peers")
     assert volume["secret"]["secretName"] == "peers"
     files = parse(
-        find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart"
+        find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart", CLASSES
     ).gateway.peer_tls
     assert files is not None
     assert [files.certificate, files.key, files.ca] == [
@@ -251,7 +255,9 @@ def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -
 def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
     for options in ((), ("--values", EVERYTHING)):
         objects = render(helm, *options)
-        config = parse(find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart")
+        config = parse(
+            find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"], "the chart", CLASSES
+        )
         rules = find(objects, "Role", "fairlead-controller")["rules"]
         assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
 

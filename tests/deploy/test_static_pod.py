@@ -18,6 +18,7 @@ from tests.deploy.chart import DEPLOY, EVERYTHING, Manifest, pod_spec, render
 from fairlead.config import load
 from fairlead.lab import namespace, settings
 from fairlead.lab.kubeapiserver import KubeApiServer
+from fairlead.plan.classes import CLASSES
 
 STATIC = DEPLOY / "static"
 MANIFEST = STATIC / "apiserver-balancer.yaml"
@@ -139,7 +140,7 @@ def answers(name: str, address: str, port: int) -> bool:
 async def test_its_command_brings_the_balancer_up_without_an_api(
     inside: str, spec: Manifest, tmp_path: Path
 ) -> None:
-    api = load(STATIC / "fairlead.yaml").gateway.api_server
+    api = load(STATIC / "fairlead.yaml", CLASSES).gateway.api_server
     assert api is not None
     log = tmp_path / "log"
     process = start(spec, inside, log)

@@ -3,6 +3,7 @@ not ours."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import get_args
 
 import msgspec
 import pytest
@@ -22,7 +23,9 @@ from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
+from fairlead.plan.classes import CLASSES, LoopName
 from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.service import CLAIM_MANAGER
 from fairlead.state import State
 
 KEY = ServiceKey("default", "web")
@@ -43,7 +46,7 @@ class Bench:
         self.state = State(())
         self.said: list[tuple[str, str]] = []
         self.newest = NewestServices(self.state)
-        writer = ServiceWriter(client, self.newest)
+        self.writer = writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
         grants = NewestGrants(self.state)
         keeping = Keeping(client, self.state, grants, self, KeepLimits(10, 30))
@@ -296,3 +299,34 @@ async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Benc
     assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
     service = await bench.see()
     assert (service.metadata.finalizers, dict(service.metadata.annotations)) == ((), {})
+
+
+async def test_each_claim_is_one_loops(bench: Bench) -> None:
+    """Also one for a class of another version, which has no row: someone must let it go."""
+    names = {"unknown": "fairlead.io/unknown"} | {name.rpartition("/")[2]: name for name in CLASSES}
+    for short, name in names.items():
+        await bench.client.create(
+            SERVICES,
+            {
+                "metadata": {"name": short},
+                "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+            },
+            namespace="default",
+        )
+        metadata = {
+            "finalizers": [CLEANUP_FINALIZER],
+            "annotations": {"fairlead.io/class": name},
+        }
+        service = await bench.client.get(SERVICES, ObjectKey("default", short))
+        bench.state.update_services({ObjectKey("default", short): service})
+        await bench.writer.apply(
+            service.key, service.metadata.uid, field_manager=CLAIM_MANAGER, metadata=metadata
+        )
+    keys = list(bench.state.services)
+    claimed = []
+    for loop in get_args(LoopName):
+        driver = ClaimDriver(bench.writer, bench.newest, bench, loop=loop)
+        claimed += [(loop, each.class_name) for each in (await driver.read(keys)).values()]
+    expected = [("services", "fairlead.io/unknown")]
+    expected += [(each.loop, each.name) for each in CLASSES.values()]
+    assert sorted(claimed) == sorted(expected)

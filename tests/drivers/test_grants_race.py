@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.drivers.racing import CONFIG, Ending, Racer
+from tests.makers import plan_gateway
 
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
@@ -26,7 +27,6 @@ from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.addresses import shown_by
-from fairlead.plan.cluster import plan_gateway
 from fairlead.state import State
 
 NAMES = ("a", "b", "c", "d")

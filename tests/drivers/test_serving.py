@@ -8,21 +8,33 @@ from hypothesis import strategies as st
 from fairlead.drivers.direct import spec as direct
 from fairlead.drivers.direct.spec import ActualListener, DirectActual
 from fairlead.drivers.proxy import spec as proxy
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, ServiceKey
+from fairlead.model import (
+    DirectSettings,
+    Listener,
+    LoadBalancer,
+    Member,
+    MemberState,
+    ProxySettings,
+    ServiceKey,
+    Settings,
+)
 from fairlead.net.transition import Slots, nodes_in
-from fairlead.plan.balancer import DIRECT, PROXY
+from fairlead.plan.classes import DIRECT, PROXY, ServiceClass
 
 WEB, VIP = ServiceKey("default", "web"), "203.0.113.10"
 States = dict[str, tuple[int, MemberState]]
 
 
-def balancer(class_name: str, members: States) -> dict[ServiceKey, LoadBalancer]:
-    made = tuple(
+def balancer(
+    class_: ServiceClass, settings: Settings, members: States
+) -> dict[ServiceKey, LoadBalancer]:
+    rows = tuple(
         Member(node, f"192.0.2.{node[-1]}", weight, state)
         for node, (weight, state) in sorted(members.items())
     )
-    listener = Listener("IPv4", 80, "TCP", "Local", 30080, made)
-    return {WEB: LoadBalancer(WEB, "uid", class_name, (VIP,), (listener,))}
+    listener = Listener("IPv4", 80, "TCP", "Local", 30080, rows)
+    made = LoadBalancer(WEB, "uid", class_.name, (VIP,), (listener,), settings=settings)
+    return {WEB: made}
 
 
 def direct_serving(before: States, after: States) -> set[str]:
@@ -30,7 +42,8 @@ def direct_serving(before: States, after: States) -> set[str]:
     actual: dict[ServiceKey, DirectActual] = {}
     slots = Slots()
     for members in (before, after):
-        for change in direct.diff(direct.render(balancer(DIRECT, members)), actual):
+        specs = direct.render(balancer(DIRECT, DirectSettings(), members))
+        for change in direct.diff(specs, actual):
             if isinstance(change, direct.SetListener):
                 slots = change.slots
                 found = ActualListener(change.listener.key, slots, change.listener)
@@ -42,7 +55,8 @@ def proxy_serving(before: States, after: States) -> set[str]:
     """The servers with a weight once HAProxy has followed both plans."""
     actual: dict[ServiceKey, proxy.ProxySpec] = {}
     for members in (before, after):
-        changes = proxy.diff(proxy.specs_of(balancer(PROXY, members)), actual)
+        specs = proxy.specs_of(balancer(PROXY, ProxySettings(), members))
+        changes = proxy.diff(specs, actual)
         actual = proxy.after(actual, changes)
     [served] = actual[WEB].listeners
     return {each.node for each in served.servers if each.weight}

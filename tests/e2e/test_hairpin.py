@@ -22,7 +22,7 @@ from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectKey
 from fairlead.lab import kubeproxy, manifests
 from fairlead.lab.site import Site
 from fairlead.plan.addresses import shown_address
-from fairlead.plan.balancer import DIRECT
+from fairlead.plan.classes import DIRECT
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -73,7 +73,7 @@ async def shown(
     families = {"ipFamilyPolicy": "RequireDualStack"}
     for name, fields in PROXIED.items():
         await kubectl.apply(name, loadBalancerClass=PROXY, **families, **fields)
-    await kubectl.apply("direct", loadBalancerClass=DIRECT, **families)
+    await kubectl.apply("direct", loadBalancerClass=DIRECT.name, **families)
     await site.await_pods()
     yield {name: await entries(client, name) for name in [*PROXIED, "direct"]}
 

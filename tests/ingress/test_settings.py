@@ -23,7 +23,7 @@ from fairlead.ingress.settings import (
     settings,
 )
 from fairlead.kube.objects import ObjectKey, Service
-from fairlead.model import LoadBalancer
+from fairlead.model import LoadBalancer, OctaviaSettings
 from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.octavia import CLIENT_HIDDEN
@@ -159,8 +159,9 @@ def test_class_octavia_reads_what_is_printed_for_it(
     octavia = OctaviaConfig(subnet_id="subnet", provider=configured)
     planned = plan_cloud(state, Config(octavia=octavia), [service.key])[service.key]
     assert isinstance(planned, LoadBalancer), planned
-    assert planned.octavia is not None
-    assert (planned.octavia.provider, planned.octavia.header, planned.octavia.place.address) == (
+    settings = planned.settings
+    assert isinstance(settings, OctaviaSettings)
+    assert (settings.provider, settings.header, settings.place.address) == (
         provider,
         header,
         "203.0.113.9",

@@ -4,13 +4,13 @@ import pytest
 
 from fairlead.plan.annotations import (
     ADDRESSES,
-    INSTEAD,
     KEEP_ADDRESS,
     POOL,
     SHARING_KEY,
     found,
     without_effect,
 )
+from fairlead.plan.direct import SUBSTITUTES
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,8 @@ def test_wishes_that_are_met_otherwise_are_told_once_for_each_thing_done_instead
             "loadbalancer.openstack.org/connection-limit": "100",
             "loadbalancer.openstack.org/load-balancer-address": "203.0.113.7",
             "example.com/anything": "true",
-        }
+        },
+        SUBSTITUTES,
     )
     assert [note.message.partition(":")[0] for note in notes] == [
         "loadbalancer.openstack.org/connection-limit has no effect",
@@ -76,22 +77,26 @@ def test_wishes_that_are_met_otherwise_are_told_once_for_each_thing_done_instead
 def test_what_wishes_for_nothing_is_not_mentioned() -> None:
     off = {"proxy-protocol": "false", "connection-limit": "-1", "enable-health-monitor": "False"}
     assert (
-        without_effect({f"loadbalancer.openstack.org/{wish}": value for wish, value in off.items()})
+        without_effect(
+            {f"loadbalancer.openstack.org/{wish}": value for wish, value in off.items()},
+            SUBSTITUTES,
+        )
         == []
     )
 
 
 def test_every_wish_has_an_answer_that_stands_for_itself() -> None:
-    for wish in INSTEAD:
-        [note] = without_effect({f"loadbalancer.openstack.org/{wish}": "x"})
+    for wish in SUBSTITUTES:
+        [note] = without_effect({f"loadbalancer.openstack.org/{wish}": "x"}, SUBSTITUTES)
         assert wish in note.message
 
 
 def test_the_controllers_own_mark_is_no_wish() -> None:
     """It says who serves the Service; OpenStack's annotation of that name asks for a class of its
     configuration."""
-    assert without_effect({"fairlead.io/class": "fairlead.io/direct"}) == []
+    assert without_effect({"fairlead.io/class": "fairlead.io/direct"}, SUBSTITUTES) == []
     [note] = without_effect(
-        {"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"}
+        {"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"},
+        SUBSTITUTES,
     )
     assert note.message.startswith("loadbalancer.openstack.org/class has no effect")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.makers import plan_at_gateway
 
 from fairlead.kube.objects import (
     EndpointPort,
@@ -18,8 +19,9 @@ from fairlead.kube.objects import (
     ServiceStatus,
     Taint,
 )
-from fairlead.model import LoadBalancer, Member, Protocol, UnservedPort, Verdict
-from fairlead.plan.balancer import DIRECT, plan_load_balancer
+from fairlead.model import DirectSettings, LoadBalancer, Member, Protocol, UnservedPort, Verdict
+from fairlead.plan.balancer import plan_load_balancer
+from fairlead.plan.classes import DIRECT
 from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
 Makers = tuple[Callable[..., Service], Callable[..., EndpointSlice], dict[str, Node]]
@@ -293,7 +295,7 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
         nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()
     }
     rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
-    balancer = plan_load_balancer(
+    balancer = plan_at_gateway(
         make_service(),
         [make_slice(rows)],
         nodes,
@@ -308,7 +310,7 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
 def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make: Makers) -> None:
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "draining")]
-    balancer = plan_load_balancer(
+    balancer = plan_at_gateway(
         make_service(), [make_slice(rows)], nodes, ["203.0.113.10"], DIRECT, lambda *_: "unready"
     )
     assert states(balancer) == {"node1": (1, "active")}
@@ -325,7 +327,7 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_
     def planned() -> dict[str, tuple[int, str]]:
         service = make_service()
         return states(
-            plan_load_balancer(
+            plan_at_gateway(
                 service,
                 [make_slice(rows)],
                 nodes,
@@ -408,7 +410,7 @@ def test_the_limit_of_a_drain_is_the_service_s_own(
     balancer = plan_load_balancer(
         service, [make_slice([("10.0.1.1", "node1", "ready")])], nodes, ["203.0.113.10"], DIRECT
     )
-    assert balancer.drain_timeout_s == limit_s
+    assert balancer.settings == DirectSettings(limit_s)
     assert [note.reason for note in balancer.notes] == ["AnnotationNotUnderstood"] * (
         text == "soon"
     )
@@ -464,7 +466,7 @@ def test_gateways_serve_the_published_ports(make: Makers, name: str) -> None:
         service, status=ServiceStatus(LoadBalancerStatus(tuple(ingress)))
     )
     addresses = [entry.ip for entry in ingress] or ["203.0.113.10", "2001:db8:f::10"]
-    balancer = plan_load_balancer(service, [], nodes, addresses, DIRECT, lambda *_: None)
+    balancer = plan_at_gateway(service, [], nodes, addresses, DIRECT, lambda *_: None)
     assert [(each.family, each.protocol, each.port) for each in balancer.listeners] == expected
 
 

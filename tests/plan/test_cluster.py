@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
@@ -17,7 +18,6 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.cluster import plan_gateway
 from fairlead.roles.controller import Planner
 from fairlead.state import State
 

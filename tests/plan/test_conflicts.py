@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.objects import (
@@ -20,7 +21,6 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
-from fairlead.plan.cluster import plan_gateway
 from fairlead.plan.conflicts import Basis, Precedence, first, precedence_of, rivals_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools

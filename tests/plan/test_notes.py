@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.makers import plan_at_gateway
 
 from fairlead.kube.objects import (
     EndpointSlice,
@@ -16,7 +17,8 @@ from fairlead.kube.objects import (
     Taint,
 )
 from fairlead.model import Note
-from fairlead.plan.balancer import DIRECT, plan_load_balancer
+from fairlead.plan.balancer import plan_load_balancer
+from fairlead.plan.classes import DIRECT
 
 MakeService = Callable[..., Service]
 MakeSlice = Callable[..., EndpointSlice]
@@ -212,6 +214,5 @@ def test_a_gateway_says_only_what_it_alone_knows(
     make_service: MakeService, nodes: dict[str, Node]
 ) -> None:
     assert (
-        plan_load_balancer(make_service(), [], nodes, ADDRESSES, DIRECT, lambda *_: "up").notes
-        == ()
+        plan_at_gateway(make_service(), [], nodes, ADDRESSES, DIRECT, lambda *_: "up").notes == ()
     )

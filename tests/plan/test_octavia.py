@@ -319,16 +319,16 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
     for service in (both, must):
         found = planned(service, slices, nodes, with_both)
         assert {each.family for each in found.listeners} == {"IPv4", "IPv6"}
-        assert found.octavia is not None
-        assert (found.octavia.place.subnet_id, found.octavia.place.subnet_id_v6) == (
+        assert isinstance(found.settings, OctaviaSettings)
+        assert (found.settings.place.subnet_id, found.settings.place.subnet_id_v6) == (
             "subnet",
             "sixth",
         )
-        assert found.octavia.floating == FloatingWish("outside")
+        assert found.settings.floating == FloatingWish("outside")
         assert told(found) == []
     found = planned(both, slices, nodes, with_both)
-    assert found.octavia is not None
-    assert (found.octavia.place.address, found.octavia.place.address_v6) == ("", "fd00:9::9")
+    assert isinstance(found.settings, OctaviaSettings)
+    assert (found.settings.place.address, found.settings.place.address_v6) == ("", "fd00:9::9")
     # What is there stays as it is.
     for service in (both, must):
         found = planned(service, slices, nodes, with_both, there(service, "ovn"))
@@ -350,8 +350,8 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
     (message,) = told(planned(placed, slices, nodes, with_both))
     assert "serves IPv4 alone: fairlead.io/subnet-id says where its one address is to be" in message
     alone = planned(make_service(ip_families=("IPv6",)), slices, nodes, with_both)
-    assert alone.octavia is not None
-    assert (alone.octavia.place, alone.octavia.floating) == (OctaviaPlace("sixth"), None)
+    assert isinstance(alone.settings, OctaviaSettings)
+    assert (alone.settings.place, alone.settings.floating) == (OctaviaPlace("sixth"), None)
 
 
 def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
@@ -514,10 +514,10 @@ def test_an_id_that_is_none_is_refused(
     found = planned(
         make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
     )
-    assert found.octavia is not None
-    assert found.octavia.elsewhere is not None
-    assert found.octavia.elsewhere.id == id_
-    assert found.octavia.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+    assert isinstance(found.settings, OctaviaSettings)
+    assert found.settings.elsewhere is not None
+    assert found.settings.elsewhere.id == id_
+    assert found.settings.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
 
 
 def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
@@ -543,9 +543,9 @@ def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
     ):
         found = planned(asked, [], nodes, outside, existing)
         assert found.addresses == addresses, existing
-        assert found.octavia is not None
-        assert found.octavia.held == ("203.0.113.9",)
-        assert found.octavia.existing == (
+        assert isinstance(found.settings, OctaviaSettings)
+        assert found.settings.held == ("203.0.113.9",)
+        assert found.settings.existing == (
             existing if existing is not None and existing.uid == asked.metadata.uid else None
         )
 

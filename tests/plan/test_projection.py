@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.watching import Item
-from fairlead.plan.cluster import plan_controller, plan_gateway, plan_node
+from fairlead.plan.cluster import plan_controller, plan_node
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE, Projection, of_node
 from fairlead.state import State

@@ -5,14 +5,17 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.makers import plan_at_gateway
 
+from fairlead.config import Config, ProxyConfig
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import EndpointSlice, LoadBalancerIngress, Node, Service, ServicePort
-from fairlead.model import MemberChecks, ProxyHeader, ProxySettings
+from fairlead.model import DirectSettings, MemberChecks, ProxyHeader, ProxySettings
 from fairlead.plan.addresses import address_in, hostname_of
 from fairlead.plan.annotations import PROXY_WISHES, unknown
-from fairlead.plan.balancer import DIRECT, PROXY, plan_load_balancer
+from fairlead.plan.balancer import plan_load_balancer
+from fairlead.plan.classes import DIRECT, PROXY
 from fairlead.plan.proxying import ANNOTATIONS, ended, hostname_suffix, settings_of, switched
 
 OPENSTACK = "loadbalancer.openstack.org/"
@@ -173,9 +176,11 @@ def test_a_service_of_class_proxy(
             OURS + "drian": "1",
         }
     )
-    planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY, suffix="nip.io")
+    planned = plan_load_balancer(
+        made, slices, nodes, ["203.0.113.7"], PROXY, config=Config(proxy=ProxyConfig("nip.io"))
+    )
     assert (planned.ip_mode, planned.hostname_suffix) == ("Proxy", "nip.io")
-    assert planned.proxy == ProxySettings(header="v2")
+    assert planned.settings == ProxySettings(header="v2")
     [listener] = planned.listeners
     assert [(each.node, each.weight) for each in listener.members] == [("node1", 2)]
     assert {note.reason for note in planned.notes} == {
@@ -184,7 +189,7 @@ def test_a_service_of_class_proxy(
     }
     assert not any("proxy-protocol has" in note.message for note in planned.notes)
     direct = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], DIRECT)
-    assert (direct.ip_mode, direct.proxy) == ("VIP", None)
+    assert (direct.ip_mode, direct.settings) == ("VIP", DirectSettings())
     assert any(f"{OPENSTACK}proxy-protocol has no effect" in note.message for note in direct.notes)
 
 
@@ -205,7 +210,7 @@ def test_who_wants_affinity_is_told_whose_it_becomes(
     ):
         assert words in note.message
     assert (
-        plan_load_balancer(
+        plan_at_gateway(
             made, slices, nodes, ["203.0.113.7"], PROXY, lambda _address, _port: "up"
         ).notes
         == ()
@@ -231,7 +236,7 @@ def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
         ),
     )
     assert held_by(shown) == ("203.0.113.7",)
-    planned = plan_load_balancer(
+    planned = plan_at_gateway(
         shown, [make_slice([])], nodes, held_by(shown), PROXY, lambda _address, _port: "up"
     )
     assert [each.port for each in planned.listeners] == [80]
@@ -257,7 +262,7 @@ def test_ports_that_no_proxy_can_serve(
     ]
     told = {note.reason: note.message for note in planned.notes}
     assert "53/UDP" in told["ProtocolNotSupported"]
-    assert DIRECT in told["ProtocolNotSupported"]
+    assert DIRECT.name in told["ProtocolNotSupported"]
     with pytest.raises(Refused, match=r"53/UDP.*fairlead\.io/direct"):
         plan_load_balancer(make_service(ports=ports[1:2]), [], nodes, ["203.0.113.7"], PROXY)
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from fairlead.model import Listener, LoadBalancer, Member, MemberState, Protocol, ServiceKey
+from fairlead.model import (
+    DirectSettings,
+    Listener,
+    Member,
+    MemberState,
+    Protocol,
+    ProxySettings,
+)
 from fairlead.plan.serving import (
     Shares,
     active_weights,
@@ -75,10 +82,9 @@ def test_which_nodes_keep_connections_depends_on_the_protocol_and_the_policy() -
 
 
 def test_a_service_limits_the_drain_itself_or_has_the_limit_of_the_gateway() -> None:
-    key = ServiceKey("default", "web")
-    balancer = LoadBalancer(key, "uid", "fairlead.io/direct", (), ())
-    limited = LoadBalancer(key, "uid", "fairlead.io/direct", (), (), drain_timeout_s=0)
-    assert (drain_limit_s(balancer, 30.0), drain_limit_s(limited, 30.0)) == (30.0, 0)
+    for of_class in (DirectSettings, ProxySettings):
+        assert drain_limit_s(of_class(), 30.0) == 30.0
+        assert drain_limit_s(of_class(drain_timeout_s=0), 30.0) == 0
     assert is_drained(30.0, 30.0)
     assert not is_drained(29.9, 30.0)
     assert not is_drained(1e9, 0.0)

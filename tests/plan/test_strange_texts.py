@@ -7,13 +7,14 @@ annotations are anybody's."""
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import LoadBalancer
-from fairlead.plan.cluster import plan_controller, plan_gateway, plan_node
+from fairlead.plan.cluster import plan_controller, plan_node
 from fairlead.plan.ledger import Ledger
 from fairlead.state import State
 

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import msgspec
+from tests.makers import plan_gateway
 
 from fairlead.config import Config
 from fairlead.drivers.health_targets import render
@@ -29,13 +30,12 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey, Verdict
-from fairlead.plan.balancer import DIRECT, PROXY
-from fairlead.plan.cluster import plan_gateway
+from fairlead.plan.classes import DIRECT, PROXY
 from fairlead.plan.members import NODE_NOT_ANSWERING
 from fairlead.roles.planned import Planned
 from fairlead.state import State
 
-CONFIG = msgspec.structs.replace(Config(), default_class=DIRECT)
+CONFIG = msgspec.structs.replace(Config(), default_class=DIRECT.name)
 NAMES = ("a", "b", "c", "d")
 NODES = ("node1", "node2", "node3")
 VERDICTS: tuple[Verdict | None, ...] = ("up", "up", "unready", "down", "flapping", "unasked", None)
@@ -50,7 +50,7 @@ def some_service(draw: random.Random, name: str) -> Service:
     spec = ServiceSpec(
         type=draw.choice(("LoadBalancer", "LoadBalancer", "LoadBalancer", "ClusterIP")),
         ports=(ServicePort(draw.choice((80, 81)), "web"),),
-        load_balancer_class=draw.choice((DIRECT, DIRECT, "example.com/other")),
+        load_balancer_class=draw.choice((DIRECT.name, DIRECT.name, "example.com/other")),
         external_traffic_policy=draw.choice(("Local", "Cluster")),
         health_check_node_port=30000 + NAMES.index(name),
         load_balancer_source_ranges=ranges,
@@ -166,7 +166,7 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
         state.update_nodes({ObjectKey("", name): some_node(draw, name)})
     key = ServiceKey("default", "a")
     spec = ServiceSpec(
-        type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT
+        type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT.name
     )
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
     state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
@@ -195,7 +195,9 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
         )
         state.update_nodes({ObjectKey("", name): node})
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
-    keys = {name: ServiceKey("default", name.rpartition("/")[2]) for name in (DIRECT, PROXY)}
+    keys = {
+        name: ServiceKey("default", name.rpartition("/")[2]) for name in (DIRECT.name, PROXY.name)
+    }
     for class_name, key in keys.items():
         ports = (ServicePort(80 + len(class_name), "web", node_port=30080),)
         spec = ServiceSpec(type="LoadBalancer", ports=ports, load_balancer_class=class_name)
@@ -228,12 +230,12 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
             note.reason for note in balancer.notes
         ]
 
-    assert told(DIRECT) == (["active", "down"], [NODE_NOT_ANSWERING])
-    assert told(PROXY) == (["active", "active"], [])
+    assert told(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])
+    assert told(PROXY.name) == (["active", "active"], [])
     asked = render({key: each for key, each in found.items() if isinstance(each, LoadBalancer)})
     assert {key: {target.routed for target in probes.targets} for key, probes in asked.items()} == {
-        keys[DIRECT]: {False},
-        keys[PROXY]: {True},
+        keys[DIRECT.name]: {False},
+        keys[PROXY.name]: {True},
     }
     assert state.probed() == {
         address(NODES[0]): {"route": "up"},

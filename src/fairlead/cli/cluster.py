@@ -29,6 +29,7 @@ from fairlead.kube.objects import (
     Resource,
 )
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.plan.classes import CLASSES
 from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 
 GIVE_ONE = "give --config with the roles' fairlead.yaml"
@@ -95,4 +96,4 @@ async def _configuration(client: Client) -> Config:
     source = f"ConfigMap {CONFIGURATION}"
     if CONFIGURATION_FILE not in found.data:
         raise Refused(f"{source} has no {CONFIGURATION_FILE}", fix=GIVE_ONE)
-    return parse(found.data[CONFIGURATION_FILE], source)
+    return parse(found.data[CONFIGURATION_FILE], source, CLASSES)

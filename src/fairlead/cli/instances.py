@@ -15,6 +15,7 @@ from fairlead.errors import Refused
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.instances import Instance, observe
+from fairlead.plan.classes import CLASSES
 
 HEADER = (
     "ROLE",
@@ -40,7 +41,7 @@ def show_cluster(
 async def _observe(
     kubeconfig: Path | None, context: str | None, config_path: Path | None
 ) -> list[Instance]:
-    config = load(config_path) if config_path else None
+    config = load(config_path, CLASSES) if config_path else None
     async with Client(find_access(kubeconfig, context)) as client:
         if config is None:
             config = Config()

@@ -11,6 +11,7 @@ import msgspec
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.config import Config, load
 from fairlead.errors import Refused
+from fairlead.plan.classes import CLASSES
 from fairlead.sections import OctaviaConfig
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def gc(
 
     The exit status is 1 if something could not be deleted.
     """
-    config = load(config_path) if config_path else None
+    config = load(config_path, CLASSES) if config_path else None
     answer = asyncio.run(_collect(config, kubeconfig, context, cloud, clusters, delete, kept))
     show(answer, output, lambda: _table(answer, delete))
     if any(line.problem for line in answer.leftovers):

@@ -30,6 +30,8 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 
     service: str
     load_balancer: LoadBalancer | None = None
+    known_later: str = ""
+    """What the plan cannot know before the load balancer is made; empty: nothing."""
     refused: str = ""
     ours: bool = True
     """False: another controller's class."""
@@ -47,7 +49,8 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
 
     For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members
     with which weight and state, and what cannot be done and why. Changes nothing; of a cluster it
-    only reads. With -f it needs no cluster, and without --config shows addresses as examples.
+    only reads. No cloud is asked: of Services whose addresses come from one, it says what only the
+    cloud knows. With -f it needs no cluster, and without --config shows addresses as examples.
 
     \b
     fairlead plan -f examples/plan
@@ -83,9 +86,10 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
 
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.kube.objects import ObjectKey
-    from fairlead.plan.balancer import class_of
-    from fairlead.plan.cluster import plan_controller
+    from fairlead.plan.classes import CLASSES
     from fairlead.plan.ledger import Ledger
+    from fairlead.plan.service import class_of
+    from fairlead.plan.services import plan_services
     from fairlead.state import State
 
     state = State(())
@@ -97,14 +101,15 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     state.update_namespaces({ObjectKey("", o.metadata.name): o for o in manifests.namespaces})
     state.update_pools({ObjectKey("", o.metadata.name): o for o in manifests.address_pools})
     state.update_grants({ObjectKey("", o.metadata.name): o for o in manifests.address_grants})
-    balancers = plan_controller(state, config, Ledger(), state.services)
+    balancers = plan_services(state, config, Ledger(), state.services)
     planned = []
     for key, service in sorted(state.services.items()):
         match balancers.get(key):
             case Refused() as error:
                 planned.append(Planned(str(key), refused=str(error)))
             case LoadBalancer() as balancer:
-                planned.append(Planned(str(key), balancer))
+                later = CLASSES[balancer.class_name].known_later(balancer)
+                planned.append(Planned(str(key), balancer, later))
             case None if service.spec.type == "LoadBalancer":
                 name = class_of(service, config.default_class) or "none"
                 planned.append(
@@ -127,7 +132,7 @@ def _table(planned: list[Planned]) -> None:
         listeners = [
             (at, each)
             for each in item.load_balancer.listeners
-            for at in item.load_balancer.listening(each)
+            for at in item.load_balancer.listening(each) or _unknown(item, each)
         ]
         for number, cells in enumerate(
             cells for at, listener in listeners for cells in _rows(at, listener)
@@ -140,8 +145,15 @@ def _table(planned: list[Planned]) -> None:
     for item in planned:
         if item.refused:
             click.echo(f"{item.service}: {item.refused}")
+        if item.known_later:
+            click.echo(f"{item.service}: known later: {item.known_later}")
         for note in item.load_balancer.notes if item.load_balancer else ():
             click.echo(f"{item.service}: {note.reason}: {note.message}")
+
+
+def _unknown(item: Planned, listener: Listener) -> tuple[str, ...]:
+    """What stands for the address of a listener that is to get one later."""
+    return (f"({listener.family} later)",) if item.known_later else ()
 
 
 def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:

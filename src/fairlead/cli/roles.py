@@ -65,10 +65,11 @@ def _prepare(
 ) -> tuple[Config, Callable[[], Access]]:
     """The configuration, and what finds the way to the API server."""
     from fairlead.kube.auth import find_access
+    from fairlead.plan.classes import CLASSES
     from fairlead.telemetry import configure_logging
 
     configure_logging(verbose)
-    config = load(config_path) if config_path else Config()
+    config = load(config_path, CLASSES) if config_path else Config()
     if listen is not None:
         config = msgspec.structs.replace(
             config, web=msgspec.structs.replace(config.web, listen=listen)
@@ -108,15 +109,26 @@ def _need_root(what: str, capabilities: str) -> None:
         )
 
 
-@click.command()
+class _NamesClasses(click.Command):
+    """A command whose help names every class of the table in place of `{classes}`. Other commands
+    of this module, and this one when it runs, do not load the table for that."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from fairlead.plan.classes import names
+
+        self.help = (self.help or "").replace("{classes}", names())
+        super().format_help_text(ctx, formatter)
+
+
+@click.command(cls=_NamesClasses)
 @_shared
 def controller(**options: Any) -> None:
     """Run the controller: give Services their addresses, write their status and Events.
 
-    It serves Services of the classes fairlead.io/direct and fairlead.io/proxy, and those without a
-    class if the configuration's defaultClass says so. Run two or three of them: one leads, by a
-    Lease; when it dies another takes over within the lease's duration. Needs no root. SIGTERM and
-    Ctrl-C stop it; the data planes go on without it."""
+    It serves Services of the classes {classes}, and those without a class if the configuration's
+    defaultClass says so. Run two or three of them: one leads, by a Lease; when it dies another
+    takes over within the lease's duration. Needs no root. SIGTERM and Ctrl-C stop it; the data
+    planes go on without it."""
     from fairlead.roles.controller import run
     from fairlead.roles.process import run_until_signalled
 

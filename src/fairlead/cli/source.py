@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from fairlead.config import Config, load
+from fairlead.plan.classes import CLASSES
 
 if TYPE_CHECKING:
     from fairlead.kube.access import Access
@@ -29,7 +30,7 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def config(self) -> Config | None:
         """The configuration that the user named. Raises Refused."""
-        return load(self.config_path) if self.config_path else None
+        return load(self.config_path, CLASSES) if self.config_path else None
 
     def access(self) -> "Access | None":
         """The way to the cluster; None: read manifests. Raises UsageError if both are named,

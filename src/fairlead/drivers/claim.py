@@ -10,11 +10,10 @@ when a claim is taken off, with the upstream service controller's reasons. Invar
 manager of its own, which owns nothing else; a claim for a class that another chain of drivers
 serves is let go by that chain, before this one makes its own."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.config import OCTAVIA
 from fairlead.drivers import Component
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
@@ -24,26 +23,14 @@ from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import keeps
 from fairlead.plan.annotations import WITHOUT_EFFECT, quoted
-from fairlead.plan.balancer import (
+from fairlead.plan.classes import LoopName, loop_of
+from fairlead.plan.service import (
     CLAIM_MANAGER,
     CLASS_ANNOTATION,
     CLASS_PREFIX,
-    DIRECT,
     claimed_class,
     class_of,
 )
-
-Serves = Callable[[str], bool]
-"""Whether a chain of drivers serves a class, or would let it go if there is none of this name any
-more."""
-
-
-def served_by_gateways(name: str) -> bool:
-    return name != OCTAVIA
-
-
-def served_by_octavia(name: str) -> bool:
-    return name == OCTAVIA
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -85,12 +72,12 @@ class ClaimDriver(Component):
         newest: NewestServices,
         recorder: Recorder,
         *,
-        serves: Serves = served_by_gateways,
+        loop: LoopName = "services",
         may_keep: bool = True,
     ) -> None:
-        """`serves`: the classes of this chain. `may_keep`: it can keep addresses for later
-        Services."""
-        self._serves = serves
+        """`loop`: the loop that runs this driver, and claims Services of its classes alone.
+        `may_keep`: it can keep addresses for later Services."""
+        self._loop = loop
         self._may_keep = may_keep
         self._writer = writer
         self._newest = newest
@@ -125,7 +112,7 @@ class ClaimDriver(Component):
             self._tell_of_strange_annotations()
         claimed = {}
         for key, service in self._newest.of(keys).items():
-            if name := claimed_for(service, self._serves):
+            if name := claimed_for(service, self._loop):
                 whole = CLEANUP_FINALIZER in service.metadata.finalizers
                 claimed[key] = Claimed(service.metadata.uid, name if whole else "")
         return claimed
@@ -158,7 +145,7 @@ class ClaimDriver(Component):
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
             if (
                 value
-                and self._serves(value)
+                and loop_of(value) == self._loop
                 and not claimed_class(service)
                 and not _may_be_ours(service)
             ):
@@ -179,7 +166,7 @@ class ClaimDriver(Component):
     async def _claim(self, claim: Claim) -> None:
         service = self._newest.of([claim.service]).get(claim.service)
         held = claimed_class(service) if service is not None else ""
-        if held and not self._serves(held):
+        if held and loop_of(held) != self._loop:
             raise Conflict(f"Service {claim.service} is still being let go by class {held}")
         if not claim.renewed:
             self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
@@ -216,14 +203,14 @@ class ClaimDriver(Component):
 
 def _may_be_ours(service: Service) -> bool:
     """Whether the spec alone allows that a class of ours serves this Service."""
-    wanted = class_of(service, DIRECT)
+    wanted = class_of(service, CLASS_PREFIX)
     return wanted is not None and wanted.startswith(CLASS_PREFIX)
 
 
-def claimed_for(service: Service, serves: Serves) -> str:
-    """The class that it is claimed for, if the chain serves it."""
+def claimed_for(service: Service, loop: LoopName) -> str:
+    """The class that it is claimed for, if this loop serves that class; else empty."""
     name = claimed_class(service)
-    return name if name and serves(name) else ""
+    return name if name and loop_of(name) == loop else ""
 
 
 def _waits_for(left: Service) -> str:

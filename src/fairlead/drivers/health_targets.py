@@ -7,8 +7,7 @@ to begin and to end."""
 from collections.abc import Mapping, Sequence
 
 from fairlead.drivers.liveness import Target
-from fairlead.model import LoadBalancer, ServiceKey, Value
-from fairlead.plan.balancer import PROXY
+from fairlead.model import LoadBalancer, ProxySettings, ServiceKey, Value
 
 
 class Probes(Value, frozen=True):
@@ -53,7 +52,7 @@ def probes_of(balancer: LoadBalancer) -> Probes:
     monitor = balancer.health_monitor
     if monitor is None:
         return Probes((), False)
-    routed = balancer.class_name == PROXY
+    routed = isinstance(balancer.settings, ProxySettings)
     addresses = {member.address for listener in balancer.listeners for member in listener.members}
     targets = tuple(
         [Target(address, monitor.port, monitor.path, routed) for address in sorted(addresses)]

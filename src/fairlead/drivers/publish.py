@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.claim import Serves, claimed_for, served_by_gateways
+from fairlead.drivers.claim import claimed_for
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
@@ -19,6 +19,7 @@ from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import held_by, hostname_of
+from fairlead.plan.classes import LoopName
 
 FIELD_MANAGER = "fairlead-publish"
 
@@ -66,10 +67,10 @@ class PublishDriver(Component):
         licence: Licence,
         granted: Granted,
         *,
-        serves: Serves = served_by_gateways,
+        loop: LoopName = "services",
     ) -> None:
-        """`serves`: the classes of this chain."""
-        self._serves = serves
+        """`loop`: the loop that runs this driver."""
+        self._loop = loop
         self._writer = writer
         self._licence = licence
         self._granted = granted
@@ -107,7 +108,7 @@ class PublishDriver(Component):
         return {
             key: published
             for key, service in services.items()
-            if (published := _published(service, self._serves)) is not None
+            if (published := _published(service, self._loop)) is not None
         }
 
     async def apply(self, changes: Sequence[Publish]) -> Mapping[ServiceKey, Outcome]:
@@ -197,9 +198,9 @@ def _shown(entry: LoadBalancerIngress) -> str:
     return entry.hostname or (f"{entry.ip} ({entry.ip_mode})" if entry.ip_mode else entry.ip)
 
 
-def _published(service: Service, serves: Serves) -> Published | None:
+def _published(service: Service, loop: LoopName) -> Published | None:
     """None: it shows nothing, or nothing of ours."""
-    if not claimed_for(service, serves):
+    if not claimed_for(service, loop):
         return None
     ingress = service.status.load_balancer.ingress
     return Published(service.metadata.uid, ingress) if ingress else None

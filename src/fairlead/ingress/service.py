@@ -33,8 +33,9 @@ from fairlead.kube.objects import (
 from fairlead.model import Family
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
-from fairlead.plan.balancer import CLASS_ANNOTATION
+from fairlead.plan.classes import CLASSES
 from fairlead.plan.endpoints import candidates, usable
+from fairlead.plan.service import CLASS_ANNOTATION
 
 Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)
@@ -103,15 +104,13 @@ def sends(service: Service) -> Header | None:
     text = (
         annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
     )
-    match service.spec.load_balancer_class or annotations.get(CLASS_ANNOTATION):
-        case "fairlead.io/direct":
-            return "none"
-        case "fairlead.io/proxy" | "fairlead.io/octavia":
-            return VERSIONS.get(text.strip().lower())
-        case None if f"{OPENSTACK}proxy-protocol" in annotations:
-            return VERSIONS.get(text.strip().lower())
-        case _:
-            return None
+    name = service.spec.load_balancer_class or annotations.get(CLASS_ANNOTATION)
+    class_ = CLASSES.get(name or "")
+    if class_ is not None and not class_.writes_headers:
+        return "none"
+    if class_ is not None or (name is None and f"{OPENSTACK}proxy-protocol" in annotations):
+        return VERSIONS.get(text.strip().lower())
+    return None
 
 
 def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Entrance]:

@@ -23,7 +23,7 @@ from fairlead.kube.objects import NODES, SERVICES, Node, ObjectKey, Service
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.net.httpprobe import probe
-from fairlead.plan.balancer import DIRECT
+from fairlead.plan.classes import DIRECT
 from fairlead.plan.members import node_address
 from fairlead.roles.process import run_until_signalled
 
@@ -93,7 +93,7 @@ def balancer_of(
         )
         for port in service.spec.ports
     )
-    return LoadBalancer(service.key, service.metadata.uid, DIRECT, (address,), listeners)
+    return LoadBalancer(service.key, service.metadata.uid, DIRECT.name, (address,), listeners)
 
 
 async def publish(client: Client, way: Way) -> None:

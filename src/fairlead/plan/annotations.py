@@ -86,71 +86,6 @@ _PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
 LONGEST_QUOTE = 60
 """Events hold 1,024 characters."""
 
-_HEADER = "pods see the client's own address without any header; make them expect none"
-_PASSED_ON = "packets are passed on as they are, so it is for the pods to decide"
-_BY_PLAN = (
-    "nodes with ready pods get their share by the number of these pods, and are watched "
-    "without asking"
-)
-_BY_POOL = "addresses come from pools; choose one by fairlead.io/address-pool"
-
-INSTEAD = {
-    "proxy-protocol": _HEADER,
-    "x-forwarded-for": _HEADER,
-    "timeout-client-data": _PASSED_ON,
-    "timeout-member-connect": _PASSED_ON,
-    "timeout-member-data": _PASSED_ON,
-    "timeout-tcp-inspect": _PASSED_ON,
-    "connection-limit": _PASSED_ON,
-    "default-tls-container-ref": _PASSED_ON,
-    "lb-method": (
-        "every ready pod gets the same share; for one pod per client use spec.sessionAffinity"
-    ),
-    "enable-health-monitor": _BY_PLAN,
-    "health-monitor-delay": _BY_PLAN,
-    "health-monitor-timeout": _BY_PLAN,
-    "health-monitor-max-retries": _BY_PLAN,
-    "health-monitor-max-retries-down": _BY_PLAN,
-    "node-selector": (
-        "to keep nodes out, label them node.kubernetes.io/exclude-from-external-load-balancers"
-    ),
-    "hostname": "the address itself is published",
-    "class": _BY_POOL,
-    "floating-network-id": _BY_POOL,
-    "floating-subnet": _BY_POOL,
-    "floating-subnet-id": _BY_POOL,
-    "floating-subnet-tags": _BY_POOL,
-    "subnet-id": _BY_POOL,
-    "network-id": _BY_POOL,
-    "port-id": _BY_POOL,
-    "member-subnet-id": _BY_POOL,
-    "octavia-provider": "no load balancer of OpenStack serves this Service",
-    "members": "nodes with ready pods are members",
-    "load-balancer-id": (
-        "no load balancer of OpenStack serves this Service; delete that one "
-        "there if nobody needs it"
-    ),
-    "flavor-id": "no load balancer of OpenStack serves this Service",
-    "availability-zone": "no load balancer of OpenStack serves this Service",
-    "internal": _BY_POOL,
-}
-"""What class direct does in the place of each of these wishes. `load-balancer-address` is a report,
-not a wish."""
-
-INSTEAD_PROXY = {
-    **{wish: what for wish, what in INSTEAD.items() if wish not in PROXY_WISHES},
-    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
-    "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
-}
-"""What class proxy does in the place of those that it does not fulfil."""
-
-INSTEAD_OCTAVIA = {
-    "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
-    "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
-    "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
-}
-"""What class octavia does in the place of those that it does not fulfil."""
-
 OFF = {
     "proxy-protocol": "false",
     "x-forwarded-for": "false",
@@ -222,9 +157,7 @@ def not_understood(annotations: Mapping[str, str]) -> list[Note]:
     return [note, *unknown(annotations)]
 
 
-def without_effect(
-    annotations: Mapping[str, str], instead: Mapping[str, str] = INSTEAD
-) -> list[Note]:
+def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Note]:
     """What this Service asks for and its class does otherwise: one Note for each thing done
     instead."""
     without: dict[str, list[str]] = {}

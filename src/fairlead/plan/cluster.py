@@ -6,15 +6,13 @@ none. A Service that needs nothing of the role is left out. Pure: what must be r
 time to the next (who was given which address) is a Ledger that the caller keeps."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
-from fairlead.config import CLASSES, GATEWAY_CLASSES, OCTAVIA, Config
+from fairlead.config import Config
 from fairlead.errors import Refused
-from fairlead.kube.objects import ZONE_LABEL, EndpointSlice, Node, Service
-from fairlead.kube.own import AddressGrant, AddressPool
-from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey, UnservedPort, Verdict
+from fairlead.kube.objects import ZONE_LABEL, Service
+from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import (
     Assigned,
@@ -26,63 +24,26 @@ from fairlead.plan.addresses import (
     ports_of,
     shown_by,
 )
-from fairlead.plan.balancer import (
-    CLASS_PREFIX,
-    PORT_CONFLICT,
-    Unconfirmed,
-    claimed_class,
-    class_of,
-    confirmed,
-    plan_load_balancer,
-    plan_unconfirmed,
-)
+from fairlead.plan.balancer import PORT_CONFLICT, Unconfirmed, plan_load_balancer, plan_unconfirmed
+from fairlead.plan.classes import ServiceClass, addresses_of, refusal_of, service_class_of
 from fairlead.plan.conflicts import of_shown
-from fairlead.plan.gateways import Gateways, gateway_notes
+from fairlead.plan.gateways import gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
 from fairlead.plan.refusals import port_conflict
-
-
-class Cluster(Protocol):
-    """What is, as far as plans read it."""
-
-    @property
-    def services(self) -> Mapping[ServiceKey, Service]: ...
-
-    @property
-    def nodes(self) -> Mapping[str, Node]: ...
-
-    def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]: ...
-
-    def verdict_of(self, address: str, port: int) -> Verdict | None: ...
-
-    def showing(self, address: str) -> Collection[ServiceKey]: ...
-
-
-class Addressed(Cluster, Protocol):
-    """What the controller reads besides, to give addresses. `pools` is another object whenever a
-    pool is another one."""
-
-    @property
-    def pools(self) -> Mapping[str, AddressPool]: ...
-
-    @property
-    def granted(self) -> Collection[ServiceKey]: ...
-
-    def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]: ...
-
-    def namespace_labels(self, namespace: str) -> Mapping[str, str]: ...
-
-    @property
-    def gateways(self) -> Gateways | None: ...
+from fairlead.plan.service import claimed_class
+from fairlead.plan.terms import Asked, unserved
+from fairlead.plan.view import Addressed, Cluster
 
 
 def plan_controller(
     cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the classes that gateways serve, with the addresses that they are given.
+    """Return the plan of the Services whose class has its addresses from pools, with the addresses
+    that they are given. For every other Service that asks for a class of Fairlead and cannot have
+    it, return why.
 
     The ledger remembers who was given what. One change may touch others, who waited for what it
     freed: their intents come too. When it is new, or the pools are, everything is looked at,
@@ -94,46 +55,32 @@ def plan_controller(
     touched = ledger.assign({key: _facts(cluster, config, key) for key in concerned})
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in touched.union(keys):
-        service = cluster.services.get(key)
-        class_name = class_of(service, config.default_class) if service is not None else None
-        if service is None or class_name is None:
-            continue  # gone or going: nothing is wanted for it any more
-        if class_name not in CLASSES:
-            if class_name.startswith(CLASS_PREFIX):
-                known = ", ".join(sorted(CLASSES))
-                planned[key] = Refused(
-                    f"there is no class {class_name}",
-                    fix=f"make the Service anew with one of {known}",
-                )
-            continue  # another controller's
-        if class_name == OCTAVIA:
-            if config.octavia is None:
-                planned[key] = Refused(
-                    f"class {OCTAVIA} is not configured",
-                    fix="say in `octavia` which cloud is to serve it",
-                )
-            continue  # a plan of its own: plan.cloud
-        try:
-            planned[key] = _with_keep_note(
-                _balancer(cluster, config, service, class_name, ledger.result(key)),
-                config,
-                service,
-                ledger,
-            )
-        except Refused as error:
-            planned[key] = error
+        if (service := cluster.services.get(key)) is None:
+            continue  # gone: nothing is wanted for it any more
+        class_ = service_class_of(service, config.default_class)
+        if refusal := refusal_of(service, config):
+            planned[key] = refusal
+        elif class_ is not None and class_.addresses == "pool":
+            try:
+                balancer = _balancer(cluster, config, service, class_, ledger.result(key))
+            except Refused as error:
+                planned[key] = error
+            else:
+                planned[key] = _with_keep_note(balancer, config, service, ledger)
     return planned
 
 
 def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
     """Whatever a Service of ours shows in its status is taken, until it shows it no more."""
     service = cluster.services.get(key)
+    wanted = service_class_of(service, config.default_class) if service is not None else None
+    claimed = claimed_class(service) if service is not None else ""
     return facts_of(
         key,
         service,
         cluster.grants_of(key),
-        wants=service is not None and class_of(service, config.default_class) in GATEWAY_CLASSES,
-        ours=service is not None and claimed_class(service) not in ("", OCTAVIA),
+        wants=wanted is not None and wanted.addresses == "pool",
+        ours=bool(claimed) and addresses_of(claimed) == "pool",
         namespace_labels=cluster.namespace_labels(key.namespace),
     )
 
@@ -142,31 +89,31 @@ def _balancer(
     cluster: Addressed,
     config: Config,
     service: Service,
-    class_name: str,
+    class_: ServiceClass,
     result: Assigned | Refused | None,
 ) -> LoadBalancer:
     """What a Service gets at the addresses that it was assigned. Raises Refused."""
     if not isinstance(result, Assigned):
         raise result or Refused("no address was assigned")
     lost = {rival.port for rival in result.rivals}
-    unserved = [
-        UnservedPort(port.port, port.protocol, CLASS_PREFIX + PORT_CONFLICT)
-        for port in service.spec.ports
-        if f"{port.protocol}/{port.port}" in lost
-    ]
     balancer = plan_load_balancer(
         service,
         cluster.slices_of(service.key),
         cluster.nodes,
         result.addresses,
-        class_name,
-        unserved=unserved,
-        suffix=config.proxy.hostname_suffix,
+        class_,
+        config=config,
+        unserved=unserved(
+            [port for port in service.spec.ports if f"{port.protocol}/{port.port}" in lost],
+            PORT_CONFLICT,
+        ),
     )
     notes = result.notes
     if result.rivals:
         notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
-    notes = (*gateway_notes(cluster.gateways, service.key), *notes, *balancer.notes)
+    if class_.served_by == "gateways":
+        notes = (*gateway_notes(cluster.gateways, service.key), *notes)
+    notes = (*notes, *balancer.notes)
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
 
 
@@ -200,45 +147,31 @@ def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...
     )
 
 
-def plan_gateway(
-    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
-) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The LoadBalancers of the classes that gateways serve, at the addresses that the controller
-    published, their members confirmed by this gateway's own probes."""
-    return {
-        key: told if isinstance(told, Refused) else confirmed(told, cluster.verdict_of)
-        for key, told in plan_gateway_unconfirmed(cluster, config, keys).items()
-    }
-
-
 def plan_gateway_unconfirmed(
     cluster: Cluster, config: Config, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, Unconfirmed | Refused]:
-    """The same before probes have their say: what follows from objects alone."""
+    """Return the plan of the Services that gateways serve, at the addresses that the controller has
+    published. Members are not confirmed yet: see `plan.balancer.confirmed`."""
     planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
-        if (
-            service is None
-            or (class_name := class_of(service, config.default_class)) not in GATEWAY_CLASSES
-        ):
+        class_ = _served_by_gateways(service, config) if service is not None else None
+        if service is None or class_ is None or not (addresses := held_by(service)):
             continue
-        if class_name is None or not (addresses := held_by(service)):
-            continue
+        asked = Asked(service, config, cluster.nodes, addresses)
         try:
-            told = plan_unconfirmed(
-                service,
-                cluster.slices_of(key),
-                cluster.nodes,
-                addresses,
-                class_name,
-                at_gateway=True,
-            )
+            told = plan_unconfirmed(asked, cluster.slices_of(key), class_, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:
             planned[key] = _without_rivals(cluster, config, service, told)
     return planned
+
+
+def _served_by_gateways(service: Service, config: Config) -> ServiceClass | None:
+    """Return the class of the Service if gateways serve it, else None."""
+    class_ = service_class_of(service, config.default_class)
+    return class_ if class_ is not None and class_.served_by == "gateways" else None
 
 
 def _without_rivals(
@@ -254,7 +187,7 @@ def _without_rivals(
         showing = [of_shown(key, cluster.services[key]) for key in cluster.showing(address)]
         for each in sorted(showing, reverse=True):  # the first one is noted last
             other = cluster.services[each.service]
-            if each < mine and class_of(other, config.default_class) in GATEWAY_CLASSES:
+            if each < mine and _served_by_gateways(other, config) is not None:
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
                 older |= {(address, port): each.service for port in ports}
     if not older:

@@ -13,14 +13,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from fairlead.config import CLASSES
 from fairlead.errors import Refused
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.kube.own import GROUP_VERSION, AddressPool
 from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect
-from fairlead.plan.balancer import CLASS_ANNOTATION
+from fairlead.plan.classes import CLASSES, service_class_of
 from fairlead.plan.pools import Pools
+from fairlead.plan.service import CLASS_ANNOTATION
+
+SUGGESTED = next(each for each in CLASSES.values() if each.addresses == "pool")
+"""The class for Services of another system, which bring their addresses with them."""
 
 IP_ADDRESS_POOL = ("metallb.io/v1beta1", "IPAddressPool")
 FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation"))
@@ -128,7 +131,10 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
     found = [pools.find(address) for address in addresses]
     obstacle = _class_obstacle(service, addresses, default_class)
     remarks = [obstacle] if obstacle else []
-    remarks += [note.message for note in without_effect(service.metadata.annotations)]
+    class_ = service_class_of(service, default_class) or SUGGESTED
+    remarks += [
+        note.message for note in without_effect(service.metadata.annotations, class_.substitutes)
+    ]
     for address, place in zip(addresses, found, strict=True):
         if place is None:
             remarks.append(
@@ -183,7 +189,7 @@ def _class_obstacle(service: Service, addresses: Sequence[str], default_class: s
     return (
         f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and "
         "spec.loadBalancerClass to null, "
-        f"then back to LoadBalancer with class {min(CLASSES)}{same}; it is not served in between"
+        f"then back to LoadBalancer with class {SUGGESTED.name}{same}; it is not served in between"
     )
 
 

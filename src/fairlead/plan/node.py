@@ -19,8 +19,8 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort, Note
 from fairlead.net.address import family_of
-from fairlead.plan.balancer import affinity_timeout_s, source_ranges
 from fairlead.plan.endpoints import Candidate, candidates, near, usable
+from fairlead.plan.service import affinity_timeout_s, source_ranges
 
 LAST_PORT = 65_535
 NOT_UNDERSTOOD = "FieldNotUnderstood"

@@ -34,8 +34,8 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.plan.annotations import DRAIN_TIMEOUT
-from fairlead.plan.balancer import CLAIM_MANAGER
 from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
+from fairlead.plan.service import CLAIM_MANAGER
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest."""

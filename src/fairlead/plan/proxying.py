@@ -11,17 +11,34 @@ and limits of cloud-provider-openstack 1.34 and Octavia; times may also be writt
 from collections.abc import Mapping
 
 from fairlead.config import read_suffix
-from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
+from fairlead.errors import Refused
+from fairlead.kube.objects import Service
+from fairlead.model import (
+    MemberChecks,
+    Note,
+    ProxyHeader,
+    ProxyMethod,
+    ProxySettings,
+    UnservedPort,
+)
+from fairlead.plan import direct
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_WISHES,
     SHARING_KEY,
+    drain_timeout_s,
     found,
     names_of,
     quoted,
 )
+from fairlead.plan.service import affinity_timeout_s
+from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
+PROXY = "fairlead.io/proxy"
+PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
+"""The reason of a Note about ports that class proxy cannot serve; with the domain before it, the
+error of such a port in the status."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
@@ -31,11 +48,58 @@ AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
 ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
 
+SUBSTITUTES = {
+    **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_WISHES},
+    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
+    "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
+}
+"""By annotation that has no effect, what class proxy does instead."""
+
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
     "least-connections": "leastconn",
     "source-ip": "source",
 }
+
+
+def proxy_terms(asked: Asked) -> Terms:
+    """Return the terms of class proxy. Raises Refused if it can serve no port of the Service."""
+    annotations = asked.service.metadata.annotations
+    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
+    suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
+    impossible, why = _impossible(asked.service)
+    return Terms(
+        settings,
+        [*notes, *more, *why],
+        impossible,
+        # Also without a header: connections that a node answers itself would bypass the time-outs
+        # and limits, and the balancer as a whole where gateways run on nodes.
+        ip_mode="Proxy",
+        hostname_suffix=suffix,
+    )
+
+
+def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
+    """Return the ports that a balancer that ends connections cannot serve, with a Note for each
+    kind of them. Raises Refused if there is no other port."""
+    strange = [port for port in service.spec.ports if port.protocol != "TCP"]
+    unreached = [
+        port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port
+    ]
+    notes: list[Note] = []
+    if strange:
+        why = f"class {PROXY} ends TCP connections and serves nothing else"
+        fix = (
+            f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and "
+            "SCTP on as they are"
+        )
+        message = f"not served: {listed(strange)}: {why}; {fix}"
+        notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
+    missing, more = without_node_port(PROXY, unreached)
+    notes += more
+    if notes and len(strange) + len(unreached) == len(service.spec.ports):
+        raise Refused("; ".join(note.message for note in notes))
+    return [*unserved(strange, PROTOCOL_NOT_SUPPORTED), *missing], notes
 
 
 def settings_of(
@@ -76,6 +140,7 @@ def settings_of(
         connection_limit=max(limit, 0),
         checks=_checks(reader),
         shared=bool(found(annotations, SHARING_KEY)[1]),
+        drain_timeout_s=drain_timeout_s(annotations),
     )
     return settings, reader.notes
 
@@ -160,7 +225,7 @@ def _affinity() -> Note:
     )
     others = (
         "for a pod by client have one pod on each node, with policy Local, or use class "
-        "fairlead.io/direct"
+        f"{direct.DIRECT}"
     )
     return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
 

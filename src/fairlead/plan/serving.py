@@ -18,7 +18,14 @@ Invariant: pure; equal listeners and equal serving nodes give equal results in e
 
 from collections.abc import Collection, Mapping
 
-from fairlead.model import Listener, LoadBalancer, MemberState, Protocol, Value
+from fairlead.model import (
+    DirectSettings,
+    Listener,
+    MemberState,
+    Protocol,
+    ProxySettings,
+    Value,
+)
 
 RETAINING: Mapping[Protocol, frozenset[MemberState]] = {
     # A pending member may have connections from before this process began.
@@ -77,10 +84,10 @@ def stays_as_it_is(
     return not weights or any(node in undecided for node in serving)
 
 
-def drain_limit_s(balancer: LoadBalancer, default_s: float) -> float:
+def drain_limit_s(settings: DirectSettings | ProxySettings, default_s: float) -> float:
     """How long a node keeps connections of the Service after it has ceased to get new ones; 0 means
     that there is no limit. `default_s` holds for Services that do not say it themselves."""
-    return default_s if balancer.drain_timeout_s is None else balancer.drain_timeout_s
+    return default_s if settings.drain_timeout_s is None else settings.drain_timeout_s
 
 
 def is_drained(idle_s: float, limit_s: float) -> bool:

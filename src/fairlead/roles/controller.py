@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fairlead.config import Config
 from fairlead.drivers import Component
-from fairlead.drivers.claim import ClaimDriver, claimed_for, served_by_octavia
+from fairlead.drivers.claim import ClaimDriver, claimed_for
 from fairlead.drivers.conditions import Conditions, ConditionsDriver
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.keeping import Keeping
@@ -276,7 +276,7 @@ def conditions_loop(
         return (
             not cloud_known.is_set()
             and service.key not in reports.services
-            and bool(claimed_for(service, served_by_octavia))
+            and bool(claimed_for(service, "octavia"))
         )
 
     return Loop(

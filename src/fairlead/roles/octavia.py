@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from fairlead.config import OCTAVIA, Config
+from fairlead.config import Config
 from fairlead.drivers import Component
-from fairlead.drivers.claim import ClaimDriver, served_by_octavia
+from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import OctaviaDriver
@@ -24,8 +24,9 @@ from fairlead.errors import Conflict, Refused
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.balancer import claimed_class, class_of
+from fairlead.plan.classes import OCTAVIA, loop_of
 from fairlead.plan.cloud import claimant_of, plan_cloud
+from fairlead.plan.service import claimed_class, class_of
 from fairlead.reconcile import Loop, Pace, Report
 from fairlead.state import State, Subscribers
 from fairlead.web import View
@@ -79,10 +80,8 @@ class OctaviaServices:
         service = self._state.services.get(key)
         if service is None or self._knows(key):
             return self._knows(key)
-        return (
-            claimed_class(service) == OCTAVIA
-            or class_of(service, self._config.default_class) == OCTAVIA
-        )
+        named = claimed_class(service), class_of(service, self._config.default_class)
+        return any(name and loop_of(name) == OCTAVIA.loop for name in named)
 
 
 def _without_cloud(
@@ -93,10 +92,10 @@ def _without_cloud(
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
-        if service is None or class_of(service, config.default_class) == OCTAVIA:
+        if service is None or class_of(service, config.default_class) == OCTAVIA.name:
             continue
         message = (
-            f"this Service may still have a load balancer of class {OCTAVIA}, and "
+            f"this Service may still have a load balancer of class {OCTAVIA.name}, and "
             "`octavia` is not in the configuration"
         )
         fix = (
@@ -160,14 +159,14 @@ def octavia_loop(
             raise Conflict(f"Service {key} is another one now")
         return service.metadata.resource_version
 
-    claim = ClaimDriver(writer, newest, recorder, serves=served_by_octavia, may_keep=False)
+    claim = ClaimDriver(writer, newest, recorder, loop=OCTAVIA.loop, may_keep=False)
     publish = PublishDriver(
         writer,
         newest,
         recorder,
         licence,
         driver.addresses,
-        serves=served_by_octavia,
+        loop=OCTAVIA.loop,
     )
     source = OctaviaServices(state, config, driver.knows)
     try:

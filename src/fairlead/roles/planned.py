@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fairlead.config import Config
 from fairlead.errors import Refused
-from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.balancer import PROXY, Unconfirmed, confirmed
+from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
 
@@ -42,17 +42,18 @@ class Planned:
     def confirmed(
         self, keys: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        """See `plan_gateway`."""
+        """Return the plan of the loop that forwards, with members as the probes of this gateway
+        have confirmed them."""
         return {
             key: each if isinstance(each, Refused) else self._confirmed(each)
             for key, each in self._known(keys).items()
         }
 
     def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
-        """Connections of class proxy follow the host's routes; forwarded packets may go through
-        tunnels."""
+        """Confirm the members along the path of their traffic: the routes of this host if the
+        gateway ends connections, and else the way of forwarded packets, which may be a tunnel."""
         state = self._state
-        if told.balancer.class_name == PROXY:
+        if isinstance(told.balancer.settings, ProxySettings):
             return confirmed(told, state.routed_verdict_of)
         return confirmed(told, state.verdict_of, state.tunnels)
 

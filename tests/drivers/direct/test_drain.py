@@ -8,7 +8,7 @@ import pytest
 from tests.drivers.direct.conftest import NODE1, WEB, Run, driver, load_balancer
 
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
-from fairlead.model import LoadBalancer, Member, Outcome, ServiceKey
+from fairlead.model import DirectSettings, LoadBalancer, Member, Outcome, ServiceKey
 from fairlead.reconcile import Loop
 from fairlead.state import State
 
@@ -43,7 +43,7 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         await loop.settled.wait()
         await keeping("node1", "node2")
         drains = load_balancer(NODE1, NODE2_DRAINS)[WEB]
-        intents = {WEB: msgspec.structs.replace(drains, drain_timeout_s=1.0)}
+        intents = {WEB: msgspec.structs.replace(drains, settings=DirectSettings(1.0))}
         state.subscribers.mark([WEB])
         while not made.draining():
             await asyncio.sleep(0.01)

@@ -36,6 +36,7 @@ from fairlead.drivers.direct.peers.peers import Peers
 from fairlead.drivers.direct.peers.refusals import Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS
 from fairlead.errors import Refused, Unavailable
+from fairlead.plan.classes import CLASSES
 from fairlead.roles.gateway import peers_of
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("own_loopback")]
@@ -285,10 +286,10 @@ async def test_a_role_uses_the_files_that_the_configuration_names(authority: Aut
         "gateway: {peerListen: '*:9445', peers: ['192.0.2.11:9445'], "
         f"peerTLS: {{certificate: {files.certificate}, key: {files.key}, ca: {files.ca}}}}}"
     )
-    assert peers_of(parse(text, "a test")) is not None
+    assert peers_of(parse(text, "a test", CLASSES)) is not None
     os.unlink(files.ca)
     with pytest.raises(Refused, match="No such file"):
-        peers_of(parse(text, "a test"))
+        peers_of(parse(text, "a test", CLASSES))
 
 
 async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:

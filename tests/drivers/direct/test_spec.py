@@ -16,13 +16,16 @@ from fairlead.drivers.direct.spec import (
     SetNode,
 )
 from fairlead.model import (
+    DirectSettings,
     HealthMonitor,
     Listener,
     LoadBalancer,
     Member,
     MemberState,
     Protocol,
+    ProxySettings,
     ServiceKey,
+    Settings,
     TrafficPolicy,
     Verdict,
 )
@@ -39,7 +42,7 @@ def load_balancer(
     service: ServiceKey = WEB,
     address: str = VIP,
     protocols: tuple[Protocol, ...] = ("TCP",),
-    class_name: str = "fairlead.io/direct",
+    settings: Settings | None = None,
     affinity_timeout_s: int = 0,
 ) -> LoadBalancer:
     family = family_of(address)
@@ -48,7 +51,13 @@ def load_balancer(
     )
     uid = f"uid-{service.name}"
     return LoadBalancer(
-        service, uid, class_name, (address,), listeners, affinity_timeout_s=affinity_timeout_s
+        service,
+        uid,
+        "fairlead.io/direct",
+        (address,),
+        listeners,
+        affinity_timeout_s=affinity_timeout_s,
+        settings=settings or DirectSettings(),
     )
 
 
@@ -98,7 +107,7 @@ def steps(
 
 def test_render_takes_its_own_class_and_all_protocols() -> None:
     ours = load_balancer(member("node1"), protocols=("TCP", "SCTP", "UDP"))
-    foreign = load_balancer(member("node1"), service=API, class_name="fairlead.io/proxy")
+    foreign = load_balancer(member("node1"), service=API, settings=ProxySettings())
     rendered = spec.render({WEB: ours, API: foreign})
     assert rendered.keys() == {WEB}
     assert [str(each.key) for each in rendered[WEB].listeners] == [

@@ -28,6 +28,7 @@ from fairlead.model import (
     OctaviaAsking,
     OctaviaChecks,
     OctaviaPlace,
+    OctaviaSettings,
     Protocol,
 )
 
@@ -121,8 +122,8 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
     IP."""
     if step.wanted is None:
         return step
-    octavia = step.wanted.octavia
-    assert octavia is not None
+    octavia = step.wanted.settings
+    assert isinstance(octavia, OctaviaSettings)
     floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
@@ -137,7 +138,7 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
         octavia, place=OctaviaPlace(site.at.subnet), floating=floating, secured=True
     )
     return step._replace(
-        wanted=msgspec.structs.replace(step.wanted, listeners=listeners, octavia=settings)
+        wanted=msgspec.structs.replace(step.wanted, listeners=listeners, settings=settings)
     )
 
 
@@ -148,8 +149,8 @@ def _at_cloud(one: Member) -> str:
 
 def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
     """With one or two things otherwise."""
-    octavia, asking = before.octavia, chance.choice(ASKING)
-    assert octavia is not None
+    octavia, asking = before.settings, chance.choice(ASKING)
+    assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
         {"listeners": tuple(sorted(_listeners(chance)))},
         {

@@ -80,7 +80,7 @@ def service(
             (),
             tuple(sorted(listeners or (listener(),))),
             health_monitor=HealthMonitor(32000, "/healthz"),
-            octavia=octavia or settings(),
+            settings=octavia or settings(),
         ),
         **fields,
     )
@@ -88,10 +88,11 @@ def service(
 
 def planned(wanted: LoadBalancer, existing: ExistingLoadBalancer | None = None) -> LoadBalancer:
     """As the plan has it: `addresses` of what a test gives are those that the Service shows."""
-    assert wanted.octavia is not None
-    held = wanted.octavia.held if wanted.octavia.existing is not None else wanted.addresses
-    settings = msgspec.structs.replace(wanted.octavia, held=held)
-    return with_existing(msgspec.structs.replace(wanted, octavia=settings), existing)
+    asked = wanted.settings
+    assert isinstance(asked, OctaviaSettings)
+    held = asked.held if asked.existing is not None else wanted.addresses
+    asked = msgspec.structs.replace(asked, held=held)
+    return with_existing(msgspec.structs.replace(wanted, settings=asked), existing)
 
 
 def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
@@ -163,7 +164,8 @@ class Site:
         wanted = self._wanted.get(key)
         if wanted is None:
             return None
-        elsewhere = wanted.octavia.elsewhere if wanted.octavia is not None else None
+        asked = wanted.settings
+        elsewhere = asked.elsewhere if isinstance(asked, OctaviaSettings) else None
         return Claimant(wanted.uid, wanted.addresses, elsewhere)
 
     def _clock(self) -> float:

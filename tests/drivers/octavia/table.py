@@ -21,14 +21,21 @@ from tests.openstack import clients
 from tests.openstack.cloud import NODES, Cloud
 from tests.openstack.front import Front
 
-from fairlead.config import OCTAVIA, Config
+from fairlead.config import Config
 from fairlead.drivers.octavia.balancers import BalancerState
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.render import specs_of
 from fairlead.errors import Refused
 from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectKey, ObjectMeta
-from fairlead.model import ExistingLoadBalancer, LoadBalancer, Provider, ServiceKey
+from fairlead.model import (
+    ExistingLoadBalancer,
+    LoadBalancer,
+    OctaviaSettings,
+    Provider,
+    ServiceKey,
+)
 from fairlead.plan.annotations import WITHOUT_EFFECT
+from fairlead.plan.classes import OCTAVIA
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.floating import FLOATING_WISHES
 from fairlead.plan.refusals import SKIPPED
@@ -195,7 +202,7 @@ class Planner:
     def __init__(self, provider: Provider, subnet: str) -> None:
         classes = {"inner": OctaviaClassConfig(subnet_id=ANY_ID)}
         self._config = Config(
-            default_class=OCTAVIA,
+            default_class=OCTAVIA.name,
             octavia=OctaviaConfig(provider=provider, subnet_id=subnet, classes=classes),
         )
         self._provider = provider
@@ -233,18 +240,18 @@ class Planner:
         assert isinstance(base, LoadBalancer)
         if isinstance(asked, Refused):
             return f"refused: {_plain(asked.message, wish)}"
-        assert asked.octavia is not None
-        assert base.octavia is not None
+        assert isinstance(asked.settings, OctaviaSettings)
+        assert isinstance(base.settings, OctaviaSettings)
         if notes := [note.message for note in asked.notes if note.reason == WITHOUT_EFFECT]:
             return f"no effect: {_plain(notes[0].partition('no effect: ')[2], wish)}"
         if notes := [note.message for note in asked.notes if note.reason == SKIPPED]:
             return f"when it is made; to a live one it is told: {notes[0]}"
-        if asked.octavia.elsewhere != base.octavia.elsewhere:
+        if asked.settings.elsewhere != base.settings.elsewhere:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")
         (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))
         if after == before:
-            same = msgspec.structs.replace(asked, notes=base.notes, octavia=base.octavia) == base
+            same = msgspec.structs.replace(asked, notes=base.notes, settings=base.settings) == base
             return "as without it" if same else ON_THE_SERVICE
         if after == msgspec.structs.replace(before, place=after.place):
             return "when it is made; one that is there stays as it is"

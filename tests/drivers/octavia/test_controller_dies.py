@@ -17,10 +17,10 @@ from tests.drivers.octavia.test_cuts import Cuts
 from tests.faults.trial import LOOK_S, Trial, trial
 from tests.openstack.cloud import NODES as ADDRESSES
 
-from fairlead.config import OCTAVIA
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICE_NAME_LABEL, SERVICES, ObjectKey
+from fairlead.plan.classes import OCTAVIA
 from fairlead.roles.octavia import SYSTEM
 
 WEB = ObjectKey("default", "web")
@@ -144,7 +144,7 @@ async def test_it_is_killed_at_every_write_before_and_after(
         "subnetId": site.at.subnet,
         "floatingNetworkId": site.at.external_network,
     }
-    async with trial(tmp_path / "trial", defaultClass=OCTAVIA, octavia=octavia) as one:
+    async with trial(tmp_path / "trial", defaultClass=OCTAVIA.name, octavia=octavia) as one:
         await fill(one.client)
         killing = Killing(one, site)
         one.start()

@@ -14,8 +14,8 @@ from tests.openstack.front import Answer, Cut, Fate
 
 from fairlead.drivers.octavia.network import RANGES
 from fairlead.errors import Conflict, FairleadError, Unavailable
-from fairlead.model import HealthMonitor, LoadBalancer, Member, ServiceKey
-from fairlead.plan.balancer import PROXY_HEALTH_PORT
+from fairlead.model import HealthMonitor, LoadBalancer, Member, OctaviaSettings, ServiceKey
+from fairlead.plan.service import PROXY_HEALTH_PORT
 
 OTHER = ServiceKey("default", "other")
 
@@ -130,14 +130,14 @@ async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: Clo
     asks at all."""
     site = cloud_site
     asked = balancer(site, "node1", provider="amphora")
-    assert asked.octavia is not None
+    assert isinstance(asked.settings, OctaviaSettings)
     over_tcp = msgspec.structs.replace(
         asked,
         health_monitor=HealthMonitor(PROXY_HEALTH_PORT, "/healthz"),
-        octavia=msgspec.structs.replace(asked.octavia, asking=(("TCP", "TCP"),)),
+        settings=msgspec.structs.replace(asked.settings, asking=(("TCP", "TCP"),)),
     )
     nobody = msgspec.structs.replace(
-        asked, octavia=msgspec.structs.replace(asked.octavia, checks=None, asking=())
+        asked, settings=msgspec.structs.replace(asked.settings, checks=None, asking=())
     )
     health, node_port = (("tcp", each, "10.1.0.0/24") for each in (32000, 30080))
     for wanted, expected in (

@@ -62,7 +62,7 @@ def balancer(
         tuple(addresses),
         listeners,
         source_ranges=ranges,
-        proxy=settings or ProxySettings(),
+        settings=settings or ProxySettings(),
     )
 
 

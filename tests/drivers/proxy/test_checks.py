@@ -185,7 +185,7 @@ async def test_a_number_that_cannot_be_costs_the_others_nothing(folder: Path, wr
         "1 to "
     )
     async with nodes("node1"), opened(folder) as driver:
-        await bring(driver, msgspec.structs.replace(checked(None), proxy=settings))
+        await bring(driver, msgspec.structs.replace(checked(None), settings=settings))
         text = driver.haproxy.text()
         default = MemberChecks()
         assert settings.checks is not None

@@ -184,9 +184,8 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
     def drained(
         weights: dict[str, int], limit_s: float, settings: ProxySettings | None = None
     ) -> LoadBalancer:
-        return msgspec.structs.replace(
-            balancer(weights, settings=settings), drain_timeout_s=limit_s
-        )
+        settings = msgspec.structs.replace(settings or ProxySettings(), drain_timeout_s=limit_s)
+        return balancer(weights, settings=settings)
 
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, drained({"node1": 1}, 3600))
@@ -201,7 +200,7 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
         await bring(driver, after)
         await driver.look()
         assert [(await talk.ask())[0] for talk in (old, new)] == ["node1", "node1"]
-        after = msgspec.structs.replace(after, drain_timeout_s=0.001)
+        after = drained({"node2": 1}, 0.001, ProxySettings(connection_limit=99))
         await bring(driver, after)
         await asyncio.sleep(0.01)
         await driver.look()
@@ -395,12 +394,13 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
 
 async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
     async with nodes("node1", "node2"), opened(folder) as driver:
-        ours = balancer(
-            {"node1": 1}, settings=ProxySettings(connection_limit=9), ranges=("127.0.0.0/8",)
-        )
+        settings = ProxySettings(connection_limit=9)
+        ours = balancer({"node1": 1}, settings=settings, ranges=("127.0.0.0/8",))
         await bring(driver, ours)
         ours = msgspec.structs.replace(
-            balancer({"node1": 1, "node2": 2}), source_ranges=ours.source_ranges, proxy=ours.proxy
+            balancer({"node1": 1, "node2": 2}),
+            source_ranges=ours.source_ranges,
+            settings=ours.settings,
         )
         await bring(driver, ours)
         pid = await worker(driver)
@@ -410,7 +410,7 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
         assert await remaining(successor, ours) == ()
         assert (
             await bring(
-                successor, balancer({"node2": 2}, settings=ours.proxy, ranges=ours.source_ranges)
+                successor, balancer({"node2": 2}, settings=settings, ranges=ours.source_ranges)
             )
             == {}
         )

@@ -38,7 +38,8 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
 from fairlead.plan.annotations import PROXY_WISHES
-from fairlead.plan.balancer import PROXY, plan_load_balancer
+from fairlead.plan.balancer import plan_load_balancer
+from fairlead.plan.classes import PROXY
 from fairlead.plan.proxying import ANNOTATIONS
 
 ADDRESSES = ("203.0.113.1", "2001:db8:f::1")

@@ -21,7 +21,8 @@ from tests.makers import make_service, make_slice
 
 from fairlead.kube.objects import Node, NodeAddress, NodeStatus, ObjectMeta
 from fairlead.model import LoadBalancer, ProxyMethod, ProxySettings
-from fairlead.plan.balancer import PROXY, plan_load_balancer
+from fairlead.plan.balancer import plan_load_balancer
+from fairlead.plan.classes import PROXY
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 

@@ -17,7 +17,7 @@ from fairlead.drivers.proxy.spec import (
     specs_of,
     switches,
 )
-from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+from fairlead.model import DirectSettings, LoadBalancer, ProxySettings, ServiceKey
 
 
 def specs(*balancers: LoadBalancer) -> dict[ServiceKey, ProxySpec]:
@@ -116,5 +116,5 @@ def test_who_has_a_listener_keeps_it() -> None:
 
 
 def test_other_classes_are_left_out() -> None:
-    direct = msgspec.structs.replace(balancer({"node1": 1}), class_name="fairlead.io/direct")
+    direct = msgspec.structs.replace(balancer({"node1": 1}), settings=DirectSettings())
     assert specs(direct) == {}

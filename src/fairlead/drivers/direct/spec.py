@@ -14,12 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.model import Listener, LoadBalancer, ServiceKey, Value
+from fairlead.model import DirectSettings, Listener, LoadBalancer, ServiceKey, Value
 from fairlead.net import maglev
 from fairlead.net.address import canonical, is_ipv6, join_host_port
 from fairlead.net.transition import Slots, nodes_in, transition
 from fairlead.plan import serving
-from fairlead.plan.balancer import DIRECT
 
 DEFAULT_KEEP_LEFT_S = 24 * 3600.0
 """kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node
@@ -185,19 +184,19 @@ DirectChange = SetNode | SetRanges | SetListener | RemoveListener
 def render(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, DirectSpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    """The specs of the LoadBalancers with DirectSettings. `drain_s`: of those that do not say it
     themselves."""
     return {
-        key: _render(intent, drain_s)
+        key: _render(intent, intent.settings, drain_s)
         for key, intent in intents.items()
-        if intent.class_name == DIRECT
+        if isinstance(intent.settings, DirectSettings)
     }
 
 
-def _render(intent: LoadBalancer, drain_s: float) -> DirectSpec:
+def _render(intent: LoadBalancer, settings: DirectSettings, drain_s: float) -> DirectSpec:
     listeners = []
     addresses = set()
-    limit_s = serving.drain_limit_s(intent, drain_s)
+    limit_s = serving.drain_limit_s(settings, drain_s)
     for listener in intent.listeners:
         for address in intent.listening(listener):
             key = ListenerKey(canonical(address), listener.port, listener.protocol)

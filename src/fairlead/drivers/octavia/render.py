@@ -37,9 +37,9 @@ def specs_of(
     intents: Mapping[ServiceKey, LoadBalancer], owner: Owner
 ) -> dict[ServiceKey, BalancerSpec]:
     return {
-        key: _state(intent, intent.octavia, owner)
+        key: _state(intent, intent.settings, owner)
         for key, intent in intents.items()
-        if intent.octavia is not None
+        if isinstance(intent.settings, OctaviaSettings)
     }
 
 

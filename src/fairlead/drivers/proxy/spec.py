@@ -21,7 +21,6 @@ from fairlead.model import (
 )
 from fairlead.net.address import join_host_port
 from fairlead.plan import serving
-from fairlead.plan.balancer import PROXY
 from fairlead.plan.conflicts import Basis, Precedence, first
 
 MOST_WEIGHT = 256
@@ -157,15 +156,19 @@ ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener |
 def specs_of(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, ProxySpec]:
-    """The specs of the LoadBalancers of our class. `drain_s`: of those that do not say it
+    """The specs of the LoadBalancers with ProxySettings. `drain_s`: of those that do not say it
     themselves."""
     return {
-        key: _spec(intent, drain_s) for key, intent in intents.items() if intent.class_name == PROXY
+        key: _spec(intent, intent.settings, drain_s)
+        for key, intent in intents.items()
+        if isinstance(intent.settings, ProxySettings)
     }
 
 
-def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
-    settings = intent.proxy or ProxySettings()
+def _spec(intent: LoadBalancer, settings: ProxySettings, drain_s: float) -> ProxySpec:
+    limit_s = serving.drain_limit_s(settings, drain_s)
+    # A listener is set by a reload, which a new limit does not need.
+    settings = msgspec.structs.replace(settings, drain_timeout_s=None)
     listeners = []
     for listener in intent.listeners:
         for address in intent.listening(listener):
@@ -180,7 +183,6 @@ def _spec(intent: LoadBalancer, drain_s: float) -> ProxySpec:
             shares = serving.shares_of(listener)
             servers = _servers(listener, shares.weights, settings)
             listeners.append(Served(made, servers, shares.undecided))
-    limit_s = serving.drain_limit_s(intent, drain_s)
     return ProxySpec(intent.uid, tuple(sorted(listeners)), intent.source_ranges, limit_s)
 
 

@@ -34,7 +34,7 @@ from fairlead.net.interfaces import Link
 from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
-from fairlead.plan.balancer import PROXY_HEALTH_PORT
+from fairlead.plan.service import PROXY_HEALTH_PORT
 
 log = structlog.get_logger()
 

@@ -1,0 +1,129 @@
+"""The classes of load balancers (`spec.loadBalancerClass`): one value for each, in one table.
+
+A class says where addresses come from, who serves it, what its members are, and what it does
+instead of the wishes that it cannot meet. Plans, loops and commands choose Services by these
+properties and never by a name: a new class is a row of this table and the files that the row names.
+Invariant: pure; exactly one loop of the controller claims the Services of a class, also of a class
+that has no row."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from fairlead.config import Config
+from fairlead.errors import Refused
+from fairlead.kube.objects import Service
+from fairlead.model import LoadBalancer
+from fairlead.plan import direct, octavia_terms, proxying
+from fairlead.plan.service import CLASS_PREFIX, class_of
+from fairlead.plan.terms import TermsOf
+
+Addresses = Literal["pool", "cloud"]
+"""Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud
+gives them when it makes the load balancer."""
+Server = Literal["gateways", "octavia"]
+"""The kind of load balancer that serves a class."""
+Members = Literal["probed", "api"]
+"""What makes a node a member. `api`: its pods are ready, according to the Kubernetes API. `probed`:
+each gateway also has to confirm the node by its own probes."""
+LoopName = Literal["services", "octavia"]
+"""A loop of the controller that claims Services."""
+
+
+def always_configured(_config: Config) -> Refused | None:
+    """Return None: the class needs no configuration."""
+    return None
+
+
+def all_known(_balancer: LoadBalancer) -> str:
+    """Return nothing: the plan of the class is complete."""
+    return ""
+
+
+class ServiceClass(NamedTuple):
+    """A class of load balancers."""
+
+    name: str
+    addresses: Addresses
+    served_by: Server
+    members: Members
+    terms: TermsOf
+    """Return how the class serves one Service: the settings, the ports that it cannot serve."""
+    substitutes: Mapping[str, str]
+    """By annotation that has no effect, what the class does instead."""
+    writes_headers: bool = False
+    """Whether its load balancers can write a PROXY header with the client's address."""
+    loop: LoopName = "services"
+    """The loop of the controller that claims and publishes its Services."""
+    configured: Callable[[Config], Refused | None] = always_configured
+    """Return why this configuration cannot serve the class; None if it can."""
+    known_later: Callable[[LoadBalancer], str] = all_known
+    """Return what the plan of a load balancer cannot know before it is made; empty: nothing."""
+
+
+DIRECT = ServiceClass(
+    direct.DIRECT,
+    addresses="pool",
+    served_by="gateways",
+    members="probed",
+    terms=direct.direct_terms,
+    substitutes=direct.SUBSTITUTES,
+)
+PROXY = ServiceClass(
+    proxying.PROXY,
+    addresses="pool",
+    served_by="gateways",
+    members="probed",
+    terms=proxying.proxy_terms,
+    substitutes=proxying.SUBSTITUTES,
+    writes_headers=True,
+)
+OCTAVIA = ServiceClass(
+    octavia_terms.OCTAVIA,
+    addresses="cloud",
+    served_by="octavia",
+    members="api",
+    terms=octavia_terms.octavia_terms,
+    substitutes=octavia_terms.SUBSTITUTES,
+    writes_headers=True,
+    loop="octavia",
+    configured=octavia_terms.configured,
+    known_later=octavia_terms.known_later,
+)
+
+CLASSES: Mapping[str, ServiceClass] = MappingProxyType(
+    {each.name: each for each in (DIRECT, PROXY, OCTAVIA)}
+)
+"""The values of loadBalancerClass that this version serves."""
+
+
+def names() -> str:
+    """List the names of all classes, for a message."""
+    return ", ".join(sorted(CLASSES))
+
+
+def service_class_of(service: Service, default_class: str | None) -> ServiceClass | None:
+    """Return the class that is to serve this Service; None if no class of the table is."""
+    return CLASSES.get(class_of(service, default_class) or "")
+
+
+def loop_of(name: str) -> LoopName:
+    """Return the loop that claims and releases Services of the class of this name. Another version
+    may have claimed a Service for a class without a row here: loop `services` releases it."""
+    return CLASSES[name].loop if name in CLASSES else "services"
+
+
+def addresses_of(name: str) -> Addresses:
+    """Return where addresses of the class of this name come from; `pool` if it has no row."""
+    return CLASSES[name].addresses if name in CLASSES else "pool"
+
+
+def refusal_of(service: Service, config: Config) -> Refused | None:
+    """Return why no class of the table can serve a Service that asks for a class of Fairlead. None
+    if one can, and for a Service of another controller."""
+    name = class_of(service, config.default_class)
+    if name is None or name in CLASSES:
+        return CLASSES[name].configured(config) if name is not None else None
+    if not name.startswith(CLASS_PREFIX):
+        return None
+    return Refused(f"there is no class {name}", fix=f"make the Service anew with one of {names()}")

@@ -1,0 +1,205 @@
+"""The terms of class `fairlead.io/octavia`: a load balancer of OpenStack.
+
+In: a Service, the configuration, the load balancer that the Service has in the cloud. Out: `Terms`.
+Pure. Members are nodes with ready pods, weighted by their number. Fairlead does not probe them,
+because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from fairlead.config import Config
+from fairlead.errors import Refused
+from fairlead.kube.objects import Service, ServicePort
+from fairlead.model import (
+    ExistingLoadBalancer,
+    Family,
+    Listener,
+    LoadBalancer,
+    Note,
+    OctaviaSettings,
+    UnservedPort,
+)
+from fairlead.net.address import family_of
+from fairlead.plan.addresses import Wanted, wanted_by
+from fairlead.plan.elsewhere import elsewhere_of
+from fairlead.plan.octavia import Asks, has_both, settings_of
+from fairlead.plan.proxying import hostname_in, hostname_suffix_after
+from fairlead.plan.refusals import SKIPPED
+from fairlead.plan.selection import selected
+from fairlead.plan.service import health_monitor_of, source_ranges
+from fairlead.plan.terms import Asked, Terms, without_node_port
+from fairlead.sections import OctaviaConfig
+
+OCTAVIA = "fairlead.io/octavia"
+SHARES_BY_NODE = "SharesByNode"
+NO_NODE_SELECTED = "NoNodeSelected"
+
+SUBSTITUTES = {
+    "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
+    "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
+    "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
+}
+"""By annotation that has no effect, what class octavia does instead."""
+
+
+def octavia_terms(asked: Asked) -> Terms:
+    """Return the terms of class octavia. Raises Refused for a Service that Octavia cannot serve,
+    and if no cloud is configured."""
+    service, config, existing = asked.service, asked.config, asked.existing
+    octavia = config.octavia
+    if octavia is None:
+        raise not_configured()
+    annotations = service.metadata.annotations
+    served, unserved, notes = _ports(service)
+    wanted = wanted_by(service)
+    provider = existing.provider if existing is not None else None
+    families, more = _families(annotations, wanted, octavia, existing if provider else None)
+    notes += more
+    settings, more = settings_of(
+        annotations, _asks(service, octavia, served, wanted, families), octavia, provider
+    )
+    held = tuple(address for address in asked.addresses if family_of(address) in families)
+    settings = msgspec.structs.replace(settings, held=held)
+    expected = bool(settings.header or settings.forwarded_for)
+    suffix, hostname_notes = hostname_suffix_after(
+        annotations, config.proxy.hostname_suffix if expected else ""
+    )
+    notes += [*more, *hostname_notes]
+    nodes = selected(asked.nodes, settings.node_selector)
+    hostname, misnamed = hostname_in(annotations)
+
+    def remarks(listeners: Sequence[Listener]) -> list[Note]:
+        return [
+            *_none_selected(settings, bool(nodes)),
+            *misnamed,
+            *_uneven(settings, listeners),
+        ]
+
+    by_proxy = settings.provider == "amphora" and (expected or octavia.ip_mode == "Proxy")
+    return Terms(
+        settings,
+        notes,
+        unserved,
+        families,
+        ip_mode="Proxy" if by_proxy else "VIP",
+        hostname_suffix=suffix,
+        hostname=hostname,
+        nodes=nodes,
+        all_nodes=settings.all_nodes,
+        remarks=remarks,
+    )
+
+
+def configured(config: Config) -> Refused | None:
+    """Return why the class cannot be served; None if a cloud is configured."""
+    return not_configured() if config.octavia is None else None
+
+
+def not_configured() -> Refused:
+    return Refused(
+        f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it"
+    )
+
+
+def known_later(balancer: LoadBalancer) -> str:
+    """Say which provider a new load balancer would have, and what only the cloud knows."""
+    settings = balancer.settings
+    if not isinstance(settings, OctaviaSettings):
+        return ""
+    address = "" if balancer.addresses else "its address, and "
+    return (
+        f"a new load balancer would be of provider {settings.provider}: {settings.why}; only the "
+        f"cloud knows {address}whether there is one already, which keeps its provider and its "
+        "address families"
+    )
+
+
+def _asks(
+    service: Service,
+    octavia: OctaviaConfig,
+    served: Sequence[ServicePort],
+    wanted: Wanted,
+    families: Sequence[Family],
+) -> Asks:
+    requested = {family_of(address): address for address in wanted.requested}
+    monitor = health_monitor_of(service)
+    local = service.spec.external_traffic_policy == "Local"
+    return Asks(
+        local,
+        monitor.port if monitor is not None and local else 0,
+        sorted({port.protocol for port in served}),
+        bool(source_ranges(service)),
+        requested.get(families[0], ""),
+        elsewhere_of(service, octavia),
+        families[0],
+        requested.get("IPv6", ""),
+        both=len(families) > 1,
+    )
+
+
+def _none_selected(settings: OctaviaSettings, any_node: bool) -> list[Note]:
+    if not settings.node_selector or any_node:
+        return []
+    message = (
+        f"no node has the labels {settings.node_selector}, so the load balancer has no members"
+    )
+    return [Note(NO_NODE_SELECTED, message)]
+
+
+def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Note]:
+    if settings.provider != "ovn" or not any(
+        len({each.weight for each in one.members} - {0}) > 1 for one in listeners
+    ):
+        return []
+    message = (
+        "nodes have different numbers of ready pods, and provider ovn gives each node "
+        "the same share"
+    )
+    return [Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)")]
+
+
+def _families(
+    annotations: Mapping[str, str],
+    wanted: Wanted,
+    octavia: OctaviaConfig,
+    existing: ExistingLoadBalancer | None,
+) -> tuple[Sequence[Family], list[Note]]:
+    """Return the address families of the load balancer: IPv4 before IPv6 if it has both, else the
+    first of the Service that is possible. A load balancer that exists keeps its families. Raises
+    Refused for a Service that must have both and cannot."""
+    first, *others = wanted.families
+    if not others:
+        return (first,), []
+    if existing is None:
+        lacks = has_both(annotations, octavia)
+        fix = "see octavia.subnetIdV6"
+    else:
+        has = [family for family in wanted.families if family in existing.families]
+        lacks = (
+            ""
+            if len(has) > 1
+            else (
+                f"its load balancer has addresses of {existing.families[0]} alone, and that "
+                "cannot change"
+            )
+        )
+        first = has[0] if has else first
+        fix = "make the Service anew for another"
+    if not lacks:
+        return sorted(wanted.families), []
+    if wanted.all_families and existing is None:
+        raise Refused(f"class {OCTAVIA} cannot serve both address families: {lacks}", fix=fix)
+    return (first,), [Note(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}; {fix}")]
+
+
+def _ports(service: Service) -> tuple[list[ServicePort], list[UnservedPort], list[Note]]:
+    """Return the ports that have a node port, and the others as unserved, with a Note. Octavia
+    reaches nodes by node ports. Raises Refused if no port has one."""
+    served = [port for port in service.spec.ports if port.node_port]
+    unserved, notes = without_node_port(
+        OCTAVIA, [port for port in service.spec.ports if not port.node_port]
+    )
+    if notes and not served:
+        raise Refused(notes[0].message)
+    return served, unserved, notes

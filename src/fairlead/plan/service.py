@@ -1,0 +1,81 @@
+"""Read from a Service what every class needs: its class, its source ranges, its health port, its
+session affinity.
+
+In: a Service. Out: the values that plans use. Pure."""
+
+from collections.abc import Iterable
+
+from fairlead.errors import Refused
+from fairlead.kube.networks import read_network
+from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, Service
+from fairlead.model import HealthMonitor
+
+CLASS_PREFIX = "fairlead.io/"
+"""Classes of this domain belong to Fairlead, also those that this version does not know."""
+
+CLASS_ANNOTATION = "fairlead.io/class"
+"""This annotation names the class that has claimed the Service. The controller writes it together
+with the finalizer."""
+CLAIM_MANAGER = "fairlead-claim"
+"""The field manager of claims. Any user can write the annotation, so it counts only if this manager
+owns fields of the Service."""
+
+PROXY_HEALTH_PORT = 10256
+"""The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
+
+LONGEST_AFFINITY_S = 86_400
+"""The API server accepts no longer affinity."""
+
+
+def class_of(service: Service, default_class: str | None) -> str | None:
+    """Return the name of the class that is to serve this Service, which may be the class of
+    another controller; None if the Service wants no load balancer."""
+    if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
+        return None
+    return service.spec.load_balancer_class or default_class
+
+
+def claimed_class(service: Service) -> str:
+    """Return the name of the class that has claimed this Service; empty if none has. An annotation
+    that a user has written does not count."""
+    if not any(each.manager == CLAIM_MANAGER for each in service.metadata.managed_fields):
+        return ""
+    return service.metadata.annotations.get(CLASS_ANNOTATION, "")
+
+
+def health_monitor_of(service: Service) -> HealthMonitor | None:
+    """Return the request by which a node says whether it can serve this Service; None if there is
+    no port to ask."""
+    if service.spec.external_traffic_policy == "Local":
+        port = service.spec.health_check_node_port
+        return HealthMonitor(port, "/healthz") if port else None
+    return HealthMonitor(PROXY_HEALTH_PORT, "/healthz")
+
+
+def affinity_timeout_s(service: Service) -> int:
+    """Return for how many seconds a client stays with its pod, a day at most; 0 without session
+    affinity."""
+    if service.spec.session_affinity != "ClientIP":
+        return 0
+    config = service.spec.session_affinity_config
+    return min(max(config.client_ip.timeout_seconds, 0), LONGEST_AFFINITY_S) if config else 10800
+
+
+def source_ranges(service: Service) -> tuple[str, ...]:
+    """Return the CIDRs that may connect, sorted; empty if every client may. The field wins over the
+    older annotation, and blanks around an entry do not count. Raises Refused for an entry that is
+    no CIDR: to ignore it might admit every client."""
+    if (
+        not service.spec.load_balancer_source_ranges
+        and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations
+    ):
+        return ()
+    ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
+    ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
+    read = {text.strip(): read_network(text) for text in ranges if text.strip()}
+    if unread := sorted(text for text, network in read.items() if network is None):
+        raise Refused(
+            f"source range {unread[0]!r} is no CIDR",
+            fix="write it as ADDRESS/LENGTH in spec.loadBalancerSourceRanges",
+        )
+    return tuple(sorted({network for network in read.values() if network is not None}))

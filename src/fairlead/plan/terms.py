@@ -1,0 +1,95 @@
+"""The terms on which a class serves one Service: everything in which classes differ.
+
+In: `Asked`, a Service with its surroundings. Out: `Terms`. Each class has a function from the one
+to the other in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in
+`plan.classes` names the function. `plan.balancer` makes the LoadBalancer of every class from its
+terms in the same way. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from fairlead.config import Config
+from fairlead.kube.objects import Node, Service, ServicePort
+from fairlead.model import (
+    ExistingLoadBalancer,
+    Family,
+    IPMode,
+    Listener,
+    Note,
+    Protocol,
+    Settings,
+    UnservedPort,
+)
+from fairlead.plan.service import CLASS_PREFIX
+
+NODE_PORT_MISSING = "NodePortMissing"
+"""The reason of a Note about ports without a node port, at a class that reaches nodes by node
+ports; with the domain before it, the error of such a port in the status."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A Service that asks for a load balancer, and its surroundings."""
+
+    service: Service
+    config: Config
+    nodes: Mapping[str, Node]
+    addresses: Sequence[str]
+    """The addresses that the Service has been given. If the cloud gives them, they are the
+    addresses that the Service shows."""
+    existing: ExistingLoadBalancer | None = None
+    """The load balancer that the Service has in the cloud; None if there is none, or none is
+    known."""
+
+
+def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Note]:
+    """Return no Note: the class has nothing to say about its members."""
+    return ()
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """How a class serves one Service."""
+
+    settings: Settings
+    notes: Sequence[Note] = ()
+    unserved: Sequence[UnservedPort] = ()
+    """The ports that the class cannot serve."""
+    families: Sequence[Family] | None = None
+    """The address families in which the load balancer listens. None: those of its addresses."""
+    ip_mode: IPMode = "VIP"
+    hostname_suffix: str = ""
+    hostname: str = ""
+    nodes: Mapping[str, Node] | None = None
+    """The nodes that may be members. None: all."""
+    all_nodes: Sequence[Protocol] = ()
+    """Every node is a member of the listeners of these protocols, with ready pods or without."""
+    remarks: Callable[[Sequence[Listener]], Sequence[Note]] = no_remarks
+    """Return the Notes that depend on the members of the listeners."""
+
+
+TermsOf = Callable[[Asked], Terms]
+"""Such a function raises Refused for a Service that the class cannot serve at all."""
+
+
+def without_node_port(
+    class_name: str, ports: Sequence[ServicePort]
+) -> tuple[list[UnservedPort], list[Note]]:
+    """Return the ports as unserved, and a Note about them: they have no node port, and this class
+    reaches nodes by node ports."""
+    if not ports:
+        return [], []
+    message = (
+        f"not served: {listed(ports)}: class {class_name} reaches nodes by node ports, and there "
+        "are none; set spec.allocateLoadBalancerNodePorts to true"
+    )
+    return unserved(ports, NODE_PORT_MISSING), [Note(NODE_PORT_MISSING, message, "Programmed")]
+
+
+def unserved(ports: Sequence[ServicePort], reason: str) -> list[UnservedPort]:
+    """Return the ports as unserved, each for this reason."""
+    return [UnservedPort(port.port, port.protocol, CLASS_PREFIX + reason) for port in ports]
+
+
+def listed(ports: Sequence[ServicePort]) -> str:
+    """Write the ports for a message: `80/TCP, 53/UDP`."""
+    return ", ".join(f"{port.port}/{port.protocol}" for port in ports)

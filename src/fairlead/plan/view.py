@@ -1,0 +1,55 @@
+"""The part of a cluster's state that plans read.
+
+Every role provides a `Cluster`. The controller provides an `Addressed` one, because it gives
+addresses, and a `CloudCluster`, because it watches a cloud. `fairlead.state.State` is all of them.
+Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from fairlead.kube.objects import EndpointSlice, Node, Service
+from fairlead.kube.own import AddressGrant, AddressPool
+from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
+from fairlead.plan.gateways import Gateways
+
+
+class Cluster(Protocol):
+    """The objects and the verdicts of probes that every plan reads."""
+
+    @property
+    def services(self) -> Mapping[ServiceKey, Service]: ...
+
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+
+    def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]: ...
+
+    def verdict_of(self, address: str, port: int) -> Verdict | None: ...
+
+    def showing(self, address: str) -> Collection[ServiceKey]: ...
+
+
+class Addressed(Cluster, Protocol):
+    """The further state that the controller reads to give addresses. `pools` is another object
+    whenever a pool has changed."""
+
+    @property
+    def pools(self) -> Mapping[str, AddressPool]: ...
+
+    @property
+    def granted(self) -> Collection[ServiceKey]: ...
+
+    def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]: ...
+
+    def namespace_labels(self, namespace: str) -> Mapping[str, str]: ...
+
+    @property
+    def gateways(self) -> Gateways | None: ...
+
+
+class CloudCluster(Cluster, Protocol):
+    """The further state that the plan of a cloud reads: the load balancers that Services have
+    there."""
+
+    @property
+    def load_balancers(self) -> Mapping[ServiceKey, ExistingLoadBalancer]: ...
