@@ -209,6 +209,13 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     return ((records[at : at + key_size], records[at + key_size : at + size]) for at in range(0, len(records), size))
 
 
+def parts_of(message: Entries, most: int) -> Iterator[Entries]:
+    """The message as messages of at most so many entries each, in the same order, without the ages of the entries."""
+    size = most * ENTRY.size
+    for at in range(0, len(message.records), size):
+        yield Entries(message.names, message.records[at : at + size])
+
+
 def _told(table: str, value: bytes) -> bytes:
     """The node of an entry of this table, as it is told."""
     return INDEX.pack(_node(value[: INDEX.size]) | CLOSING) if table == _ENDING else value[: INDEX.size]
