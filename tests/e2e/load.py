@@ -277,6 +277,12 @@ async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
     return found
 
 
+async def messages(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
+    """Messages that the gateway's program has sent since it was first loaded, by kind."""
+    found: dict[str, int] = (await fetch(site, gateway, "/state"))["traffic"]["messages"]
+    return found
+
+
 async def output(site: Site, host: str, *argv: str) -> str:
     """What a command on a host prints. Fails if it fails."""
     code, printed, errors = await site.exec(host, argv)

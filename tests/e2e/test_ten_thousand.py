@@ -26,7 +26,7 @@ import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
 from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, breaks, forgiving, summary, unharmed
-from tests.e2e.load import drops
+from tests.e2e.load import drops, messages
 
 import fairlead
 from fairlead.kube.objects import ObjectKey
@@ -109,7 +109,12 @@ class Stage(msgspec.Struct):
                 for reason, number in (await drops(self.site, gateway)).items()
                 if number
             }
-            print(f"{gateway} has dropped so far: {found}", flush=True)
+            sent = {
+                kind: number
+                for kind, number in (await messages(self.site, gateway)).items()
+                if number
+            }
+            print(f"{gateway} has dropped so far: {found}; has sent: {sent}", flush=True)
         print(f"nodes have seemed dead so far: {dict(+self.shop.deaths())}", flush=True)
         return period
 

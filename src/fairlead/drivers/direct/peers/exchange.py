@@ -232,6 +232,14 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     )
 
 
+def parts_of(message: FlowsMessage, most: int) -> Iterator[FlowsMessage]:
+    """Yield the entries of the message, in their order, as messages of at most `most` entries each.
+    The ages of the entries are left out."""
+    size = most * ENTRY.size
+    for at in range(0, len(message.records), size):
+        yield FlowsMessage(message.names, message.records[at : at + size])
+
+
 def _told(table: str, value: bytes) -> bytes:
     """The node of an entry of this table, as it is told."""
     return (
