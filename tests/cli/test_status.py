@@ -12,7 +12,7 @@ from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_b
 from fairlead.config import ApiServerConfig
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.records import COUNTER, INDEX
-from fairlead.drivers.host import Finding
+from fairlead.drivers.host import HarmfulSetting, Need
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
@@ -21,7 +21,6 @@ from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
 from fairlead.roles.gateway import traffic_of
-from fairlead.roles.host import shown
 from fairlead.web import View, serve
 
 pytestmark = pytest.mark.root
@@ -128,16 +127,22 @@ def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None
         view.traffic = lambda: {
             "tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}
         }
-        strict = Finding(
-            "net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it"
+        need = Need(
+            "net/ipv4/conf/eth0/rp_filter",
+            lambda value: value == "1",
+            "2",
+            "clients are not answered through it",
         )
-        view.host = lambda: shown([strict, msgspec.structs.replace(strict, adjusted=True)])
+        found = (HarmfulSetting(need, "1"), HarmfulSetting(need, "1", adjusted=True))
+        view.host = lambda: [each.finding for each in found]
         async with serve(view, "127.0.0.1:9441"):
             lines = (await status()).splitlines()
         assert "tunnel: ipip, packets: taken 5, broken 2" in lines
         where = "host: net/ipv4/conf/eth0/rp_filter"
         why = "clients are not answered through it"
-        assert f"{where} is 1, should be 2: {why}; {strict.command}" in lines
+        assert (
+            f"{where} is 1, should be 2: {why}; sysctl -w net/ipv4/conf/eth0/rp_filter=2" in lines
+        )
         assert f"{where} was 1, set to 2: {why}" in lines
 
     run(scenario)

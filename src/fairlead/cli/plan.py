@@ -140,7 +140,7 @@ def _table(planned: list[Planned]) -> None:
         if item.refused:
             click.echo(f"{item.service}: {item.refused}")
         for note in item.load_balancer.notes if item.load_balancer else ():
-            click.echo(f"{item.service}: {note.reason}: {note.message}")
+            click.echo(f"{item.service}: {note.code}: {note}")
 
 
 def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:

@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.errors import Refused, Unavailable
+from fairlead.model import Finding
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
 """Where a controller, a gateway and a node listen unless they are told otherwise."""
@@ -354,11 +355,7 @@ def _octavia(traffic: Mapping[str, Any]) -> None:
 def _host(findings: Sequence[Mapping[str, Any]]) -> None:
     """Settings of the host that do harm, with the command that sets them."""
     for each in findings:
-        what = (
-            f"was {each['value']}, set to" if each["adjusted"] else f"is {each['value']}, should be"
-        )
-        command = "" if each["adjusted"] else f"; {each['command']}"
-        click.echo(f"host: {each['setting']} {what} {each['should']}: {each['why']}{command}")
+        click.echo(f"host: {msgspec.convert(each, Finding)}")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

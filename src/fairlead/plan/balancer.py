@@ -19,7 +19,15 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Family, HealthMonitor, Listener, LoadBalancer, Note, UnservedPort
+from fairlead.model import (
+    Family,
+    Finding,
+    HealthMonitor,
+    Listener,
+    LoadBalancer,
+    UnservedPort,
+    about,
+)
 from fairlead.plan.addresses import family_of, shown_address
 from fairlead.plan.annotations import (
     INSTEAD,
@@ -52,9 +60,9 @@ LONGEST_AFFINITY_S = 86_400
 
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 NODE_PORT_MISSING = "NodePortMissing"
-"""Why class proxy does not serve a port: reasons of a Note, and of the port's error."""
+"""Why class proxy does not serve a port: reasons of a Finding, and of the port's error."""
 PORT_CONFLICT = "PortConflict"
-"""Why a port is not served: reason of a Note, and, with our domain before it, error of a port in
+"""Why a port is not served: reason of a Finding, and, with our domain before it, error of a port in
 the status."""
 
 
@@ -127,7 +135,7 @@ def plan_unconfirmed(
 ) -> Unconfirmed:
     """As `plan_load_balancer`, before probes have their say."""
     annotations = service.metadata.annotations
-    notes: list[Note] = []
+    notes: list[Finding] = []
     settings, hostnames = None, ""
     if class_name == PROXY:
         settings, notes = settings_of(annotations, affinity=affinity_timeout_s(service) > 0)
@@ -185,7 +193,7 @@ def plan_unconfirmed(
         ip_mode="Proxy" if settings else "VIP",
         proxy=settings,
         hostname_suffix=hostnames,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=about(f"Service {service.key}", dict.fromkeys(notes)),
         unserved_ports=tuple(sorted(unserved)),
     )
     return Unconfirmed(balancer, tuple([found for _, found in listeners]))
@@ -199,7 +207,7 @@ def confirmed(
     balancer, monitor = told.balancer, told.balancer.health_monitor
     if monitor is None:
         return balancer
-    notes: list[Note] = []
+    notes: list[Finding] = []
     listeners = []
     for listener, found in zip(balancer.listeners, told.found, strict=True):
         members, member_notes = confirm(found, monitor, verdict_of, tunnels)
@@ -211,14 +219,14 @@ def confirmed(
         )
     if not notes and all(map(is_, listeners, balancer.listeners)):
         return balancer
-    every_note = tuple(dict.fromkeys((*balancer.notes, *notes)))
+    every_note = about(f"Service {balancer.service}", (*balancer.notes, *dict.fromkeys(notes)))
     return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=every_note)
 
 
-def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Note]]:
+def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Finding]]:
     """The ports of a Service that no balancer that ends connections can serve, and what to do about
     each kind of them. Raises Refused if there is no other."""
-    notes: list[Note] = []
+    notes: list[Finding] = []
     strange = [port for port in service.spec.ports if port.protocol != "TCP"]
     homeless = [
         port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port
@@ -230,18 +238,28 @@ def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Note]]:
             "on as they are"
         )
         notes.append(
-            Note(
-                PROTOCOL_NOT_SUPPORTED, f"not served: {_ports(strange)}: {why}; {fix}", "Programmed"
+            Finding(
+                PROTOCOL_NOT_SUPPORTED,
+                f"not served: {_ports(strange)}: {why}",
+                severity="error",
+                remedy=fix,
+                blocks="Programmed",
             )
         )
     if homeless:
         why = f"class {PROXY} reaches nodes by node ports, and there are none"
         fix = "set spec.allocateLoadBalancerNodePorts to true"
         notes.append(
-            Note(NODE_PORT_MISSING, f"not served: {_ports(homeless)}: {why}; {fix}", "Programmed")
+            Finding(
+                NODE_PORT_MISSING,
+                f"not served: {_ports(homeless)}: {why}",
+                severity="error",
+                remedy=fix,
+                blocks="Programmed",
+            )
         )
     if notes and len(strange) + len(homeless) == len(service.spec.ports):
-        raise Refused("; ".join(note.message for note in notes))
+        raise Refused("; ".join(map(str, notes)))
     unserved = [
         UnservedPort(each.port, each.protocol, CLASS_PREFIX + PROTOCOL_NOT_SUPPORTED)
         for each in strange

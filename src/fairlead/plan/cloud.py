@@ -13,12 +13,13 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import Service, ServicePort
 from fairlead.model import (
     Family,
+    Finding,
     Listener,
     LoadBalancer,
-    Note,
     OctaviaStanding,
     ServiceKey,
     UnservedPort,
+    about,
 )
 from fairlead.plan.addresses import Wanted, family_of, held_by, wanted_by
 from fairlead.plan.annotations import INSTEAD_OCTAVIA, not_understood, without_effect
@@ -120,7 +121,7 @@ def _balancer(
         message = (
             f"no node has the labels {settings.node_selector}, so the load balancer has no members"
         )
-        notes.append(Note(NO_NODE_SELECTED, message))
+        notes.append(Finding(NO_NODE_SELECTED, message))
     hostname, more = hostname_in(annotations)
     notes += more
     if settings.provider == "ovn" and any(
@@ -131,7 +132,11 @@ def _balancer(
             "the same share"
         )
         notes.append(
-            Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)")
+            Finding(
+                SHARES_BY_NODE,
+                message,
+                remedy="spread pods evenly (topologySpreadConstraints)",
+            )
         )
     by_proxy = settings.provider == "amphora" and (expected or octavia.ip_mode == "Proxy")
     return LoadBalancer(
@@ -147,7 +152,7 @@ def _balancer(
         octavia=settings,
         hostname_suffix=suffix,
         hostname=hostname,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=about(f"Service {service.key}", dict.fromkeys(notes)),
         unserved_ports=unserved,
     )
 
@@ -157,7 +162,7 @@ def _families(
     wanted: Wanted,
     octavia: OctaviaConfig,
     standing: OctaviaStanding | None,
-) -> tuple[Sequence[Family], list[Note]]:
+) -> tuple[Sequence[Family], list[Finding]]:
     """Of what its load balancer has addresses; IPv4 first, and of one family the Service's first.
     What there is stays as it is. Raises Refused for a Service that must have both and cannot."""
     first, *others = wanted.families
@@ -182,10 +187,12 @@ def _families(
         return sorted(wanted.families), []
     if wanted.all_families and standing is None:
         raise Refused(f"class {OCTAVIA} cannot serve both address families: {lacks}", fix=fix)
-    return (first,), [Note(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}; {fix}")]
+    return (first,), [
+        Finding(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}", remedy=fix)
+    ]
 
 
-def _ports(service: Service) -> tuple[list[ServicePort], tuple[UnservedPort, ...], list[Note]]:
+def _ports(service: Service) -> tuple[list[ServicePort], tuple[UnservedPort, ...], list[Finding]]:
     """Nodes are reached by node ports. Raises Refused if there is none."""
     homeless = [port for port in service.spec.ports if not port.node_port]
     if not homeless:
@@ -194,12 +201,13 @@ def _ports(service: Service) -> tuple[list[ServicePort], tuple[UnservedPort, ...
     message = (
         f"not served: {names}: class {OCTAVIA} reaches nodes by node ports, and there are none"
     )
-    message += "; set spec.allocateLoadBalancerNodePorts to true"
+    fix = "set spec.allocateLoadBalancerNodePorts to true"
     if len(homeless) == len(service.spec.ports):
-        raise Refused(message)
+        raise Refused(message, fix=fix)
     unserved = sorted(
         UnservedPort(port.port, port.protocol, CLASS_PREFIX + NODE_PORT_MISSING)
         for port in homeless
     )
     served = [port for port in service.spec.ports if port.node_port]
-    return served, tuple(unserved), [Note(NODE_PORT_MISSING, message, "Programmed")]
+    note = Finding(NODE_PORT_MISSING, message, severity="error", remedy=fix, blocks="Programmed")
+    return served, tuple(unserved), [note]

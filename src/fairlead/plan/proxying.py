@@ -2,16 +2,16 @@
 (class `fairlead.io/proxy`).
 
 In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours
-comes first. Out: ProxySettings, and a Note for each value that cannot be used: what it is, what is
-allowed, what holds instead. One value that is wrong keeps nothing else from being done. Invariant:
-pure; whatever annotations say, the settings are within the limits that HAProxy takes. Names, units
-and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does
-(`50s`)."""
+comes first. Out: ProxySettings, and a Finding for each value that cannot be used: what it is, what
+is allowed, what holds instead. One value that is wrong keeps nothing else from being done.
+Invariant: pure; whatever annotations say, the settings are within the limits that HAProxy takes.
+Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as
+Go does (`50s`)."""
 
 from collections.abc import Mapping
 
 from fairlead.config import read_suffix
-from fairlead.model import MemberChecks, Note, ProxyHeader, ProxyMethod, ProxySettings
+from fairlead.model import Finding, MemberChecks, ProxyHeader, ProxyMethod, ProxySettings
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_WISHES,
@@ -40,7 +40,7 @@ _METHODS: Mapping[str, ProxyMethod] = {
 
 def settings_of(
     annotations: Mapping[str, str], *, affinity: bool
-) -> tuple[ProxySettings, list[Note]]:
+) -> tuple[ProxySettings, list[Finding]]:
     """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
     names the method."""
     default = ProxySettings()
@@ -52,13 +52,12 @@ def settings_of(
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
-            f"{other} has no effect beside {one}: pods are told the client's address in "
-            "one way; remove one of the two"
+            f"{other} has no effect beside {one}: pods are told the client's address in one way"
         )
-        reader.notes.append(Note(NOT_UNDERSTOOD, message))
+        reader.notes.append(Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two"))
     if affinity and method != "source" and (name := reader.given("lb-method")):
         reader.notes.append(
-            Note(
+            Finding(
                 NOT_UNDERSTOOD,
                 f"{name} has no effect: spec.sessionAffinity keeps each client with its node",
             )
@@ -82,7 +81,7 @@ def settings_of(
 
 def hostname_suffix(
     annotations: Mapping[str, str], settings: ProxySettings, configured: str
-) -> tuple[str, list[Note]]:
+) -> tuple[str, list[Finding]]:
     """What is published after the address; `configured`: for Services that do not say it, if their
     pods expect a header."""
     return hostname_suffix_after(
@@ -90,7 +89,9 @@ def hostname_suffix(
     )
 
 
-def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple[str, list[Note]]:
+def hostname_suffix_after(
+    annotations: Mapping[str, str], default: str
+) -> tuple[str, list[Finding]]:
     """The same; `default`: for Services that do not say it."""
     name, text = found(annotations, HOSTNAME_SUFFIX)
     if not name:
@@ -102,11 +103,11 @@ def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple
             f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or "
             f"{NO_SUFFIX}; it counts as not given"
         )
-        return default, [Note(NOT_UNDERSTOOD, message)]
+        return default, [Finding(NOT_UNDERSTOOD, message)]
     return suffix, []
 
 
-def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
+def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Finding]]:
     """The name that is to be published in the place of addresses; empty: none."""
     name, text = found(annotations, names_of("hostname"))
     if not name:
@@ -117,10 +118,10 @@ def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
         f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and "
         "the address is published"
     )
-    return "", [Note(NOT_UNDERSTOOD, message)]
+    return "", [Finding(NOT_UNDERSTOOD, message)]
 
 
-def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
+def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
     """What to tell when new connections begin otherwise than before: who takes both loses nothing,
     who does not has to be changed first."""
     news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
@@ -135,21 +136,21 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
         "where they cannot, leave this Service as it was, and move clients to a second one "
         "for a port that expects the other"
     )
-    return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}")
+    return Finding(PROXY_HEADER_SWITCHED, f"{news}: {order}", severity="info", remedy=instead)
 
 
-def ended(connections: int, most: int) -> Note:
+def ended(connections: int, most: int) -> Finding:
     """What to tell when connections were cut because HAProxy has been reloaded too often for
     them."""
     ours = "1 connection was" if connections == 1 else f"{connections} connections were"
     why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
-    return Note(
+    return Finding(
         OLD_CONNECTIONS_ENDED,
         f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)",
     )
 
 
-def _affinity() -> Note:
+def _affinity() -> Finding:
     """Where a service proxy applies the affinity once more, to connections of gateways."""
     why = (
         "nodes see a gateway in place of its clients, so for all of them it stays with one pod "
@@ -162,7 +163,9 @@ def _affinity() -> Note:
         "for a pod by client have one pod on each node, with policy Local, or use class "
         "fairlead.io/direct"
     )
-    return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
+    return Finding(
+        AFFINITY_BY_GATEWAY, f"{why}: others may get nothing", remedy=f"{instead}; {others}"
+    )
 
 
 def _said(header: ProxyHeader) -> str:

@@ -42,7 +42,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder, Recorder
 from fairlead.kube.freshness import Freshness, stale_after_s
-from fairlead.model import LoadBalancer, Note, ProxyHeader, ServiceKey
+from fairlead.model import Finding, LoadBalancer, ProxyHeader, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
@@ -309,9 +309,9 @@ async def clean_up(config: Config) -> None:
         )
 
 
-def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
+def notes_of_probes(balancer: LoadBalancer) -> Collection[Finding]:
     """Those that are this role's to tell."""
-    return [note for note in balancer.notes if note.reason in NOTES]
+    return [note for note in balancer.notes if note.code in NOTES]
 
 
 def tell_switch(
@@ -319,7 +319,7 @@ def tell_switch(
 ) -> None:
     """Say what pods meet from now on. It is no failure, and over as soon as it is said."""
     note = switched(before, after)
-    recorder.event(service, uid, "Normal", note.reason, note.message)
+    recorder.event(service, uid, "Normal", note.code, str(note))
 
 
 def tell_cut(
@@ -327,7 +327,7 @@ def tell_cut(
 ) -> None:
     """Say what was cut, and by which limit."""
     note = ended(connections, most)
-    recorder.event(service, uid, "Warning", note.reason, note.message)
+    recorder.event(service, uid, "Warning", note.code, str(note))
 
 
 def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:

@@ -1,12 +1,11 @@
 """A role's eye on the settings of its host, again and again: interfaces and nodes come and go."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
-import msgspec
 import structlog
 
-from fairlead.drivers.host import Finding, Host, Need
+from fairlead.drivers.host import Host, Need
 from fairlead.errors import FairleadError
 from fairlead.web import View
 
@@ -20,15 +19,10 @@ async def watch_host(
     host: Host, needs: Callable[[], Awaitable[Collection[Need]]], view: View
 ) -> None:
     """Find what does harm, show it, and put it right where that is wanted, until cancelled."""
-    view.host = lambda: shown(host.findings)
+    view.host = lambda: host.findings
     while True:
         try:
             host.look(await needs())
         except FairleadError as problem:
             log.warning("the host's settings cannot be seen to", problem=str(problem))
         await asyncio.sleep(LOOK_S)
-
-
-def shown(findings: Sequence[Finding]) -> Sequence[Mapping[str, object]]:
-    """The findings, each with the command that puts it right."""
-    return [msgspec.structs.asdict(each) | {"command": each.command} for each in findings]

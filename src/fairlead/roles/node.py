@@ -32,7 +32,7 @@ from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
-from fairlead.model import Family, NodeService, Note, ServiceKey
+from fairlead.model import Family, Finding, NodeService, ServiceKey
 from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
 from fairlead.net.selection import of_host
@@ -227,7 +227,7 @@ def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
     return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
 
 
-def notes_of(service: NodeService) -> Sequence[Note]:
+def notes_of(service: NodeService) -> Sequence[Finding]:
     """What users are to know of what this node does for a Service."""
     return service.notes
 

@@ -30,7 +30,7 @@ from prometheus_client import (
 
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import Finding, Outcome, ServiceKey
 from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
 from fairlead.web.connections import serving
 
@@ -58,7 +58,7 @@ class View:
         self.standing_by: Callable[[], bool] = lambda: False
         """Whether a role that follows no loop is ready to take over from one that does."""
         self.traffic: Callable[[], Mapping[str, object]] = dict
-        self.host: Callable[[], Sequence[object]] = tuple
+        self.host: Callable[[], Sequence[Finding]] = tuple
         """Settings of the host that do harm, see `drivers.host`."""
         self.intents: dict[ServiceKey, object] = {}
         self._loop: Steps | None = None
