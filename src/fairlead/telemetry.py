@@ -116,7 +116,7 @@ class Shown(Protocol):
     def outcomes(self) -> dict[ServiceKey, Outcome]: ...
 
     @property
-    def intents(self) -> dict[ServiceKey, object]: ...
+    def intents(self) -> Mapping[ServiceKey, object]: ...
 
     @property
     def drift(self) -> int: ...
@@ -203,7 +203,7 @@ class ServicesCollector(Collector):
         )
         balancers = [
             intent
-            for intent in self._shown.intents.copy().values()
+            for intent in dict(self._shown.intents).values()
             if isinstance(intent, LoadBalancer)
         ]
         found = Counter(

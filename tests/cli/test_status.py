@@ -14,13 +14,18 @@ from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.records import COUNTER, INDEX
 from fairlead.drivers.host import HarmfulSetting, Need
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
-from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import DONE, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
-from fairlead.roles.gateway import traffic_of
+from fairlead.role_state import (
+    ApiServersState,
+    ApiServerState,
+    GatewayState,
+    RoleState,
+    TunnelState,
+)
 from fairlead.web import View, serve
 
 pytestmark = pytest.mark.root
@@ -73,15 +78,15 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             ),
             Path("nowhere"),
         )
-        balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
-        view.traffic = lambda: traffic_of(made, proxy, None) | {"api": balancer.shown()}
+        balancer.servers = {"[2001:db8::1]:6443": ApiServerState("not ready", 3, 8)}
+        view.parts += [made.status, proxy.status, balancer.status]
         view.record(
             {key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))},
             {key: DONE},
         )
         async with serve(view, "127.0.0.1:9441"):
             shown = await status()
-            state = msgspec.json.decode(await status("-o", "json"))
+            states = msgspec.json.decode(await status("-o", "json"), type=list[RoleState])
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
@@ -107,15 +112,17 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert not any(line.startswith("entries that peers were not told of") for line in lines), (
             "there were none"
         )
-        (gateway,) = state
-        assert gateway["traffic"]["draining"][0]["node"] == "node2"
-        assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
-        assert gateway["traffic"]["proxied"]["default/shop"]["open"] == 2
-        api = {"state": "not ready", "open": 3, "connections": 8}
-        assert gateway["traffic"]["api"] == {
-            "addresses": ["203.0.113.5:6443", "[2001:db8::5]:6443"],
-            "servers": {"[2001:db8::1]:6443": api},
-        }
+        (gateway,) = states
+        assert isinstance(gateway, GatewayState)
+        assert gateway.traffic is not None
+        assert gateway.proxy is not None
+        assert gateway.traffic.draining[0].node == "node2"
+        assert gateway.traffic.nodes["node1"].ways == ("l2",)
+        assert gateway.proxy.services["default/shop"].open == 2
+        assert gateway.api_servers == ApiServersState(
+            ("203.0.113.5:6443", "[2001:db8::5]:6443"),
+            {"[2001:db8::1]:6443": ApiServerState("not ready", 3, 8)},
+        )
         await made.close(remove=True)
 
     run(scenario)
@@ -124,9 +131,8 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
 def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
-        view.traffic = lambda: {
-            "tunnel": {"kind": "ipip", "packets": {"taken": 5, "strangers": 0, "broken": 2}}
-        }
+        packets = {"taken": 5, "strangers": 0, "broken": 2}
+        view.parts.append(lambda: TunnelState("ipip", packets))
         need = Need(
             "net/ipv4/conf/eth0/rp_filter",
             lambda value: value == "1",

@@ -49,6 +49,7 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING,
 from fairlead.plan.projection import GATEWAY
 from fairlead.plan.proxying import ended, switched
 from fairlead.reconcile import Loop
+from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.host import watch_host
 from fairlead.roles.planned import Planned
@@ -186,10 +187,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             view.registry.register(TrafficCollector(lambda: direct.counters))
             view.registry.register(ProxyCollector(proxy.counters))
             view.registry.register(ApiServersCollector(lambda: apiserver.servers))
-            view.traffic = lambda: (
-                traffic_of(direct, proxy, peers)
-                | {"api": apiserver.shown(), "probed": probed(state)}
-            )
+            view.parts += [direct.status, proxy.status, apiserver.status, partial(probes, state)]
             view.follow(forwarding)
             listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
             await shown.enter_async_context(serve(view, listen, config.web.metrics_from))
@@ -199,6 +197,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             group.create_task(watch_host(Host("gateway", adjust=False), direct.needs, view))
             if peers is not None:
                 view.registry.register(PeersCollector(peers))
+                view.parts.append(peers.status)
                 group.create_task(peers.run())
             group.create_task(tell_nodes(state, direct))
             group.create_task(watch_returned(lambda: direct.counters, state, recorder, node_name))
@@ -330,45 +329,18 @@ def tell_cut(
     recorder.event(service, uid, "Warning", note.code, str(note))
 
 
-def traffic_of(direct: DirectDriver, proxy: ProxyDriver, peers: Peers | None) -> dict[str, object]:
-    """The counters, for showing."""
-    counters = direct.counters
-    return {
-        "services": {str(key): traffic._asdict() for key, traffic in counters.services().items()},
-        "proxied": {
-            str(key): traffic._asdict() for key, traffic in proxy.counters.services().items()
-        },
-        "proxyWorker": proxy.counters.worker._asdict(),
-        "nodes": {name: traffic._asdict() for name, traffic in counters.nodes().items()},
-        "drops": counters.drops(),
-        "messages": counters.messages(),
-        "untracked": counters.untracked(),
-        "untold": counters.untold(),
-        "resources": {name: filled._asdict() for name, filled in counters.resources().items()},
-        "draining": [
-            {
-                "service": str(each.service),
-                "listener": str(each.listener),
-                "node": each.node,
-                "left_s": round(each.left_s, 1),
-            }
-            for each in direct.draining()
-        ],
-        "interfaces": [each._asdict() for each in direct.interfaces],
-        "peers": peers.shown if peers is not None else (),
-    }
-
-
-def probed(state: State) -> list[dict[str, object]]:
-    """The path by which each node is probed, and its last answer, for `fairlead status`."""
+def probes(state: State) -> ProbesState:
+    """The paths by which nodes are probed, and the last verdicts, for `/state`."""
     names = {
         entry.address: name for name, node in state.nodes.items() for entry in node.status.addresses
     }
-    return [
-        {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
-        for address, ways in state.probed().items()
-        for way, verdict in ways.items()
-    ]
+    return ProbesState(
+        tuple(
+            ProbedNode(names.get(address, ""), address, way, verdict)
+            for address, ways in state.probed().items()
+            for way, verdict in ways.items()
+        )
+    )
 
 
 async def first_verdicts(until_s: float, prober: Prober, state: State) -> None:

@@ -272,9 +272,7 @@ async def open_drivers(
         await tunnel.open()
         opened.push_async_callback(tunnel.close, remove=False)
         view.registry.register(TunnelCollector(tunnel))
-        view.traffic = lambda: {
-            "tunnel": {"kind": config.tunnel.kind, "packets": tunnel.counters()}
-        }
+        view.parts.append(tunnel.status)
         drivers.append(tunnel)
     else:
         for what in await remove_tunnel():

@@ -158,7 +158,7 @@ def octavia_loop(
         located=driver.located,
     )
     source = OctaviaServices(state, config, driver.knows)
-    view.traffic = lambda: {"octavia": driver.health()}
+    view.parts.append(driver.status)
     try:
         with state.subscribers.telling(source):
             yield Loop(
@@ -172,5 +172,5 @@ def octavia_loop(
                 unread=lambda: driver.unread,
             )
     finally:
-        view.traffic = dict
+        view.parts.remove(driver.status)
         cloud.close()

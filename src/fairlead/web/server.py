@@ -1,23 +1,23 @@
 """/healthz, /readyz, /metrics and /state of one role.
 
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process
-lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON: each
-Service with what was planned and what became of it, the traffic counters, and the age of each
-watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what
-/readyz itself says, `current` fails while a watch is stale. `current` does not affect /readyz: a
-gateway that has lost the API server forwards as well as before. Both are made in a thread, from
-copies: of 10,000 Services they take a second, during which the role goes on with its work. Callers
-that come while one is being made share it. Each connection is for one request, and `connections`
-bounds their number. Invariants: /state, which names every node and its address, is for callers on
-the host itself (or, in a pod, inside the pod), whichever address the server listens on; /metrics is
-for these callers, and for the networks that the configuration names."""
+lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON
+(`role_state`): each Service with what was planned and what became of it, what each component shows,
+and the age of each watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does:
+`synced` is what /readyz itself says, `current` fails while a watch is stale. `current` does not
+affect /readyz: a gateway that has lost the API server forwards as well as before. Both are made in
+a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its
+work. Callers that come while one is being made share it. Each connection is for one request, and
+`connections` bounds their number. Invariants: /state, which names every node and its address, is
+for callers on the host itself (or, in a pod, inside the pod), whichever address the server listens
+on; /metrics is for these callers, and for the networks that the configuration names."""
 
 import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -30,7 +30,18 @@ from prometheus_client import (
 
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
-from fairlead.model import Finding, Outcome, ServiceKey
+from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceKey
+from fairlead.role_state import (
+    PART_FIELDS,
+    STATES,
+    VERSION,
+    ApiServerContact,
+    Part,
+    Role,
+    RoleState,
+    ServiceState,
+    WatchState,
+)
 from fairlead.telemetry import FreshnessCollector, RoleCollector, ServicesCollector
 from fairlead.web.connections import serving
 
@@ -51,16 +62,17 @@ class Steps(Protocol):
 class View:
     """The latest of everything, for showing only."""
 
-    def __init__(self, role: str, node_name: str) -> None:
+    def __init__(self, role: Role, node_name: str) -> None:
         self.role = role
         self.node_name = node_name
         self.registry = CollectorRegistry()
         self.standing_by: Callable[[], bool] = lambda: False
         """Whether a role that follows no loop is ready to take over from one that does."""
-        self.traffic: Callable[[], Mapping[str, object]] = dict
+        self.parts: list[Callable[[], Part]] = []
+        """What components add to the state, one of a kind; asked from another thread."""
         self.host: Callable[[], Sequence[Finding]] = tuple
-        """Settings of the host that do harm, see `drivers.host`."""
-        self.intents: dict[ServiceKey, object] = {}
+        """What is wrong with the host, see `drivers.host`."""
+        self.intents: dict[ServiceKey, LoadBalancer | NodeService] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
         self.freshness: Freshness | None = None
@@ -93,7 +105,9 @@ class View:
         return self._loop.drift if self._loop is not None else 0
 
     def record(
-        self, intents: Mapping[ServiceKey, object], outcomes: Mapping[ServiceKey, Outcome]
+        self,
+        intents: Mapping[ServiceKey, LoadBalancer | NodeService],
+        outcomes: Mapping[ServiceKey, Outcome],
     ) -> None:
         """Take in a report of the loop."""
         for key, outcome in outcomes.items():
@@ -121,37 +135,35 @@ class View:
             else "",
         }
 
-    def _knowledge(self) -> dict[str, object]:
-        """The age of each watch, and of the API server's last answer."""
-        if self.freshness is None:
-            return {}
-        stale = self.freshness.stale()
-        ages = {
-            name: {"age_s": round(age_s, 1), "stale": name in stale}
-            for name, age_s in self.freshness.ages().items()
-        }
-        answer_age_s = round(self.freshness.answer_age_s, 1)
-        return {
-            "current": not stale,
-            "api_server": {"answered_s_ago": answer_age_s},
-            "watches": ages,
-        }
-
-    def state(self) -> dict[str, object]:
-        """For `/state`."""
+    def state(self) -> RoleState:
+        """For `/state`. May be called from any thread."""
         intents, outcomes = self.intents.copy(), self.outcomes.copy()
-        services = {
-            str(key): {"plan": intents.get(key), "outcome": outcomes.get(key)}
-            for key in sorted(intents.keys() | outcomes.keys())
+        # Which fields there are, and what their types are, depends on the role.
+        fields: dict[str, Any] = {
+            "services": {
+                str(key): ServiceState(intents.get(key), outcomes.get(key))
+                for key in sorted(intents.keys() | outcomes.keys())
+            }
         }
-        return {
-            "role": self.role,
-            "node": self.node_name,
-            "ready": self.ready,
-            "services": services,
-            "traffic": self.traffic(),
-            "host": self.host(),
-        } | self._knowledge()
+        for part in [make() for make in self.parts]:
+            fields[PART_FIELDS[type(part)]] = part
+        if self.freshness is not None:
+            stale = self.freshness.stale()
+            fields |= {
+                "current": not stale,
+                "api_server": ApiServerContact(round(self.freshness.answer_age_s, 1)),
+                "watches": {
+                    name: WatchState(round(age_s, 1), name in stale)
+                    for name, age_s in self.freshness.ages().items()
+                },
+            }
+        return STATES[self.role](
+            version=VERSION,
+            node=self.node_name,
+            ready=self.ready,
+            host=tuple(self.host()),
+            **fields,
+        )
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ PROGRAM = Path(sys.executable).with_name("fairlead")
 async def status(site: Site) -> list[str]:
     await site.driver.read(None)  # as an audit does
     view, address = View("controller", ""), f"127.0.0.1:{free_port()}"
-    view.traffic = lambda: {"octavia": site.driver.health()}
+    view.parts.append(site.driver.status)
     async with serve(view, address):
         run = await asyncio.create_subprocess_exec(
             PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE

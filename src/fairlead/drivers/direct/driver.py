@@ -29,7 +29,7 @@ from fairlead.config import AttachKind
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
-from fairlead.drivers.direct.host_network.attach import Attachment, Attachments, Programs
+from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
@@ -56,6 +56,7 @@ from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
+from fairlead.role_state import DrainState, InterfaceState, ResourceState, TrafficState
 from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
@@ -255,7 +256,7 @@ class DirectDriver:
         self._look_again_at(await networks.find_ways())
 
     @property
-    def interfaces(self) -> tuple[Attachment, ...]:
+    def interfaces(self) -> tuple[InterfaceState, ...]:
         """What is attached to each interface, and why that."""
         return self._attachments.shown
 
@@ -463,6 +464,27 @@ class DirectDriver:
         """See `ListenerMaps.draining`."""
         tables, _, _ = self._opened()
         return tables.draining()
+
+    def status(self) -> TrafficState:
+        """For `/state`. May be called from any thread."""
+        counters = self.counters
+        return TrafficState(
+            services={str(key): traffic for key, traffic in counters.services().items()},
+            nodes=counters.nodes(),
+            drops=counters.drops(),
+            messages=counters.messages(),
+            untracked=counters.untracked(),
+            untold=counters.untold(),
+            resources={
+                name: ResourceState(filled.used, filled.most)
+                for name, filled in counters.resources().items()
+            },
+            draining=tuple(
+                DrainState(str(each.service), str(each.listener), each.node, round(each.left_s, 1))
+                for each in self.draining()
+            ),
+            interfaces=self.interfaces,
+        )
 
 
 async def _actual(

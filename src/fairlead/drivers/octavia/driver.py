@@ -38,7 +38,7 @@ from fairlead.drivers.octavia.changes import (
 )
 from fairlead.drivers.octavia.cloud import Cloud, Failed
 from fairlead.drivers.octavia.elsewhere import Seeker
-from fairlead.drivers.octavia.health import Health, healths
+from fairlead.drivers.octavia.health import healths
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.network import Network, further
 from fairlead.drivers.octavia.read import listeners_on, read_all, read_one
@@ -47,6 +47,7 @@ from fairlead.drivers.octavia.tree import Found, FoundTree, Tree, family_of, pro
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.kube.events import Recorder
 from fairlead.model import DONE, LoadBalancer, OctaviaStanding, Outcome, ServiceKey
+from fairlead.role_state import LoadBalancerHealth, OctaviaState
 
 log = structlog.get_logger()
 
@@ -193,13 +194,17 @@ class OctaviaDriver:
         """Those of the Service's load balancers, as far as is known."""
         return {address for tree in self._known.get(key, NOTHING).trees for address in tree.shown}
 
-    def health(self) -> list[Health]:
+    def health(self) -> list[LoadBalancerHealth]:
         """How all are by Octavia's account, when they were seen last. May be called from any
         thread."""
         now_s, seen_s, known = self._clock(), self._seen_s.copy(), self._known.copy()
         return healths(
             known, {key: now_s - max(seen_s.get(key, 0.0), self._all_seen_s) for key in known}
         )
+
+    def status(self) -> OctaviaState:
+        """For `/state`. May be called from any thread."""
+        return OctaviaState(tuple(self.health()))
 
     def _standing(self) -> dict[ServiceKey, frozenset[tuple[str, ...]]]:
         """What plans count with."""

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -27,6 +26,7 @@ from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
+from fairlead.role_state import ApiServersState, ApiServerState
 
 log = structlog.get_logger()
 
@@ -75,15 +75,6 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
     return with_global("\n    ".join([f"listen {SECTION}", *lines]) + "\n", paths)
 
 
-class ApiServer(NamedTuple):
-    """What HAProxy finds of one. `state`: ready, not ready, away. `open`: connections now;
-    `connections`: all so far, of the worker that runs."""
-
-    state: str
-    open: int = 0
-    connections: int = 0
-
-
 class ApiServerBalancer:
     """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's
     configuration and sockets; its path has 80 characters at most."""
@@ -91,7 +82,7 @@ class ApiServerBalancer:
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
         self.haproxy = Haproxy(folder)
-        self.servers: Mapping[str, ApiServer] = {}
+        self.servers: Mapping[str, ApiServerState] = {}
         """What was last seen of each API server, by `address:port` as it is configured."""
         self._problem = ""
         self._shield: tuple[list[ProxyKey], str] | None = None
@@ -156,17 +147,16 @@ class ApiServerBalancer:
                     log.info("API server", server=server, state=now.state)
             self.servers = found
 
-    def shown(self) -> dict[str, object]:
+    def status(self) -> ApiServersState:
         """For `/state`; nothing where there is no balancer."""
         if self._config is None:
-            return {}
-        servers = {server: found._asdict() for server, found in self.servers.items()}
-        return {"addresses": [str(key) for key in _keys(self._config)], "servers": servers}
+            return ApiServersState()
+        return ApiServersState(tuple(map(str, _keys(self._config))), self.servers)
 
 
-def _found(row: Mapping[str, str]) -> ApiServer:
+def _found(row: Mapping[str, str]) -> ApiServerState:
     state = row["status"].partition(" ")[0]
-    return ApiServer(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
+    return ApiServerState(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
 
 
 def _name(server: str) -> str:

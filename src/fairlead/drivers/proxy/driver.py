@@ -38,6 +38,7 @@ from fairlead.drivers.proxy.spec import (
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import LoadBalancer, Outcome, ProxyHeader, ServiceKey
 from fairlead.net import localroutes
+from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
 log = structlog.get_logger()
 
@@ -178,6 +179,16 @@ class ProxyDriver:
         async with self._changing:
             await self._look()
             await self._remove_servers()
+
+    def status(self) -> ProxyState:
+        """For `/state`. May be called from any thread."""
+        return ProxyState(
+            {
+                str(key): ProxiedTraffic(*traffic)
+                for key, traffic in self.counters.services().items()
+            },
+            WorkerState(*self.counters.worker),
+        )
 
     async def remove(self) -> bool:
         """Take everything away: HAProxy, with its connections, its folder, the routes, the shield.

@@ -33,6 +33,7 @@ from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 from fairlead.plan.balancer import PROXY_HEALTH_PORT
+from fairlead.role_state import TunnelState
 
 log = structlog.get_logger()
 
@@ -210,6 +211,10 @@ class TunnelDriver:
         return {
             str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)
         }
+
+    def status(self) -> TunnelState:
+        """For `/state`. May be called from any thread."""
+        return TunnelState(self._tunnel.kind, self.counters())
 
     async def _publish(self, published: Collection[Opening]) -> None:
         added, removed = (

@@ -23,6 +23,7 @@ from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program, maps_of
 from fairlead.net.routing import Interface
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
+from fairlead.role_state import InterfaceState
 
 Mode = Literal["tc", "xdp", "xdp-generic"]
 
@@ -41,14 +42,6 @@ class Choice(NamedTuple):
     """`mode`: tc alone, or XDP in front of it."""
 
     mode: Mode
-    why: str
-
-
-class Attachment(NamedTuple):
-    """What an interface has, for showing."""
-
-    name: str
-    attach: Mode
     why: str
 
 
@@ -107,7 +100,7 @@ class Attachments:
         self._priority = priority
         self._indexes: dict[str, int] = {}
         self._tags: dict[tuple[int, int], bytes] = {}
-        self.shown: tuple[Attachment, ...] = ()
+        self.shown: tuple[InterfaceState, ...] = ()
         """What each interface has."""
 
     @property
@@ -155,7 +148,7 @@ class Attachments:
         shown = []
         for interface, choice in chosen:
             shown.append(
-                Attachment(interface.name, *await self._front(interface, choice, programs))
+                InterfaceState(interface.name, *await self._front(interface, choice, programs))
             )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)

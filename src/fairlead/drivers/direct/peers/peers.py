@@ -37,8 +37,8 @@ from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
 from fairlead.kube.backoff import Backoff
-from fairlead.model import Value
 from fairlead.net.bpf import Map
+from fairlead.role_state import PeersState, PeerState
 
 log = structlog.get_logger()
 
@@ -62,14 +62,6 @@ SEASONED_S = 30.0
 """The word of a peer that has followed the cluster for less than this never counts against our own
 tables. And for so long one that has begun tells each that comes what happened while no process was
 there."""
-
-
-class Peer(Value, frozen=True):
-    """Another gateway, as it is shown."""
-
-    address: str
-    connected: bool
-    problem: str = ""
 
 
 class Peers:
@@ -97,7 +89,7 @@ class Peers:
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
-        self._heard = {each: Peer(each, False) for each in peers if each != listen}
+        self._heard = {each: PeerState(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(_host(each).partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, TablesMessage] = {}
         self._recent = Recent()
@@ -109,9 +101,13 @@ class Peers:
         """FlowsMessage that came to be here and were told to others."""
 
     @property
-    def shown(self) -> list[Peer]:
+    def shown(self) -> list[PeerState]:
         """The other gateways."""
         return list(self._heard.values())
+
+    def status(self) -> PeersState:
+        """For `/state`. May be called from any thread."""
+        return PeersState(tuple(self.shown), self.followers)
 
     @property
     def followers(self) -> int:
@@ -353,7 +349,7 @@ class Peers:
                     )
                 case CompleteMessage():
                     behind, known = False, ()
-                    self._heard[peer] = Peer(peer, True)
+                    self._heard[peer] = PeerState(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
@@ -368,10 +364,10 @@ class Peers:
         return any(each.connected for each in self._heard.values())
 
     def _lost(self, peer: str, problem: str) -> None:
-        if self._heard[peer] != Peer(peer, False, problem):
+        if self._heard[peer] != PeerState(peer, False, problem):
             log.warning("not following a gateway", peer=peer, problem=problem)
         was_connected = self._connected
-        self._heard[peer] = Peer(peer, False, problem)
+        self._heard[peer] = PeerState(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()
 
