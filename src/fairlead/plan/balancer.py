@@ -60,9 +60,9 @@ LONGEST_AFFINITY_S = 86_400
 
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 NODE_PORT_MISSING = "NodePortMissing"
-"""Why class proxy does not serve a port: reasons of a Finding, and of the port's error."""
+"""Why class proxy does not serve a port: codes of a Finding, and of the port's error."""
 PORT_CONFLICT = "PortConflict"
-"""Why a port is not served: reason of a Finding, and, with our domain before it, error of a port in
+"""Why a port is not served: code of a Finding, and, with our domain before it, error of a port in
 the status."""
 
 
@@ -219,8 +219,8 @@ def confirmed(
         )
     if not notes and all(map(is_, listeners, balancer.listeners)):
         return balancer
-    every_note = about(f"Service {balancer.service}", (*balancer.notes, *dict.fromkeys(notes)))
-    return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=every_note)
+    every_note = dict.fromkeys(about(f"Service {balancer.service}", (*balancer.notes, *notes)))
+    return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=tuple(every_note))
 
 
 def _not_for_proxy(service: Service) -> tuple[list[UnservedPort], list[Finding]]:

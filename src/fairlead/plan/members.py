@@ -24,14 +24,14 @@ from fairlead.model import Family, Finding, HealthMonitor, Member, MemberState, 
 from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
-"""Reason of the Finding that says: every probe fails, the API is believed instead."""
+"""Code of the Finding that says: every probe fails, the API is believed instead."""
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
-"""Reason of the Finding that says: a node ceases to answer again and again, and gets nothing new
+"""Code of the Finding that says: a node ceases to answer again and again, and gets nothing new
 until it is well for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
-"""Reason of a Finding: a node with ready pods does not answer this gateway, while others answer,
+"""Code of a Finding: a node with ready pods does not answer this gateway, while others answer,
 and gets no new connections. If the path to the node is the cause, Kubernetes cannot detect it."""
 
 MOST_LISTED = 5

@@ -32,7 +32,7 @@ from fairlead.plan.endpoints import Candidate, candidates, near, usable
 
 LAST_PORT = 65_535
 NOT_UNDERSTOOD = "FieldNotUnderstood"
-"""Reason of a Finding about what is passed over."""
+"""Code of a Finding about what is passed over."""
 
 
 def plan_node_service(
