@@ -160,7 +160,7 @@ def unharmed(period: Period, gone: Collection[str] = ()) -> None:
 
 
 def forgiving(period: Period, few: int) -> Period:
-    """Without the flows that broke because they passed to another gateway too converging to be known
+    """Without the flows that broke because they passed to another gateway too young to be known
     there: of datagrams those of which a single packet was seen, which must not be more than `few`,
     of connections PASSED_ON that were just being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}

@@ -201,10 +201,8 @@ async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_re
 ) -> None:
     """The younger is told, without waiting for an audit."""
     role, driver = proxy
-    converging = service(
-        "a", "192.0.2.10", externalIPs=["192.0.2.99"], created="2026-01-02T00:00:00Z"
-    )
-    role.set(converging)
+    young = service("a", "192.0.2.10", externalIPs=["192.0.2.99"], created="2026-01-02T00:00:00Z")
+    role.set(young)
     await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a"})
     role.set(service("b", "192.0.2.11", externalIPs=["192.0.2.99"], created="2026-01-01T00:00:00Z"))
     there = {"192.0.2.10:80": "a", "192.0.2.11:80": "b", "192.0.2.99:80": "b"}

@@ -33,7 +33,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     state.synced("services")
     await spare_the_collector(state, state.whole)
     assert gc.isenabled()
-    before, converging = full_collections(), gc.get_stats()[1]["collections"]
+    before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
         for number in range(10_000):
             meta = ServiceMeta(
@@ -42,7 +42,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
             state.update_services(
                 {ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())}
             )
-    assert gc.get_stats()[1]["collections"] > converging, "what is converging is looked through"
+    assert gc.get_stats()[1]["collections"] > young, "what is young is looked through"
     assert full_collections() == before
 
 

@@ -14,7 +14,7 @@ In: targets; what happens meanwhile is somebody else's doing. Out: for each peri
   nothing else.
 
 Every tenth new flow takes the place of the one that is open the longest, so that at each moment
-some are converging, some old. One epoll loop, no asyncio: ten thousand connections must leave a small
+some are young, some old. One epoll loop, no asyncio: ten thousand connections must leave a small
 machine room for what they are to test."""
 
 import errno

@@ -34,11 +34,11 @@ log = structlog.get_logger()
 START_S = 60.0
 """A start that takes longer is none that should be made short."""
 YOUNG_SOON = 2
-"""A collection of converging objects comes after more than so many of the youngest. Each object is
+"""A collection of young objects comes after more than so many of the youngest. Each object is
 looked at as often whatever the number, but fewer of them at a time: after ten, all else waited for
 ten milliseconds and more."""
 FULL_SELDOM = 4000
-"""A collection of all objects comes after so many of converging ones, of which there are fifteen in a
+"""A collection of all objects comes after so many of young ones, of which there are fifteen in a
 thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
@@ -122,12 +122,12 @@ async def spare_the_collector(
     """What there is at the start stays: hundreds of thousands of objects that the collector of
     cycles would look through again and again, a third of a second each time at 10,000 Services.
     While they come to be it would find nothing. Events put others in their place, and in the end as
-    many: all of those are to be looked through seldom. What dies converging is found as soon as ever."""
+    many: all of those are to be looked through seldom. What dies young is found as soon as ever."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):
             await started.wait()
-        gc.freeze()  # before it is enabled: it would take all that there is for converging
+        gc.freeze()  # before it is enabled: it would take all that there is for young
     except TimeoutError:
         pass  # a server that is away, say: whoever asks it again and again leaves cycles behind
     finally:

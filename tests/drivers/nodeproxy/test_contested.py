@@ -31,9 +31,9 @@ from fairlead.model import NodeService, Outcome, ServiceKey
 
 pytestmark = pytest.mark.root
 
-OLD, CONVERGING = ServiceKey("default", "old"), ServiceKey("default", "a-converging-one")
-CREATED = {OLD: "2026-01-01T00:00:00Z", CONVERGING: "2026-01-02T00:00:00Z"}
-CLUSTER_IPS = {OLD: CLUSTER4, CONVERGING: "172.30.0.42"}
+OLD, YOUNG = ServiceKey("default", "old"), ServiceKey("default", "a-young-one")
+CREATED = {OLD: "2026-01-01T00:00:00Z", YOUNG: "2026-01-02T00:00:00Z"}
+CLUSTER_IPS = {OLD: CLUSTER4, YOUNG: "172.30.0.42"}
 
 
 @pytest.fixture
@@ -96,22 +96,22 @@ def pod_at(site: Site, address: str, *, protocol: str = "TCP", place: str = "cal
 async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    await bring(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(CONVERGING, pods=("local1",)))
-    assert pod_at(site, CLUSTER_IPS[CONVERGING]) == "local1"
-    outcomes = await bring(driver, at(CONVERGING, EXTERNAL4, pods=("local2",)))
-    assert set(outcomes) == {CONVERGING}
-    assert outcomes[CONVERGING].state == "unavailable"
+    await bring(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(YOUNG, pods=("local1",)))
+    assert pod_at(site, CLUSTER_IPS[YOUNG]) == "local1"
+    outcomes = await bring(driver, at(YOUNG, EXTERNAL4, pods=("local2",)))
+    assert set(outcomes) == {YOUNG}
+    assert outcomes[YOUNG].state == "unavailable"
     assert (
-        f"{CONVERGING} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has it"
-        in outcomes[CONVERGING].message
+        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has it"
+        in outcomes[YOUNG].message
     )
     for protocol in ("TCP", "UDP"):
-        assert pod_at(site, CLUSTER_IPS[CONVERGING], protocol=protocol) == "local2"
+        assert pod_at(site, CLUSTER_IPS[YOUNG], protocol=protocol) == "local2"
         assert pod_at(site, EXTERNAL4, protocol=protocol) == "local1"
-    await bring(driver, at(CONVERGING, EXTERNAL4, pods=("remote1",)))
-    assert pod_at(site, CLUSTER_IPS[CONVERGING]) == "remote1"
+    await bring(driver, at(YOUNG, EXTERNAL4, pods=("remote1",)))
+    assert pod_at(site, CLUSTER_IPS[YOUNG]) == "remote1"
     # Another port of the same address is nobody else's.
-    more = at(CONVERGING, EXTERNAL4, pods=("remote1",))
+    more = at(YOUNG, EXTERNAL4, pods=("remote1",))
     ports = (*more.ports, msgspec.structs.replace(more.ports[0], port=81, name="more"))
     await bring(driver, msgspec.structs.replace(more, ports=tuple(sorted(ports))))
     assert site.call("caller", EXTERNAL4, 81) == Seen("remote1", NODE4)
@@ -120,44 +120,42 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
 async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_again(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    converging, old = (
-        at(CONVERGING, EXTERNAL4, pods=("local2",)),
+    young, old = (
+        at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),
     )
-    assert not await bring(driver, converging)
+    assert not await bring(driver, young)
     outcomes = await bring(driver, old)
-    assert {key: outcome.state for key, outcome in outcomes.items()} == {CONVERGING: "done"}
-    assert outcomes[CONVERGING].again_s > 0
-    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[CONVERGING])] == [
+    assert {key: outcome.state for key, outcome in outcomes.items()} == {YOUNG: "done"}
+    assert outcomes[YOUNG].again_s > 0
+    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
         "local1",
         "local1",
         "local2",
     ]
-    again = await bring(driver, converging)
-    assert (again[CONVERGING].state, again[CONVERGING].in_part) == ("unavailable", True)
+    again = await bring(driver, young)
+    assert (again[YOUNG].state, again[YOUNG].in_part) == ("unavailable", True)
     assert not await bring(driver, at(OLD, pods=("local1",)))
-    assert not await bring(driver, converging)
-    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[CONVERGING])] == [
+    assert not await bring(driver, young)
+    assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
         "local2",
         "local1",
         "local2",
     ]
 
 
-@pytest.mark.parametrize("first", [OLD, CONVERGING], ids=["the older first", "the younger first"])
+@pytest.mark.parametrize("first", [OLD, YOUNG], ids=["the older first", "the younger first"])
 async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
     site: Site, driver: NodeProxyDriver, first: ServiceKey
 ) -> None:
     services = {
         OLD: at(OLD, EXTERNAL4, pods=("local1",)),
-        CONVERGING: at(CONVERGING, EXTERNAL4, pods=("local2",)),
+        YOUNG: at(YOUNG, EXTERNAL4, pods=("local2",)),
     }
     order = [services.pop(first), *services.values()]
 
     def check() -> None:
-        assert [
-            pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[CONVERGING])
-        ] == [
+        assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
             "local1",
             "local1",
             "local2",
@@ -185,12 +183,12 @@ async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
 async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_external(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    claimed = at(OLD, CLUSTER_IPS[CONVERGING], EXTERNAL4, pods=("local1",))
+    claimed = at(OLD, CLUSTER_IPS[YOUNG], EXTERNAL4, pods=("local1",))
     await bring(driver, claimed)
-    assert pod_at(site, CLUSTER_IPS[CONVERGING]) == "local1"
-    assert set(await bring(driver, at(CONVERGING, pods=("local2",)))) == {OLD}
+    assert pod_at(site, CLUSTER_IPS[YOUNG]) == "local1"
+    assert set(await bring(driver, at(YOUNG, pods=("local2",)))) == {OLD}
     assert (await bring(driver, claimed))[OLD].state == "unavailable"
-    there = [pod_at(site, where) for where in (CLUSTER_IPS[CONVERGING], CLUSTER4, EXTERNAL4)]
+    there = [pod_at(site, where) for where in (CLUSTER_IPS[YOUNG], CLUSTER4, EXTERNAL4)]
     assert there == ["local2", "local1", "local1"]
 
 
@@ -199,11 +197,11 @@ async def test_flows_and_remembered_clients_follow_the_frontend(
 ) -> None:
     """With source ranges, whose sets are of intervals, and affinity on both sides."""
     fields = {"affinity_timeout_s": 600, "source_ranges": ("203.0.113.0/24",)}
-    converging, old = (
+    young, old = (
         at(key, pods=(pod,), balancers=(VIP4,), **fields)
-        for key, pod in ((CONVERGING, "local2"), (OLD, "local1"))
+        for key, pod in ((YOUNG, "local2"), (OLD, "local1"))
     )
-    await bring(driver, converging)
+    await bring(driver, young)
     with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("203.0.113.2", 0))
         flow = [ask(sock, VIP4, 53)]
@@ -222,12 +220,12 @@ async def test_no_call_fails_while_a_frontend_passes_on(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """By being taken over, and by being given up to one that waits for it."""
-    converging, old, without = (
-        at(CONVERGING, EXTERNAL4, pods=("local2",)),
+    young, old, without = (
+        at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),
         at(OLD, pods=("local1",)),
     )
-    await bring(driver, converging, without)
+    await bring(driver, young, without)
     answers: list[tuple[str, Seen | str]] = []
     over = threading.Event()
 
@@ -242,7 +240,7 @@ async def test_no_call_fails_while_a_frontend_passes_on(
     calling.start()
     try:
         for _ in range(20):
-            for step in ([old], [without, converging]):
+            for step in ([old], [without, young]):
                 await bring(driver, *step)
                 before = len(answers)
                 async with asyncio.timeout(60):
@@ -254,7 +252,7 @@ async def test_no_call_fails_while_a_frontend_passes_on(
     met = Counter((where, seen.pod if isinstance(seen, Seen) else seen) for where, seen in answers)
     expected = {
         (CLUSTER_IPS[OLD], "local1"),
-        (CLUSTER_IPS[CONVERGING], "local2"),
+        (CLUSTER_IPS[YOUNG], "local2"),
         (EXTERNAL4, "local1"),
         (EXTERNAL4, "local2"),
     }

@@ -226,7 +226,7 @@ class Planner:
     def told(self, wish: Wish) -> str:
         """What the plan says of it; nothing if there is something to be carried out."""
         if wish.name in AT_NEUTRON:
-            return "see [octavia-network.md](octavia-network.md#what-a-service-says)"
+            return "see [octavia-network.md](octavia-network.md#annotations)"
         base, asked = self.planned(()), self.planned([wish])
         assert isinstance(base, LoadBalancer)
         if isinstance(asked, Refused):
