@@ -1,5 +1,5 @@
-"""What the owner of a Service is told, row by row: which matter, whether it hinders, and that a
-remedy is named."""
+"""What the owner of a Service is told, row by row: which matter, which condition it blocks, and
+that a remedy is named."""
 
 from collections.abc import Callable
 
