@@ -8,13 +8,13 @@ import pytest
 
 from fairlead.kube.events import lasted, stamp
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
-from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.roles.report import START_S, Reporter
 from fairlead.state import State
 from fairlead.web import View
 
 KEY = ServiceKey("default", "web")
-FAILING = Note("HealthChecksFailing", "no health port answers 200")
+FAILING = Finding("HealthChecksFailing", "no health port answers 200")
 PATIENCE_S = 0.05
 SETTLE_S = 2 * PATIENCE_S
 
@@ -53,7 +53,7 @@ class Bench:
             assert (kind, reason) == ("Normal", "Recovered")
             self.ended.append(message)
 
-    def tell(self, *notes: Note, outcome: Outcome = DONE) -> None:
+    def tell(self, *notes: Finding, outcome: Outcome = DONE) -> None:
         self.report(
             {KEY: LoadBalancer(KEY, "uid", "fairlead.io/direct", (), (), notes=notes)},
             {KEY: outcome},
@@ -96,17 +96,17 @@ async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
     later number."""
     while not bench.said:
         for number in range(10):
-            bench.tell(Note("Full", f"{number} of 10 entries are taken"))
+            bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
             await asyncio.sleep(PATIENCE_S / 4)
     bench.said.clear()
-    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell(Finding("Full", "10 of 10 entries are taken"))
     assert bench.said == [("Full", "10 of 10 entries are taken", "")]
-    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell(Finding("Full", "10 of 10 entries are taken"))
     bench.tell()
     assert len(bench.said) == 1
 
 
-NOBODY = Note("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
+NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
 
 
 async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
@@ -185,7 +185,7 @@ async def test_what_comes_and_goes_has_not_ended(bench: Bench) -> None:
 
 
 async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
-    flapping = Note("HealthChecksFlapping", "node1 comes and goes")
+    flapping = Finding("HealthChecksFlapping", "node1 comes and goes")
     bench.tell(FAILING, flapping)
     await bench.heard()
     bench.tell(flapping)

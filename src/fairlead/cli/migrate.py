@@ -60,8 +60,8 @@ def services(source: Source, output: Format) -> None:
         ]
         draw(header, rows)
         for each in awaited:
-            for remark in each.remarks:
-                click.echo(f"{each.service}: {remark}")
+            for finding in each.findings:
+                click.echo(f"{each.service}: {finding}")
 
     show(awaited, output, table)
 
@@ -88,7 +88,7 @@ def pools(source: Source) -> None:
         config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)]
     )
     for name, problem in everything.problems.items():
-        click.echo(f"{name}: {problem.message}", err=True)
+        click.echo(f"{name}: {problem}", err=True)
     rest = homeless(found.services, everything)
     if rest is not None and not refused:
         made.append(rest)

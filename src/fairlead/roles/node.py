@@ -29,7 +29,7 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
-from fairlead.model import Family, NodeService, Note, ServiceKey
+from fairlead.model import Family, Finding, NodeService, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import all_borne
@@ -213,7 +213,7 @@ def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
     return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
 
 
-def notes_of(service: NodeService) -> Sequence[Note]:
+def notes_of(service: NodeService) -> Sequence[Finding]:
     """What users are to know of what this node does for a Service."""
     return service.notes
 

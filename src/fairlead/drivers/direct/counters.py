@@ -6,7 +6,6 @@ stands for it any more."""
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
@@ -15,6 +14,7 @@ from fairlead.drivers.direct.maps.quota import Filled
 from fairlead.drivers.direct.maps.records import COUNTER, DROPS, NOWHERE, NextHop
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
+from fairlead.role_state import NodeTraffic, ServiceTraffic
 
 TABLES_OF_FLOWS = (
     "connections",
@@ -25,38 +25,6 @@ TABLES_OF_FLOWS = (
 )
 MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
 """Packets that the data plane sends of its own, and the event that counts them."""
-
-
-class Traffic(NamedTuple):
-    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were
-    new."""
-
-    packets: int = 0
-    bytes: int = 0
-    flows: int = 0
-
-
-class ServiceTraffic(NamedTuple):
-    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those
-    that there were."""
-
-    packets: int
-    bytes: int
-    flows: int
-    drops: Mapping[str, int]
-
-
-class NodeTraffic(NamedTuple):
-    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each
-    of its families. `returned`: packets that came back to this gateway after they had been sent to
-    this node."""
-
-    ways: tuple[str, ...]
-    next_hops: tuple[str, ...]
-    packets: int
-    bytes: int
-    flows: int
-    returned: int = 0
 
 
 class Counters:
