@@ -74,8 +74,8 @@ TermsOf = Callable[[Asked], Terms]
 def without_node_port(
     class_name: str, ports: Sequence[ServicePort]
 ) -> tuple[list[UnservedPort], list[Finding]]:
-    """Return the ports as unserved, and a Finding about them: they have no node port, and this class
-    reaches nodes by node ports."""
+    """Return the ports as unserved, and a Finding about them: they have no node port, and this
+    class reaches nodes by node ports."""
     if not ports:
         return [], []
     message = (
