@@ -26,6 +26,8 @@ class Bench:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
+        self.told: list[tuple[str, str]] = []
+        """The Normal Events about anything else: reason and message."""
         self.state = state = State(("services",))
         self.create()
         self.report = Reporter[LoadBalancer](
@@ -49,9 +51,12 @@ class Bench:
         assert (key, uid) == (KEY, "uid")
         if kind == "Warning":
             self.said.append((reason, message, ""))
-        else:
-            assert (kind, reason) == ("Normal", "Recovered")
+        elif reason == "Recovered":
+            assert kind == "Normal"
             self.ended.append(message)
+        else:
+            assert kind == "Normal"
+            self.told.append((reason, message))
 
     def tell(self, *notes: Finding, outcome: Outcome = DONE) -> None:
         self.report(
@@ -75,6 +80,19 @@ async def test_what_lasts_is_said_once(bench: Bench) -> None:
     assert await bench.heard() == ["HealthChecksFailing"]
     bench.tell(FAILING)
     assert await bench.heard() == ["HealthChecksFailing"]
+
+
+async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once(
+    bench: Bench,
+) -> None:
+    """The type of the Event follows from the severity, and its text has the remedy."""
+    switched = Finding("Switched", "it has a header now", severity="info", remedy="expect it")
+    cut = Finding("Cut", "1 connection was ended")
+    for times in (1, 2):
+        bench.tell(outcome=Outcome("done", notes=(switched, cut)))
+        assert bench.told == [("Switched", "it has a header now; expect it")] * times
+        assert bench.said == [("Cut", "1 connection was ended", "")] * times
+    assert bench.report.warned() == [], "it does not last, so nothing ends"
 
 
 async def test_what_is_over_in_a_moment_is_no_news(bench: Bench) -> None:
