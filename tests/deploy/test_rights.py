@@ -295,7 +295,7 @@ async def look(life: Life) -> None:
         "client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60
     )
     assert code == 1
-    assert "may not read which roles run" in errors
+    assert "may not read the Leases of the roles" in errors
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
 
 

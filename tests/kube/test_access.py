@@ -287,9 +287,12 @@ async def test_exec_plugin_with_a_certificate(tmp_path: Path, certificates: Cert
     ("body", "complaint"),
     [
         ("echo please log in >&2; exit 3", "ended with 3: please log in"),
-        ("echo nonsense", "no ExecCredential"),
+        ("echo nonsense", "did not print an ExecCredential"),
         (f"echo '{credential()}'", "neither a token nor"),
-        (f"echo '{credential(token='t').replace('/v1', '/v1beta1')}'", "make the two the same"),
+        (
+            f"echo '{credential(token='t').replace('/v1', '/v1beta1')}'",
+            "use the same apiVersion in both",
+        ),
     ],
 )
 async def test_exec_plugins_that_fail(body: str, complaint: str, tmp_path: Path) -> None:
@@ -321,8 +324,8 @@ async def test_other_credentials_are_shown_at_once_and_refused_ones_after_a_wait
             await client.get(NODES, ("", "one"))
             assert shown(server) == ["Bearer wrong", "Bearer right"]
     assert [entry["event"] for entry in logs] == [
-        "not let in by the API server, trying again",
-        "let in by the API server again",
+        "API server rejects the credentials, retrying",
+        "API server accepts the credentials again",
     ]
 
 

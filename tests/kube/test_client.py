@@ -200,7 +200,7 @@ async def test_answers_that_are_no_objects(scripted: Any, replies: Any) -> None:
     async with scripted(replies.json("surprise")) as (_, client):
         with pytest.raises(Refused, match="cannot be read"):
             await client.get(SERVICES, WEB)
-        with pytest.raises(ServerUnavailable, match="no list"):
+        with pytest.raises(ServerUnavailable, match="not a list"):
             await client.list(SERVICES)
 
 

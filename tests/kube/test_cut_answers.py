@@ -22,7 +22,7 @@ def answering(body: bytes) -> Any:
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 7))
 async def test_a_part_of_an_object_is_none(length: int, scripted: Any) -> None:
     async with scripted(answering(WHOLE[:length])) as (_, client):
-        with pytest.raises(Unavailable, match="no JSON"):
+        with pytest.raises(Unavailable, match="not valid JSON"):
             await client.get(SERVICES, ("default", "web"))
 
 

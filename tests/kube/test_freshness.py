@@ -93,10 +93,10 @@ async def test_a_server_that_hangs_makes_it_stale_and_the_log_says_so_once(bench
         await bench.until(
             lambda: not bench.stale and any("current again" in each["event"] for each in logs)
         )
-    told = [each["event"] for each in logs if "what is known" in each["event"]]
+    told = [each["event"] for each in logs if "watches of the API server" in each["event"]]
     assert told == [
-        "what is known of the cluster is stale: going on with it",
-        "what is known of the cluster is current again",
+        "watches of the API server are stale: continuing with the last known state",
+        "watches of the API server are current again",
     ]
 
 

@@ -60,6 +60,6 @@ async def test_nothing_is_gone_only_because_the_server_went_away(server: ApiServ
 
 async def test_without_the_right_to_list_it_says_which_right_is_missing(server: ApiServer) -> None:
     server.faults.add(Fault("status", "GET", LISTS, code=403, count=0))
-    with pytest.raises(Refused, match="may not read which roles run") as problem:
+    with pytest.raises(Refused, match="may not read the Leases of the roles") as problem:
         await seen(server)
     assert "`list` and `watch` leases.coordination.k8s.io" in str(problem.value)

@@ -172,7 +172,7 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
         [told] = role.complaints
         assert (told["level"], told["event"]) == (
             "error",
-            "not let in by the API server, trying again",
+            "API server rejects the credentials, retrying",
         )
         assert (
             "renew the credentials: the token or certificate is missing, wrong or expired"
@@ -187,7 +187,9 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
         role.token.write_text(site.server.access.token)
     await until(roles, lambda role: role.served("/api/v1/services"))
     for role in roles:
-        assert any(line["event"] == "let in by the API server again" for line in role.said)
+        assert any(
+            line["event"] == "API server accepts the credentials again" for line in role.said
+        )
         assert (
             len([line for line in role.complaints if line["event"].startswith("not let in")]) == 1
         )
@@ -263,5 +265,5 @@ async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Pa
         assert code == 1, name
         assert said == (
             f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; "
-            "name another by --kubeconfig\n"
+            "name another file with --kubeconfig\n"
         )

@@ -1,10 +1,10 @@
-"""What the API server thinks of our credentials, as far as it has said.
+"""Share the API server's rejection of credentials among all callers of one connection.
 
-In: what came of showing them. Out: whether to show them now. Several parts of a process share one
-connection, and each goes on trying: a wrong token must not make each of them ask, and each of them
-complain. Invariants: refused credentials are told of once, until the server takes some again; they
-are not shown again before a wait that grows, and then by one caller; others than those that were
-refused are shown at once."""
+In: whether the server accepted or rejected the credentials of a request. Out: whether they may be
+sent now. Several parts of a process share one connection, and each retries. With a wrong token they
+must not all send requests and log errors. Invariants: rejected credentials are logged once, until
+the server accepts some again; they are sent again only after a back-off, and then by one caller;
+credentials other than the rejected ones are sent at once."""
 
 import asyncio
 
@@ -20,7 +20,8 @@ FLOOR_S, CEILING_S = 1.0, 30.0
 
 
 class Standing:
-    """With one server, as one identity. `source` says where the identity comes from."""
+    """Hold back rejected credentials of one identity at one server. `source` names the origin of
+    the identity."""
 
     def __init__(
         self, source: str, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
@@ -33,12 +34,13 @@ class Standing:
         self._told = False
 
     def is_refused(self, credentials: Credentials | None) -> bool:
-        """Whether these are the ones that were refused last; None: that there are none to show."""
+        """Return whether these credentials were rejected last. None: whether obtaining credentials
+        failed last."""
         return self._refusal is not None and credentials == self._refused
 
     def check(self, credentials: Credentials | None) -> None:
-        """Raise what the server said of them, unless they are others, or it is time to ask
-        again."""
+        """Raise the last rejection if it was of these credentials and their back-off is not
+        over."""
         if self._refusal is None or credentials != self._refused:
             return
         self._tell()
@@ -47,11 +49,12 @@ class Standing:
             raise Unauthenticated(
                 self._refusal.message, status=self._refusal.status, fix=self._refusal.fix
             )
-        # Whoever comes next waits for what this one learns.
+        # This caller sends the credentials again; the callers that follow wait for its result.
         self._again_at_s = now_s + self._retry.next_s()
 
     def refused(self, credentials: Credentials | None, refusal: Unauthenticated) -> None:
-        """They were shown, and not taken; or there are none, and the refusal says why."""
+        """Record that the server rejected the credentials, or (None) that there were none to
+        send."""
         if self._refusal is not None:
             self._tell()
         if self._refusal is None or credentials != self._refused:
@@ -60,19 +63,20 @@ class Standing:
         self._refusal, self._refused = refusal, credentials
 
     def accepted(self) -> None:
-        """The server knows us, whatever else it said."""
+        """Record that the server accepted the credentials, whatever the status of its response."""
         if self._told:
-            log.info("let in by the API server again", identity=self._source)
+            log.info("API server accepts the credentials again", identity=self._source)
         self._refusal = self._refused = None
         self._told = False
 
     def _tell(self) -> None:
-        """Once, and only when somebody tries again: who gives up, as a command does, says why by
-        himself."""
+        """Log the rejection once, and only when a caller retries.
+
+        A caller that gives up, such as a command, reports the error itself."""
         if not self._told:
             self._told = True
             log.error(
-                "not let in by the API server, trying again",
+                "API server rejects the credentials, retrying",
                 identity=self._source,
                 problem=str(self._refusal),
             )

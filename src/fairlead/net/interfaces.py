@@ -1,9 +1,8 @@
-"""The network interfaces of this host, their addresses, and where packets to anywhere leave.
+"""The network interfaces of this host, their addresses, and the interfaces of default routes.
 
 In: nothing, or addresses. Out: `Link` values, names of interfaces; in the network namespace of the
-caller's thread. Read over a connection of our own, for every node asks this at its start, where
-pyroute2 takes a tenth of a second to load. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,if_link,if_addr}.h."""
+calling thread. Read without pyroute2, which takes a tenth of a second to load: every node reads
+them at its start. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,if_addr}.h."""
 
 import socket
 import struct
@@ -43,14 +42,15 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def links() -> Mapping[str, Link]:
-    """Every device, by name. Raises Unavailable."""
+    """Return every device, by name. Raise Unavailable."""
     with asking("listing interfaces") as kernel:
         return {link.name: link for link in _links(kernel)}
 
 
 def holders(addresses: Collection[str]) -> Sequence[Link]:
-    """The devices that have any of these addresses, by name. Loopback is none of them: it leads
-    nowhere. Raises Unavailable."""
+    """Return the devices that have any of these addresses, by name.
+
+    Loopback is left out, because packets do not leave the host through it. Raise Unavailable."""
     wanted = {ip_address(each) for each in addresses}
     with asking("listing interfaces and their addresses") as kernel:
         found = {index for index, own in borne(kernel) if own in wanted}
@@ -61,15 +61,17 @@ def holders(addresses: Collection[str]) -> Sequence[Link]:
 
 
 def default_devices() -> frozenset[str]:
-    """The devices that IPv4 packets to anywhere leave by. Raises Unavailable."""
+    """Return the devices of IPv4 default routes. Raise Unavailable."""
     with asking("listing routes") as kernel:
         found = set(_default_routes(kernel, socket.AF_INET))
         return frozenset(each.name for each in _links(kernel) if each.index in found)
 
 
 def present(*, routes: bool) -> tuple[Present, ...]:
-    """Every device with its addresses, by index. `routes`: also find out whether a default route
-    leaves by the device, for which the kernel lists the whole routing table. Raises Unavailable."""
+    """Return every device with its addresses, by index.
+
+    `routes`: also find out whether a default route uses the device, for which the kernel lists the
+    whole routing table. Raise Unavailable."""
     with asking("listing interfaces, their addresses and default routes") as kernel:
         families = (socket.AF_INET, socket.AF_INET6) if routes else ()
         leaving = {index for family in families for index in _default_routes(kernel, family)}
@@ -84,7 +86,7 @@ def present(*, routes: bool) -> tuple[Present, ...]:
 
 
 def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
-    """The devices of default routes in the main table, by index."""
+    """Yield the index of the device of each default route in the main table."""
     for body in kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)):
         _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
         if bits == 0 and table == _MAIN_TABLE:
@@ -96,10 +98,11 @@ def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
 
 
 def borne(kernel: Asking) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:
-    """The addresses that interfaces bear, each with the interface's index. Raises OSError."""
+    """Yield the addresses of all interfaces, each with the index of its interface. Raise
+    OSError."""
     for body in kernel.ask(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         said = dict(attributes(body, _ADDRESS.size))
-        # Of a point-to-point link the first is the other end.
+        # On a point-to-point link the first attribute is the address of the other end.
         if own := said.get(_ADDRESS_OWN) or said.get(_ADDRESS_OTHER_END):
             yield _ADDRESS.unpack_from(body)[-1], ip_address(own)
 
@@ -114,7 +117,7 @@ def _links(kernel: Asking) -> Iterator[Link]:
 
 
 def _hops(data: bytes) -> Iterator[int]:
-    """The devices of a route that has several ways."""
+    """Yield the devices of a multipath route."""
     at = 0
     while at + _HOP.size <= len(data):
         length, _, _, index = _HOP.unpack_from(data, at)

@@ -1,10 +1,10 @@
 """Links, addresses, routes and neighbours of one network namespace, over rtnetlink.
 
-In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or the
-kernel changed. A `Rtnetlink` belongs to the network namespace that its thread was in when it was
-made, and stays there. Invariant: what is set twice is as if set once: `set_*` replaces, `delete_*`
-of what is not there succeeds. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2 stays behind this module."""
+In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or changes
+in the kernel. An `Rtnetlink` belongs to the network namespace of the thread that created it.
+Invariant: every operation may be repeated: `set_*` replaces an existing object, and `delete_*` of a
+missing object succeeds. Follows rtnetlink(7), Linux
+include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2's types do not appear in the interface."""
 
 import errno
 import socket
@@ -24,13 +24,12 @@ from fairlead.net.interfaces import Link
 
 NUD_PERMANENT = 0x80
 IFA_F_NODAD = 0x02
-_USELESS_NEIGHBOUR = (
-    0x01 | 0x20 | 0x40
-)  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
+_USELESS_NEIGHBOUR = 0x01 | 0x20 | 0x40
+"""NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: states without a hardware address to send frames to."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """Who answers for an address on a link."""
+    """The hardware address for an IP address on a link."""
 
     address: str
     mac: str
@@ -38,8 +37,8 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class Nexthop(msgspec.Struct, frozen=True):
-    """One way to go: by a router (`via`), straight out of a device, or both. `weight` counts among
-    several."""
+    """One next hop of a route: a router (`via`), a device, or both. `weight` is its share in a
+    multipath route."""
 
     via: str = ""
     device: str = ""
@@ -49,13 +48,13 @@ class Nexthop(msgspec.Struct, frozen=True):
 class Rtnetlink:
     """One rtnetlink connection. Close it, or use it as an asynchronous context manager.
 
-    Methods raise Conflict for a device or route that is not there (any more), Refused for what the
-    kernel will never do, Unavailable for the rest."""
+    Methods raise Conflict if a device or route does not exist (any more), Refused if the kernel
+    rejects the operation, and Unavailable otherwise."""
 
     def __init__(self) -> None:
         self._route = AsyncIPRoute()
-        # The socket is made on first use; made here, it is in the namespace in which the caller is
-        # now.
+        # pyroute2 creates the socket on first use. Create it now, in the caller's present
+        # namespace.
         self._route.socket  # noqa: B018
         self._indexes: dict[str, int] = {}
 
@@ -71,25 +70,25 @@ class Rtnetlink:
         self.close()
 
     def close(self) -> None:
-        """Give the socket back. The connection cannot be used afterwards."""
+        """Close the socket. The connection cannot be used afterwards."""
         self._route.close()
 
     async def links(self) -> Mapping[str, Link]:
-        """Every device of the namespace, by name."""
+        """Return every device of the namespace, by name."""
         found = {link.name: link async for link in self._links()}
         self._indexes = {name: link.index for name, link in found.items()}
         return found
 
     async def index(self, device: str) -> int:
-        """The device's index. Raises Conflict when there is no such device."""
+        """Return the device's index. Raise Conflict if there is no such device."""
         if device not in self._indexes:
             await self.links()
         if device not in self._indexes:
-            raise Conflict(f"looked for network device {device}: there is none of this name")
+            raise Conflict(f"network device {device} does not exist")
         return self._indexes[device]
 
     async def add_bridge(self, name: str) -> None:
-        """Make a bridge that forwards at once: no spanning tree, no multicast snooping."""
+        """Create a bridge that forwards immediately: no spanning tree, no multicast snooping."""
         await self._ask(f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge")
         await self._ask(
             f"set up bridge {name}",
@@ -105,7 +104,7 @@ class Rtnetlink:
     async def add_veth(
         self, name: str, mac: str, peer: str, peer_mac: str, peer_namespace: Path, mtu: int = 1500
     ) -> None:
-        """Make a pair of devices: `name` here, `peer` in the namespace whose file is
+        """Create a veth pair: `name` in this namespace, `peer` in the namespace whose file is
         `peer_namespace`."""
         with peer_namespace.open() as namespace:
             other = {
@@ -123,7 +122,7 @@ class Rtnetlink:
             )
 
     async def set_state(self, device: str, *, up: bool) -> None:
-        """Switch the device on or off."""
+        """Set the administrative state of the device."""
         state = "up" if up else "down"
         await self._ask(
             f"set {device} {state}",
@@ -134,12 +133,12 @@ class Rtnetlink:
         )
 
     async def set_bridge(self, device: str, bridge: str) -> None:
-        """Plug the device into the bridge."""
+        """Attach the device to the bridge."""
         arguments = {"index": await self.index(device), "master": await self.index(bridge)}
         await self._ask(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
 
     async def delete_link(self, device: str) -> None:
-        """Remove the device; of a veth, both ends go."""
+        """Remove the device; for a veth, both ends are removed."""
         self._indexes.pop(device, None)
         with suppress(Conflict):
             await self._ask(
@@ -148,8 +147,8 @@ class Rtnetlink:
         self._indexes.pop(device, None)
 
     async def set_address(self, device: str, interface: str) -> None:
-        """Give the device an address with prefix length ("192.0.2.1/24"), usable at once (no
-        duplicate detection)."""
+        """Add an address with prefix length ("192.0.2.1/24") to the device, usable at once (without
+        duplicate address detection)."""
         parsed = ip_interface(interface)
         flags = {"flags": IFA_F_NODAD} if parsed.version == 6 else {}
         await self._ask(
@@ -165,11 +164,11 @@ class Rtnetlink:
     async def set_route(
         self, destination: str, *nexthops: Nexthop, source: str = "", onlink: bool = False
     ) -> None:
-        """Route the prefix ("default" of IPv4 is "0.0.0.0/0", of IPv6 "::/0"): by one way, or
-        shared between several.
+        """Route the prefix (the default route is "0.0.0.0/0" or "::/0") by one next hop or by
+        several.
 
-        `source` is the address that this machine prefers for what it sends itself. `onlink`:
-        believe that `via` is reachable on the device although no address says so."""
+        `source` is the preferred source address of packets of this host. `onlink`: treat `via` as
+        reachable on the device even if no address of the device covers it."""
         arguments = await self._route_arguments(nexthops, source, onlink)
         await self._ask(
             f"set route {destination} {_ways(nexthops)}",
@@ -180,14 +179,14 @@ class Rtnetlink:
         )
 
     async def delete_route(self, destination: str) -> None:
-        """Forget the way to the prefix."""
+        """Delete the route to the prefix."""
         with suppress(Conflict):
             await self._ask(
                 f"delete route {destination}", self._route.route, "del", dst=destination
             )
 
     async def set_neighbour(self, device: str, address: str, mac: str) -> None:
-        """Say once and for all who answers for the address: no ARP or neighbour discovery."""
+        """Add a permanent neighbour entry, for which no ARP or neighbour discovery is used."""
         await self._ask(
             f"set neighbour {address} {mac} on {device}",
             self._route.neigh,
@@ -199,7 +198,7 @@ class Rtnetlink:
         )
 
     async def neighbours(self) -> Sequence[Neighbour]:
-        """The neighbours whose hardware address is known, of both families."""
+        """Return the neighbours whose hardware address is known, of both families."""
         found = []
         for family in (socket.AF_INET, socket.AF_INET6):
             async for message in await self._ask(

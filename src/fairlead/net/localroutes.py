@@ -1,10 +1,10 @@
-"""Addresses that this host answers for without any interface bearing them: local routes.
+"""Local routes: addresses that this host accepts although no interface has them.
 
 In: addresses. Out: the kernel's routes `local ADDRESS dev lo table local`, with a protocol number
-of ours, by which they are told from those that come with an interface's addresses. Such an address
-is announced by nobody; whoever routes it here finds it answered. Invariant: nothing is touched that
-does not bear the number that was named. An address that the host has already stays as it is.
-Follows rtnetlink(7), ip-route(8)."""
+that distinguishes them from the routes of interface addresses. The host does not announce such an
+address (no ARP, no neighbour discovery), but accepts packets that are routed to it. Invariant: only
+routes with the given protocol number are changed. An address that the host already has is left
+unchanged. Follows rtnetlink(7), ip-route(8)."""
 
 import errno
 import socket
@@ -17,9 +17,11 @@ from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attrib
 from fairlead.net.rtnetlink import asking
 
 PROTOCOL = 172
-"""Ours among routing protocols (`ip route show table local proto 172`): of Services' addresses."""
+"""The routing protocol number of routes for addresses of Services (`ip route show table local proto
+172`)."""
 API_PROTOCOL = 173
-"""Of the address of the API server's balancer, which comes and goes by itself."""
+"""The routing protocol number of the route for the address of the API server's load balancer, which
+is managed separately."""
 _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 24, 25, 26
 _ROUTE = struct.Struct("=8BI")
 """struct rtmsg: family, prefix lengths, TOS, table, protocol, scope, type, flags."""
@@ -28,7 +30,7 @@ _LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 
 
 async def present(protocol: int = PROTOCOL) -> set[str]:
-    """The addresses that have a route of ours. Raises Unavailable."""
+    """Return the addresses that have a route with this protocol number. Raise Unavailable."""
     found = set()
     with asking("listing local routes", strict=True) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -50,22 +52,23 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
 
 
 async def add(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
-    """Have the host answer for these. Raises Refused without the right, else Unavailable."""
+    """Add local routes for these addresses. Raise Refused without permission, otherwise
+    Unavailable."""
     _each(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
 
 
 async def delete(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
-    """Have the host not answer for these, unless it has them otherwise."""
+    """Delete the local routes for these addresses. An address that an interface has stays local."""
     _each(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
 
 
 async def borne(address: str) -> bool:
-    """Whether an interface of this host bears the address. Raises Unavailable."""
+    """Return whether an interface of this host has the address. Raise Unavailable."""
     return ip_address(address) in all_borne()
 
 
 def all_borne() -> set[IPv4Address | IPv6Address]:
-    """Those that interfaces of this host bear. Raises Unavailable."""
+    """Return the addresses of all interfaces of this host. Raise Unavailable."""
     with asking("listing addresses") as kernel:
         return {own for _, own in interfaces.borne(kernel)}
 
