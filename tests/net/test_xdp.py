@@ -112,7 +112,7 @@ def test_a_program_of_somebody_else_is_left_alone(interface: int, pins: Path, mo
         check=True,
         timeout=20,
     )
-    with pytest.raises(Refused, match=r"theirs \(id \d+, generic\) is there already"):
+    with pytest.raises(Refused, match=r"theirs \(id \d+, generic\) is already attached"):
         attach(interface, "ours", pins / "link", mode)
     assert at(interface) == (xdp.GENERIC, "theirs")
     assert xdp.read_link(pins / "link") is None

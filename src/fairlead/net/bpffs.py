@@ -32,7 +32,7 @@ def _mount(path: Path) -> None:
         reason = os.strerror(ctypes.get_errno())
         raise Refused(
             f"mounting a bpffs at {path}: {reason}",
-            fix=f"mount it from outside (mount -t bpf bpf {path}), or give the container the "
+            fix=f"mount it on the host (mount -t bpf bpf {path}), or give the container the "
             f"host's {ROOT}",
         )
 

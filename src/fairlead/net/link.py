@@ -4,7 +4,8 @@ In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour
 in the kernel. An `Rtnetlink` belongs to the network namespace of the thread that created it.
 Invariant: every operation may be repeated: `set_*` replaces an existing object, and `delete_*` of a
 missing object succeeds. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2's types do not appear in the interface."""
+include/uapi/linux/{rtnetlink,if_link,neighbour}.h. The interface does not contain types of
+pyroute2."""
 
 import errno
 import socket

@@ -1,10 +1,10 @@
-"""Attach a program to what an interface receives or sends, and see where it is attached.
+"""Attach programs to ingress or egress of an interface (tc), and list where they are attached.
 
 In: a loaded program, an interface's index. Out: a filter of the clsact qdisc at ingress or egress,
-in direct-action mode. A filter is told by its name; priority and a fixed handle give it its place,
-so that replacing it is one step in the kernel, with no packet between the old program and the new
-one. The qdisc is left when the last filter goes: others may use it. Follows tc-bpf(8), and
-include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h."""
+in direct-action mode. A filter is identified by its name; its priority and a fixed handle determine
+its position, so replacing it is one step in the kernel, with no packet between the old program and
+the new one. The qdisc stays when the last filter is deleted, because other programs may use it.
+Follows tc-bpf(8), and include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h."""
 
 import errno
 import struct
@@ -18,7 +18,7 @@ from fairlead.net.rtnetlink import asking
 _GET_LINK, _NEW_QDISC, _NEW_FILTER, _DELETE_FILTER, _GET_FILTER = 18, 36, 44, 45, 46
 _LINK = struct.Struct("=BxHiII")
 _MESSAGE = struct.Struct("=B3xiIII")
-"""struct tcmsg: family, interface, handle, parent, and of a filter its priority and, in network
+"""struct tcmsg: family, interface, handle, parent, and for a filter its priority and, in network
 byte order, its protocol."""
 _KIND, _OPTIONS = 1, 2
 _FD, _NAME, _FLAGS, _ID = 6, 7, 8, 11
@@ -41,8 +41,8 @@ class Filter(NamedTuple):
 async def attach(
     interface: int, program: int, *, name: str, priority: int, egress: bool = False
 ) -> None:
-    """Attach the program with this file descriptor to the interface, in place of the filter that
-    has the same priority."""
+    """Attach the program with this file descriptor to the interface. It replaces a filter with the
+    same priority."""
     options = attribute(_FD, struct.pack("=I", program)) + attribute(_NAME, _text(name))
     options += attribute(_FLAGS, struct.pack("=I", _DIRECT_ACTION))
     qdisc = _MESSAGE.pack(0, interface, _CLSACT_HANDLE, _CLSACT, 0) + attribute(
@@ -64,7 +64,8 @@ async def attach(
 async def filters(
     name: str, interfaces: Collection[int] | None = None, *, egress: bool = False
 ) -> tuple[Filter, ...]:
-    """The filters of this name, on these interfaces or on all of this network namespace."""
+    """Return the filters with this name, on these interfaces or on all of this network
+    namespace."""
     found = []
     with asking(f"listing the filters called {name}") as kernel:
         if interfaces is None:
@@ -81,7 +82,7 @@ async def filters(
                 )
             except OSError as error:
                 if error.errno in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
-                    continue  # it went away, or has no clsact
+                    continue  # the interface is gone, or has no clsact
                 raise
             for body in dump:
                 said = dict(attributes(body, _MESSAGE.size))
@@ -95,7 +96,7 @@ async def filters(
 
 
 async def detach(filter_: Filter) -> None:
-    """Take the filter away; that it is gone already is as good."""
+    """Detach the filter. Do nothing if it is already gone."""
     with asking(f"detaching {filter_.name} from interface {filter_.interface}") as kernel:
         try:
             kernel.ask(
@@ -109,7 +110,7 @@ async def detach(filter_: Filter) -> None:
 
 
 def _place(interface: int, priority: int, *, egress: bool) -> bytes:
-    """Where our filter is."""
+    """Return the head of a message that identifies the filter."""
     parent = _EGRESS if egress else _INGRESS
     return _MESSAGE.pack(
         0, interface, _HANDLE, parent, priority << 16 | _ALL_PROTOCOLS

@@ -1,21 +1,21 @@
-"""A crowd: thousands of flows that stay open, and steady new ones, each of which knows which pod
+"""Thousands of flows that stay open, and a steady rate of new ones, each of which records which pod
 answers it.
 
-In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a
+In: targets; another process makes the change under test. Out: for each period and target, a
 `Count`. Terms:
 
-* *failed*: a new flow that was refused, reset, or not answered within `patience_s`, which may be
-  long: what was lost is late;
-* *late*: a new flow that was answered, but had to send something twice: a packet was lost.
-  Datagrams are sent again by us;
-* *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or
-  was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks
-  nothing else.
+* *failed*: a new flow that was refused, reset, or not answered within `patience_s`; with a long
+  `patience_s`, flows whose packets were lost count as late instead;
+* *late*: a new flow that was answered, but had to retransmit: a packet was lost. Datagrams are
+  repeated by this program;
+* *broken*: an open flow that ended without the server's announcement, was silent for `SILENCE_S`,
+  or was answered by another pod;
+* *lost*: a request on an open UDP flow that had no answer within that time. A flow sends no other
+  request while it waits.
 
-Every tenth new flow takes the place of the one that is open the longest, so that at each moment
-some are young, some old. One epoll loop, no asyncio: ten thousand connections must leave a small
-machine room for what they are to test."""
+Every tenth new flow replaces the flow that has been open longest, so that at each moment some flows
+are young and some old. One epoll loop, no asyncio: ten thousand connections must leave a small
+machine room for the system under test."""
 
 import errno
 import heapq
@@ -34,17 +34,18 @@ from fairlead.probe.exchange import Answer, Malformed
 from fairlead.probe.flow import Flow, Target
 
 AT_ONCE = 128
-"""So many flows at most are being opened at a time when many are missing."""
+"""The maximum number of flows that are being opened at a time when many are missing."""
 AGAIN_S = 1.0
-"""When a new UDP flow has had no answer for so long it asks once more, as TCP does."""
+"""A new UDP flow without an answer repeats its request once after this time, as TCP would."""
 PAUSE_S = 0.1
-"""After a failure, before flows that are missing are begun again. The steady ones do not wait."""
+"""The delay after a failure before missing flows are opened again. The steady new flows do not
+wait."""
 SILENCE_S = 10.0
-"""Longer than a machine stalls that is too small for the test."""
+"""Longer than the stalls of a machine that is too small for the test."""
 REPLACED = 10
 SOURCE_PORTS = range(10_000, 60_000)
 """New UDP flows use these ports in turn. A node tracks a flow for up to two minutes after its
-socket was closed, so a new socket that happens to get the same port would continue that flow,
+socket was closed, so a new socket that happened to get the same port would continue that flow,
 perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
@@ -69,8 +70,8 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct):
-    """What one target's flows went through in a period. Keys of `broken` and `lost` are pods;
-    `by_pod` counts new flows."""
+    """The results of one target's flows in a period. Keys of `broken` and `lost` are pods; `by_pod`
+    counts new flows."""
 
     open: int = 0
     new: int = 0
@@ -79,19 +80,19 @@ class Count(msgspec.Struct):
     failed: dict[str, int] = msgspec.field(default_factory=dict)
     late: int = 0
     trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
-    """Of the first thousand that failed or were late: when they began (monotonic clock), and why,
-    or who answered late."""
+    """The first thousand flows that failed or were late: when they began (monotonic clock), and the
+    error, or the pod that answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     breaks: list[Break] = msgspec.field(default_factory=list)
-    """Of the first thousand that `broken` counts."""
+    """The first thousand flows that `broken` counts."""
     lost: dict[str, int] = msgspec.field(default_factory=dict)
     ended: int = 0
     longest_wait_ms: int = 0
 
 
 class Crowd:
-    """All flows of one process. `step` is the loop's body; `take` ends a period; `counts` is the
-    present one."""
+    """All flows of one process. `step` is the body of the loop; `take` ends a period; `counts`
+    holds the present period."""
 
     def __init__(
         self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float
@@ -102,15 +103,12 @@ class Crowd:
         self._patience_s = patience_s
         self._poll = select.epoll()
         self._flows: dict[int, Flow] = {}
-        self._fresh: deque[Flow] = (
-            deque()
-        )  # in the order in which they began; ends of flows are found out later
-        self._once: deque[Flow] = (
-            deque()
-        )  # of these the UDP flows that have asked once, in the same order
-        self._turns: list[
-            tuple[float, int, Flow]
-        ] = []  # a heap: when each open flow is to ask again
+        self._fresh: deque[Flow] = deque()
+        """New flows in the order in which they began. Ended flows are removed later."""
+        self._once: deque[Flow] = deque()
+        """The UDP flows among them that have sent one request, in the same order."""
+        self._turns: list[tuple[float, int, Flow]] = []
+        """A heap: when each open flow is to send its next request."""
         self._number = itertools.count()
         self._source_ports = itertools.cycle(SOURCE_PORTS)
         self._oldest: dict[Target, deque[Flow]] = {target: deque() for target in targets}
@@ -136,10 +134,10 @@ class Crowd:
         return {str(target): count for target, count in counts.items()}
 
     def step(self, command: int = -1) -> bool:
-        """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command`
-        can be read."""
+        """Do what is due and wait for at most a few milliseconds. Return whether the file
+        descriptor `command` is readable."""
         commanded = False
-        # All that is there is heard before anything counts as silent.
+        # All pending answers are read before any flow counts as silent.
         for descriptor, events in self._poll.poll(0.005, len(self._flows) + 1):
             flow = self._flows.get(descriptor)
             if flow is not None:
@@ -154,11 +152,12 @@ class Crowd:
         return commanded
 
     def watch(self, command: int) -> None:
-        """Let `step` tell when this file descriptor can be read."""
+        """Have `step` report when this file descriptor is readable."""
         self._poll.register(command, select.EPOLLIN)
 
     def _begin(self, now_s: float) -> None:
-        """The steady new ones, as soon as all were open once; and as many as are missing."""
+        """Open the steady new flows, once all flows have been open; and the flows that are
+        missing."""
         if not self._filled:
             self._filled = self.complete
             self._next_new_s = now_s
@@ -190,7 +189,7 @@ class Crowd:
             self._once.append(flow)
 
     def _new_flow(self, target: Target, now_s: float) -> Flow:
-        """A new flow; a UDP flow gets the next port that no open flow has."""
+        """Open a new flow. A UDP flow uses the next port that no open flow has."""
         if target.kind == "tcp":
             return Flow(target, now_s)
         while True:
@@ -217,7 +216,7 @@ class Crowd:
             self._on_failure(flow, error, now_s)
             return
         count = self.counts[flow.target]
-        if asked_s:  # else this one was given up as lost before it came
+        if asked_s:  # otherwise the request was already counted as lost
             count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
         if known is None:
             self._welcome(flow, answer, now_s)
@@ -229,7 +228,8 @@ class Crowd:
             self._close(flow)
 
     def _welcome(self, flow: Flow, answer: Answer, now_s: float) -> None:
-        """A new flow has its first answer: it stays, or was one of the steady ones."""
+        """Record the first answer of a new flow. The flow stays open, or is closed if it was a
+        steady one."""
         target, count = flow.target, self.counts[flow.target]
         self._opening[target] -= 1
         count.answered += 1
@@ -243,7 +243,8 @@ class Crowd:
             return
         flow.stays = True
         self._open[target] += 1
-        # Spread over the interval: those that began together shall not ask together for ever.
+        # Spread the requests over the interval: flows that began together must not send together
+        # for ever.
         self._set_turn(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
         line = self._oldest[target]
         line.append(flow)
@@ -300,7 +301,7 @@ class Crowd:
         self._note_broken(flow, type(error).__name__)
         if flow.target.kind == "tcp":
             self._close(flow)
-        else:  # there is no connection to be gone; the next request may be answered
+        else:  # a UDP flow has no connection to lose; its next request may be answered
             flow.waiting_s = 0.0
 
     def _fail(self, target: Target, begun_s: float, error: Exception) -> None:
@@ -331,8 +332,8 @@ class Crowd:
 
 
 def run(crowd: Crowd, command: int = 0, answer: int = 1) -> None:
-    """Until `command` ends; each line read there ends a period, which is printed as a line of
-    JSON."""
+    """Run until `command` ends. Each line read from it ends a period, which is written to `answer`
+    as a line of JSON."""
     crowd.watch(command)
     while True:
         if crowd.step(command):

@@ -1,10 +1,10 @@
-"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams as QUIC's look from
-outside.
+"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams that look like QUIC.
 
-In: a target. Out: an `Answer` to each request. Nothing here waits: the caller owns the event loop
-and calls what is ready. A QUIC flow begins with a long header of type Initial in a datagram of
-1,200 bytes, later ones have a short header (RFC 9000, 14.1, 17.2.2, 17.3.1); what they hold else is
-no QUIC. TCP speaks HTTP/1.1 and so hears an orderly end announced."""
+In: a target. Out: an `Answer` to each request. No function here blocks: the caller owns the event
+loop and calls the flows that are ready. A QUIC flow begins with a long header of type Initial in a
+datagram of 1,200 bytes; later datagrams have a short header (RFC 9000, 14.1, 17.2.2, 17.3.1); the
+rest of their contents is not QUIC. A TCP flow uses HTTP/1.1, so the server can announce an orderly
+end."""
 
 import errno
 import os
@@ -20,16 +20,17 @@ from fairlead.probe.exchange import REQUEST_KEEP, Answer, Malformed, parse
 Kind = Literal["tcp", "udp", "quic"]
 
 _LINGER_NONE = struct.pack("ii", 1, 0)
-"""Close with a reset: thousands of short connections would leave as many ports in TIME_WAIT."""
+"""Close with a reset: otherwise thousands of short connections would leave as many ports in
+TIME_WAIT."""
 _TOTAL_RETRANSMISSIONS = struct.Struct("=100xI")
-"""In struct tcp_info (linux/tcp.h)."""
+"""The field tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
 _DATAGRAM = msgspec.json.Decoder(Answer)
 _QUIC_INITIAL = b"\xc0\x00\x00\x00\x01".ljust(1200, b".")
 _QUIC_SHORT = b"\x40" + b"." * 24
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Whom to talk to, and how many flows to keep open."""
+    """A server, and the number of flows to keep open to it."""
 
     kind: Kind
     address: str
@@ -41,9 +42,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Flow:
-    """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open
-    request was sent, 0 when there is none; `requests` counts them; `stays` is whether the owner
-    keeps it open."""
+    """One flow.
+
+    `answerer` is the first answer, None until then. `waiting_s` is when the pending request was
+    sent, 0 if there is none. `requests` counts the requests. `stays` is whether the owner keeps the
+    flow open."""
 
     __slots__ = (
         "_first",
@@ -58,8 +61,8 @@ class Flow:
     )
 
     def __init__(self, target: Target, now_s: float, source_port: int = 0) -> None:
-        """Begin the flow, from `source_port` unless that is 0. Raises OSError if that fails at
-        once."""
+        """Begin the flow, from `source_port` unless that is 0. Raise OSError if that fails
+        immediately."""
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s
@@ -86,13 +89,14 @@ class Flow:
             raise
 
     def connected(self, now_s: float) -> None:
-        """TCP: the handshake has ended. Sends the first request. Raises OSError if it failed."""
+        """Complete the handshake of a TCP flow and send the first request. Raise OSError if the
+        handshake failed."""
         if code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(code, os.strerror(code))
         self.ask(now_s)
 
     def ask(self, now_s: float) -> None:
-        """Send a request. Raises OSError."""
+        """Send a request. Raise OSError."""
         self.waiting_s = now_s
         self.requests += 1
         request = self._request()
@@ -100,7 +104,7 @@ class Flow:
         self.socket.send(request)
 
     def _request(self) -> bytes:
-        # Who sends a datagram again makes it longer, so that the answer tells which of them has
+        # A repeated first datagram is longer, so that the answer shows which of the datagrams
         # arrived.
         again = b"" if self.answerer else b"." * (self.requests - 1)
         match self.target.kind:
@@ -112,8 +116,10 @@ class Flow:
                 return (_QUIC_SHORT if self.answerer else _QUIC_INITIAL) + again
 
     def hear(self) -> Answer | None:
-        """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an
-        end without a word."""
+        """Read what has arrived. Return the answer; None while it is incomplete.
+
+        Raise OSError, Malformed, or EOFError if the server closes the connection without announcing
+        it."""
         data = self.socket.recv(4096)
         if self.target.kind != "tcp":
             try:
@@ -134,8 +140,10 @@ class Flow:
         return answer
 
     def sent_again(self) -> bool:
-        """Whether anything had to be sent more than once before the first answer, because a packet
-        was lost. A first datagram that is answered late was not."""
+        """Return whether a packet had to be retransmitted before the first answer, because it was
+        lost.
+
+        A first datagram whose answer is late was not lost."""
         if self.target.kind != "tcp":
             return self.answerer is not None and self.answerer.length != self._first
         told = self.socket.getsockopt(
