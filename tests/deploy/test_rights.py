@@ -30,9 +30,9 @@ from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
+from fairlead.kube.crds import POOL_FINALIZER
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL

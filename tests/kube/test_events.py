@@ -170,7 +170,7 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
     ],
 )
 def test_numbers_that_name_something_make_another_matter(one: str, other: str, same: bool) -> None:
-    assert (events.matter_of(one) == events.matter_of(other)) == same
+    assert (events.without_numbers(one) == events.without_numbers(other)) == same
 
 
 async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
@@ -370,7 +370,7 @@ async def test_refusal_is_logged_and_the_next_goes_on() -> None:
 async def test_queue_and_memory_are_bounded() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
-        for number in range(events.REMEMBERED + 500):
+        for number in range(events.MAX_SERIES + 500):
             recorder.event(WEB, "uid-1", "Normal", "Ensured", f"node-{number}")
-        assert recorder.waiting == events.WAITING
-        assert recorder.waiting + recorder.dropped == events.REMEMBERED + 500
+        assert recorder.waiting == events.MAX_QUEUED
+        assert recorder.waiting + recorder.dropped == events.MAX_SERIES + 500

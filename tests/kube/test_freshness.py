@@ -34,7 +34,7 @@ class Bench:
             ceiling_s=0.05,
             on_absent=(lambda: None) if custom else None,
         )
-        self.freshness = Freshness(lambda: client.answered_s, stale_s=STALE_S, calm_s=0.0)
+        self.freshness = Freshness(lambda: client.answered_s, stale_s=STALE_S, log_interval_s=0.0)
         self.freshness.add("services", self.reflector)
 
     async def follow(self) -> None:
@@ -48,7 +48,7 @@ class Bench:
                     await self.client.page(NODES, limit=1)
             except (FairleadError, TimeoutError):
                 pass
-            self.freshness.look()
+            self.freshness.log_changes()
             await asyncio.sleep(0.02)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -70,16 +70,16 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     ):
         bench = Bench(server, client, custom=getattr(request, "param", False))
         tasks = [group.create_task(bench.follow()), group.create_task(bench.ask())]
-        await bench.until(lambda: bench.reflector.following)
+        await bench.until(lambda: bench.reflector.watching)
         yield bench
         for task in tasks:
             task.cancel()
 
 
 async def test_a_quiet_watch_is_current_while_the_server_answers(bench: Bench) -> None:
-    heard_s = bench.reflector.heard_s
-    await bench.until(lambda: bench.client.answered_s > heard_s + 2 * STALE_S)
-    assert bench.reflector.heard_s == heard_s, "no event, and no bookmark yet"
+    last_contact_s = bench.reflector.last_contact_s
+    await bench.until(lambda: bench.client.answered_s > last_contact_s + 2 * STALE_S)
+    assert bench.reflector.last_contact_s == last_contact_s, "no event, and no bookmark yet"
     assert not bench.stale
 
 
@@ -110,12 +110,12 @@ async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench:
 
 
 async def test_a_watch_that_breaks_is_no_older_than_it_was(bench: Bench) -> None:
-    heard_s = bench.reflector.heard_s
-    await bench.until(lambda: bench.client.answered_s > heard_s + 2 * STALE_S)
+    last_contact_s = bench.reflector.last_contact_s
+    await bench.until(lambda: bench.client.answered_s > last_contact_s + 2 * STALE_S)
     bench.server.faults.add(Fault("reset", count=0))
     bench.server.faults.add(Fault("cut", path="/services", count=1))
-    await bench.until(lambda: not bench.reflector.following)
-    assert bench.reflector.heard_s > heard_s + STALE_S
+    await bench.until(lambda: not bench.reflector.watching)
+    assert bench.reflector.last_contact_s > last_contact_s + STALE_S
 
 
 @pytest.mark.parametrize("bench", [True], indirect=True)
@@ -126,7 +126,7 @@ async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: 
     await bench.until(
         lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2
     )
-    assert bench.reflector.following
+    assert bench.reflector.watching
     assert not bench.stale
 
 
@@ -142,31 +142,33 @@ async def test_a_kind_that_every_server_has_is_stale_where_something_else_answer
 async def test_flaps_are_told_once_in_a_while() -> None:
     now_s = 1000.0
     watch = Watch(now_s)
-    freshness = Freshness(lambda: watch.heard_s, clock=lambda: now_s, stale_s=20, calm_s=60)
+    freshness = Freshness(
+        lambda: watch.last_contact_s, clock=lambda: now_s, stale_s=20, log_interval_s=60
+    )
     freshness.add("services", watch)
     with capture_logs() as logs:
         for _ in range(6):
             now_s += 25
-            freshness.look()
-            watch.heard_s = now_s
-            freshness.look()
+            freshness.log_changes()
+            watch.last_contact_s = now_s
+            freshness.log_changes()
     assert [each["log_level"] for each in logs] == ["warning", "info"] * 2
 
 
 class Watch:
     """A watch that is open."""
 
-    following = True
+    watching = True
 
-    def __init__(self, heard_s: float) -> None:
-        self.heard_s = heard_s
+    def __init__(self, last_contact_s: float) -> None:
+        self.last_contact_s = last_contact_s
 
 
 def test_what_proves_a_watch() -> None:
     watch = Watch(100.0)
     assert proved_s(watch, 130.0) == 130.0
     assert proved_s(watch, 90.0) == 100.0
-    watch.following = False
+    watch.watching = False
     assert proved_s(watch, 130.0) == 100.0
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
-from fairlead.kube.watching import Item
+from fairlead.kube.watch_events import Item
 
 KEYS = [ObjectKey("default", name) for name in "abc"]
 
@@ -43,7 +43,7 @@ def test_who_follows_knows_what_is_there(
         if step == "item":
             assert told is not None
             key, label, gone = told
-            mirror.absorb(item(key, label, version, gone=gone))
+            mirror.process(item(key, label, version, gone=gone))
             target = truth if listed is None else listed
             if gone:
                 target.pop(key, None)
@@ -72,13 +72,13 @@ def test_who_follows_knows_what_is_there(
 
 def test_only_what_differs_is_told() -> None:
     mirror: Mirror[Service] = Mirror()
-    mirror.absorb(item(KEYS[0], 1, 1))
+    mirror.process(item(KEYS[0], 1, 1))
     mirror.take()
-    mirror.absorb(item(KEYS[0], 1, 2))
+    mirror.process(item(KEYS[0], 1, 2))
     assert mirror.take() == {}
     assert mirror.objects[KEYS[0]].metadata.resource_version == "2"
     mirror.begin_list()
-    mirror.absorb(item(KEYS[0], 1, 3))
-    mirror.absorb(item(KEYS[1], 1, 4))
+    mirror.process(item(KEYS[0], 1, 3))
+    mirror.process(item(KEYS[1], 1, 4))
     mirror.complete_list()
     assert mirror.take().keys() == {KEYS[1]}

@@ -393,7 +393,7 @@ async def test_keep_shrinks_and_drops(scripted: Any, replies: Any, follow: Any) 
     initial = streamed(service(A, 1), service(B, 2), version=5)
     async with (
         scripted(replies.watch(*initial, *events)) as (_, client),
-        follow(quick(client, keep=keep)) as follower,
+        follow(quick(client, transform=keep)) as follower,
     ):
         await follower.until(lambda: C in follower.view)
         assert follower.view.keys() == {A, C}

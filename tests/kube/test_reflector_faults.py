@@ -120,7 +120,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
                         view[key] = value
 
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(follow())
+            watching = tasks.create_task(follow())
             for step in steps:
                 await trial.step(*step)
                 await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
                 while not (reflector.synced and view == there):
                     await asyncio.sleep(0.005)
             assert dict(reflector.objects) == there
-            following.cancel()
+            watching.cancel()
 
 
 @pytest.mark.parametrize("streamed", [True, False])

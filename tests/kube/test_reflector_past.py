@@ -10,8 +10,8 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.reflector import Reflector, is_away
-from fairlead.kube.watching import is_older
+from fairlead.kube.reflector import Reflector, is_unreachable
+from fairlead.kube.watch_events import is_older
 
 A, B = (ObjectKey("default", name) for name in "ab")
 
@@ -118,7 +118,7 @@ async def test_a_port_at_which_nobody_listens_is_a_server_that_is_away() -> None
     async with Client(Access("http://127.0.0.1:1")) as client:
         with pytest.raises(ServerUnavailable) as refused:
             await client.page(SERVICES, limit=1)
-    assert is_away(refused.value)
+    assert is_unreachable(refused.value)
 
 
 def test_versions_are_numbers() -> None:

@@ -186,9 +186,9 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credentials:
             process.kill()
             await process.wait()
     if process.returncode:
-        told = complaint.decode(errors="replace").strip()[-500:]
+        output_text = complaint.decode(errors="replace").strip()[-500:]
         raise Refused(
-            f"{what} ended with {process.returncode}: {told}",
+            f"{what} ended with {process.returncode}: {output_text}",
             fix="run it by hand; it may need a login",
         )
     return read_exec_credential(output, plugin, what, datetime.now(UTC))

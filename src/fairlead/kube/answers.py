@@ -116,8 +116,10 @@ def failure(
     """Return the error for a response with `status` and `body`.
 
     `attempt` describes the request, for instance "GET https://…/nodes"."""
-    told = read_status(body)
-    message = f"{attempt} was answered {status}" + (f": {told.message}" if told.message else "")
+    details = read_status(body)
+    message = f"{attempt} was answered {status}" + (
+        f": {details.message}" if details.message else ""
+    )
     if status == 409:
         return Conflict(message, fix="read the object again")
     if status == EXPIRED:
@@ -128,7 +130,7 @@ def failure(
         return Unauthenticated(message, status=status, fix=REMEDIES[401])
     if status == 404:
         return NotFound(message, status=status)
-    if status == 403 and any(cause.reason == TERMINATING for cause in told.details.causes):
+    if status == 403 and any(cause.reason == TERMINATING for cause in details.details.causes):
         return NamespaceTerminating(
             message, status=status, fix="nothing needs to be done: the namespace is being deleted"
         )

@@ -19,7 +19,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import RefusedByServer, ServerUnavailable
 from fairlead.kube.connection import Body, Connection
 from fairlead.kube.objects import ObjectT, Resource
-from fairlead.kube.watching import Item, Unreadable, key_of, read_item
+from fairlead.kube.watch_events import Item, Unreadable, key_of, read_item
 
 APPLY = "application/apply-patch+yaml"
 JSON_PATCH = "application/json-patch+json"

@@ -23,7 +23,7 @@ from yarl import URL
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.answers import NoConnection, ServerUnavailable, Unauthenticated, failure
-from fairlead.kube.standing import Standing
+from fairlead.kube.credential_gate import CredentialGate
 
 READ_BUFFER_BYTES = 1 << 20
 
@@ -47,7 +47,7 @@ class Connection:
         self._hold_until_s = 0.0
         self._tls: ssl.SSLContext | None = None
         self._renewing = asyncio.Lock()
-        self._standing = Standing(access.source)
+        self._gate = CredentialGate(access.source)
         self.answered_s = time.monotonic()
         """The time of the last response with a status other than 401, 429 or >= 500, on the
         monotonic clock; initially the time of construction."""
@@ -86,12 +86,12 @@ class Connection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    response, shown = await self._send(
+                    response, used = await self._send(
                         method, path, parameters or {}, headers, data, None
                     )
                     async with response:
                         answer = await response.read()
-                    if response.status == 401 and attempt == 1 and await self._renewed(shown):
+                    if response.status == 401 and attempt == 1 and await self._has_newer(used):
                         continue
                     break
         except TimeoutError:
@@ -101,7 +101,7 @@ class Connection:
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection(method, self.access.server + path, problem) from None
         if not 200 <= response.status < 300:
-            raise self._failure(method, path, response, answer, shown)
+            raise self._failure(method, path, response, answer, used)
         return answer
 
     async def stream(
@@ -135,17 +135,19 @@ class Connection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    response, shown = await self._send("GET", path, parameters, {}, None, idle_s)
+                    response, used = await self._send("GET", path, parameters, {}, None, idle_s)
                     if response.status == 200:
                         return response
                     async with response:
                         answer = await response.read()
-                    if not (response.status == 401 and attempt == 1 and await self._renewed(shown)):
+                    if not (
+                        response.status == 401 and attempt == 1 and await self._has_newer(used)
+                    ):
                         break
         except TimeoutError:
             what = f"watch of {self.access.server}{path} did not begin within {self._timeout_s:g} s"
             raise ServerUnavailable(what) from None
-        raise self._failure("watch of", path, response, answer, shown)
+        raise self._failure("watch of", path, response, answer, used)
 
     async def _send(
         self,
@@ -160,8 +162,8 @@ class Connection:
         sent."""
         if self._session is None:
             raise RuntimeError("the Client is used outside of its context manager")
-        credentials, tls = await self._prove()
-        self._standing.check(credentials)
+        credentials, tls = await self._current_credentials()
+        self._gate.check(credentials)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=idle_s)
         response = await self._session.request(
             method,
@@ -177,20 +179,20 @@ class Connection:
         )
         # A status of 429, or of 500 and above, may come from a proxy in front of the server.
         if response.status < 500 and response.status not in (401, 429):
-            self._standing.accepted()
+            self._gate.accept()
             self.answered_s = time.monotonic()
         return response, credentials
 
-    async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:
+    async def _current_credentials(self) -> tuple[Credentials, ssl.SSLContext | None]:
         """Return the credentials to use now and their TLS settings. Obtain new credentials if the
         old ones have expired."""
         now_s = asyncio.get_running_loop().time()
         async with self._renewing:
             # Reading a token file is cheap, so after a rejection a new token is found by the next
             # attempt, not after a minute.
-            replaced = bool(self.access.token_file) and self._standing.is_refused(self._credentials)
+            replaced = bool(self.access.token_file) and self._gate.is_rejected(self._credentials)
             if self._credentials is None or now_s >= self._hold_until_s or replaced:
-                fresh = await self._fresh_credentials()
+                fresh = await self._obtain_credentials()
                 secure = self.access.server.startswith("https:")
                 # A new context causes a new TLS session and a new connection, which a new token
                 # alone does not need.
@@ -204,25 +206,25 @@ class Connection:
                 )
             return self._credentials, self._tls
 
-    async def _fresh_credentials(self) -> Credentials:
+    async def _obtain_credentials(self) -> Credentials:
         """Obtain new credentials. Raise Unauthenticated if there are none: that is handled like a
         rejection by the server."""
         if self.access.exec_plugin is not None:
-            self._standing.check(None)
+            self._gate.check(None)
         try:
             return await self.access.credentials()
         except Refused as problem:
-            refusal = Unauthenticated(problem.message, status=0, fix=problem.fix)
-            self._standing.refused(None, refusal)
-            raise refusal from problem
+            rejection = Unauthenticated(problem.message, status=0, fix=problem.fix)
+            self._gate.reject(None, rejection)
+            raise rejection from problem
 
-    async def _renewed(self, refused: Credentials) -> bool:
+    async def _has_newer(self, refused: Credentials) -> bool:
         """Return whether there are other credentials than the ones just rejected (401).
 
         Another request may have obtained them in the meantime."""
         if self._credentials == refused:
             self._hold_until_s = 0.0
-        return (await self._prove())[0] != refused
+        return (await self._current_credentials())[0] != refused
 
     def _failure(
         self,
@@ -230,12 +232,12 @@ class Connection:
         path: str,
         response: aiohttp.ClientResponse,
         answer: bytes,
-        shown: Credentials,
+        used: Credentials,
     ) -> FairleadError:
         attempt = f"{method} {self.access.server}{path}"
         problem = failure(attempt, response.status, answer, response.headers.get("Retry-After"))
         if isinstance(problem, Unauthenticated):
-            self._standing.refused(shown, problem)
+            self._gate.reject(used, problem)
         return problem
 
 

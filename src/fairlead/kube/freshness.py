@@ -24,8 +24,8 @@ log = structlog.get_logger()
 STALE_S = 20.0
 """A watch whose last proof is older than this is stale: the time of two renewals of the Lease
 (every 10 s). Where renewals are configured to be rarer, see `stale_after_s`."""
-LOOK_S = 1.0
-CALM_S = 60.0
+CHECK_INTERVAL_S = 1.0
+LOG_INTERVAL_S = 60.0
 """The minimum time between two log lines about stale watches."""
 
 
@@ -33,17 +33,17 @@ class Watch(Protocol):
     """The properties of a watch that its age depends on; see `Reflector`."""
 
     @property
-    def heard_s(self) -> float: ...
+    def last_contact_s(self) -> float: ...
 
     @property
-    def following(self) -> bool: ...
+    def watching(self) -> bool: ...
 
 
 def proved_s(watch: Watch, answered_s: float) -> float:
     """Return when this watch was last proved to be current.
 
     `answered_s`: when the API server last responded to a request."""
-    return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
+    return max(watch.last_contact_s, answered_s) if watch.watching else watch.last_contact_s
 
 
 def stale_after_s(lease_duration_s: float) -> float:
@@ -64,14 +64,14 @@ class Freshness:
         *,
         clock: Callable[[], float] = time.monotonic,
         stale_s: float = STALE_S,
-        calm_s: float = CALM_S,
+        log_interval_s: float = LOG_INTERVAL_S,
     ) -> None:
         self._answered_s = answered_s
         self._clock = clock
         self._stale_s = stale_s
-        self._calm_s = calm_s
+        self._log_interval_s = log_interval_s
         self._watches: dict[str, Watch] = {}
-        self._told_s = -math.inf
+        self._logged_s = -math.inf
         self._stale_since_s: float | None = None
 
     def add(self, name: str, watch: Watch) -> None:
@@ -104,15 +104,15 @@ class Freshness:
         """Write to the log when watches become stale, and when all are current again, until
         cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.log_changes()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def look(self) -> None:
+    def log_changes(self) -> None:
         """Log a change since the last call. Watches that repeatedly become stale are logged once
-        per `calm_s`."""
+        per `log_interval_s`."""
         stale, now_s = self.stale(), self._clock()
-        if stale and self._stale_since_s is None and now_s - self._told_s >= self._calm_s:
-            self._told_s, self._stale_since_s = now_s, now_s - max(stale.values())
+        if stale and self._stale_since_s is None and now_s - self._logged_s >= self._log_interval_s:
+            self._logged_s, self._stale_since_s = now_s, now_s - max(stale.values())
             log.warning(
                 "watches of the API server are stale: continuing with the last known state",
                 watches={name: f"{age_s:.0f} s" for name, age_s in stale.items()},

@@ -23,7 +23,7 @@ from fairlead.kube.objects import ObjectKey
 
 log = structlog.get_logger()
 
-NOT_THERE = "not there"
+ABSENT = "absent"
 
 
 class Elector:
@@ -107,7 +107,7 @@ class Elector:
                         return
                 self._failing = None
             except (FairleadError, TimeoutError) as error:
-                self._tell("Lease not acquired", error)
+                self._log_once("Lease not acquired", error)
             await asyncio.sleep(self._retry_s)
 
     async def _renew_for_ever(self) -> None:
@@ -124,12 +124,12 @@ class Elector:
                             self._failing = None
                             break
                         except FairleadError as error:
-                            self._tell("Lease not renewed", error)
+                            self._log_once("Lease not renewed", error)
                             await asyncio.sleep(self._retry_s / 4)
             except TimeoutError:
                 return
 
-    def _tell(self, event: str, problem: Exception) -> None:
+    def _log_once(self, event: str, problem: Exception) -> None:
         """Log a failure once, until another kind of failure follows or an attempt succeeds.
 
         The connection already logs rejected credentials, once for all callers."""
@@ -151,7 +151,7 @@ class Elector:
             if (
                 self._renewed_at is None
                 and self._seen[0]
-                and self._unchanged_s(NOT_THERE) <= self._lease_s
+                and self._unchanged_s(ABSENT) <= self._lease_s
             ):
                 # The Lease was held when it was last seen. The holder still counts on it, although
                 # a server that was restored from a backup has no record of it.

@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -27,7 +28,6 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 

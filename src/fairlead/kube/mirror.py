@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Generic
 
 from fairlead.kube.objects import ObjectKey, ObjectT
-from fairlead.kube.watching import Item, same_but_version
+from fairlead.kube.watch_events import Item, same_but_version
 
 
 class Mirror(Generic[ObjectT]):
@@ -19,12 +19,12 @@ class Mirror(Generic[ObjectT]):
     `transform` may shorten an object before it is stored, or drop it (None): it then counts as
     absent."""
 
-    def __init__(self, keep: Callable[[ObjectT], ObjectT | None] | None = None) -> None:
-        self._keep = keep
+    def __init__(self, transform: Callable[[ObjectT], ObjectT | None] | None = None) -> None:
+        self._transform = transform
         self._objects: dict[ObjectKey, ObjectT] = {}
         self._listed: dict[ObjectKey, ObjectT] | None = None
         self._changed: dict[ObjectKey, ObjectT | None] = {}
-        self._untold: set[ObjectKey] = set()
+        self._unreported: set[ObjectKey] = set()
         """The keys in `_changed` whose objects have never been reported as existing."""
 
     @property
@@ -53,15 +53,15 @@ class Mirror(Generic[ObjectT]):
         """Discard an incomplete list."""
         self._listed = None
 
-    def absorb(self, item: Item[ObjectT]) -> None:
+    def process(self, item: Item[ObjectT]) -> None:
         """Process one item of the list, or one event."""
         object_ = item.object
         if object_ is None:
             # The object exists but cannot be decoded. Acting on its previous state does less harm
             # than treating it as deleted.
             object_ = self._objects.get(item.key)
-        elif self._keep is not None:
-            object_ = self._keep(object_)
+        elif self._transform is not None:
+            object_ = self._transform(object_)
         gone = item.gone or object_ is None
         if self._listed is not None:
             if gone or object_ is None:
@@ -76,22 +76,22 @@ class Mirror(Generic[ObjectT]):
     def take(self) -> Mapping[ObjectKey, ObjectT | None]:
         """Return the changes since the last call; None stands for a deleted object."""
         changed, self._changed = self._changed, {}
-        self._untold.clear()
+        self._unreported.clear()
         return changed
 
     def _store(self, key: ObjectKey, object_: ObjectT) -> None:
         old = self._objects.get(key)
         self._objects[key] = object_
         if old is None and key not in self._changed:
-            self._untold.add(key)
+            self._unreported.add(key)
         if old is None or not same_but_version(old, object_):
             self._changed[key] = object_
 
     def _remove(self, key: ObjectKey) -> None:
         if self._objects.pop(key, None) is None:
             return
-        if key in self._untold:
-            self._untold.discard(key)
+        if key in self._unreported:
+            self._unreported.discard(key)
             del self._changed[key]
         else:
             self._changed[key] = None

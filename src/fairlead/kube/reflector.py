@@ -35,7 +35,7 @@ from fairlead.kube.answers import (
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource
-from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_line
+from fairlead.kube.watch_events import Bookmark, Item, Unreadable, is_older, read_line
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ about once a minute."""
 STREAMED_LIST_S = 60.0
 """A server without streamed lists may treat the request as a plain watch and never mark the list as
 complete. After this time the reflector lists in pages."""
-RELIST_CALM_S = 60.0
+RELIST_RESET_S = 60.0
 """The time without a list after which the back-off between two lists is reset: lists are expensive
 for the server."""
 STEADY_S = 5.0
@@ -54,7 +54,7 @@ STEADY_S = 5.0
 UNKNOWN_VERSION_TRIES = 5
 """After this many 504 in a row the server does not know the version (it was restored from a
 backup), and a new list is needed."""
-NOBODY_BEHIND = (502, 503)
+NO_BACKEND = (502, 503)
 """Statuses by which a load balancer reports that no server is behind it."""
 
 Changes = Mapping[ObjectKey, ObjectT | None]
@@ -70,7 +70,7 @@ class Reflector(Generic[ObjectT]):
         client: Client,
         resource: Resource[ObjectT],
         *,
-        keep: Callable[[ObjectT], ObjectT | None] | None = None,
+        transform: Callable[[ObjectT], ObjectT | None] | None = None,
         namespace: str = "",
         label_selector: str = "",
         floor_s: float = 0.2,
@@ -88,10 +88,10 @@ class Reflector(Generic[ObjectT]):
         """The number of objects that were skipped because they could not be decoded."""
         self.lists = 0
         """The number of complete lists."""
-        self.heard_s = time.monotonic()
+        self.last_contact_s = time.monotonic()
         """When the server last sent an event, a bookmark, a list or the start of a watch of this
         collection; initially the time of construction."""
-        self.following = False
+        self.watching = False
         """Whether a watch is open that continues from the state of `objects`, or the server reports
         that it does not have an optional kind (`on_absent`)."""
         self._client = client
@@ -99,12 +99,12 @@ class Reflector(Generic[ObjectT]):
         self._namespace = namespace
         self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._decoder = decoder(resource.type)
-        self._mirror = Mirror(keep)
+        self._mirror = Mirror(transform)
         self._version = ""
         self._streams_lists = True
         self._page_size = PAGE_SIZE
         self._unknown_version = 0
-        self._doubtful = False
+        self._history_uncertain = False
         """Whether the server's history may differ from the one that `_version` belongs to."""
         self._idle_s = idle_s
         self._streamed_list_s = streamed_list_s
@@ -112,7 +112,7 @@ class Reflector(Generic[ObjectT]):
         self._on_forbidden = on_forbidden
         self._retry = Backoff(floor_s, ceiling_s)
         self._relist = Backoff(floor_s, ceiling_s)
-        self._unsteady_s = float("-inf")
+        self._last_list_s = float("-inf")
         """When a list was last completed or requested."""
         self._failing: type[FairleadError] | None = None
 
@@ -127,8 +127,8 @@ class Reflector(Generic[ObjectT]):
         while True:
             wait_s = 0.0
             try:
-                if self._version and self._doubtful:
-                    await self._recognise()
+                if self._version and self._history_uncertain:
+                    await self._check_history()
                 if not self._version and not self._streams_lists:
                     await self._list()
                     yield self._mirror.take()
@@ -142,7 +142,7 @@ class Reflector(Generic[ObjectT]):
                 yield pending
             await asyncio.sleep(wait_s)
 
-    async def _recognise(self) -> None:
+    async def _check_history(self) -> None:
         """After a failure, verify that the server has reached `_version`. Raise Expired if it has
         not.
 
@@ -153,10 +153,10 @@ class Reflector(Generic[ObjectT]):
         try:
             page = await self._client.page(self._resource, namespace=self._namespace, limit=1)
         except ServerUnavailable as problem:
-            if is_away(problem):
+            if is_unreachable(problem):
                 self._version = ""
             raise
-        self._doubtful = False
+        self._history_uncertain = False
         if is_older(page.metadata.resource_version, self._version):
             what = (
                 f"the server is at version {page.metadata.resource_version}, it was at "
@@ -182,7 +182,7 @@ class Reflector(Generic[ObjectT]):
                 self._page_size = 0
                 raise
             for item in items:
-                self._take_in(item)
+                self._process(item)
             continues = metadata.continue_
             if not continues:
                 self._complete(metadata.resource_version)
@@ -205,9 +205,9 @@ class Reflector(Generic[ObjectT]):
                 while (batch := await self._next(batches, list_until_s)) is not None:
                     begun_s = min(begun_s, loop.time())
                     listing = self._mirror.listing
-                    self._heard(following=not listing)
+                    self._contact(watching=not listing)
                     for line in batch:
-                        self._take_in(read_line(self._decoder, line))
+                        self._process(read_line(self._decoder, line))
                     if (changed := self._mirror.take()) or (listing and not self._mirror.listing):
                         yield changed
         finally:
@@ -240,8 +240,8 @@ class Reflector(Generic[ObjectT]):
             return {**common, "resourceVersion": self._version}
         return {**common, "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
-    def _take_in(self, told: Item[ObjectT] | Bookmark | Unreadable) -> None:
-        match told:
+    def _process(self, item: Item[ObjectT] | Bookmark | Unreadable) -> None:
+        match item:
             case Unreadable(problem):
                 self.undecodable += 1
                 log.warning(
@@ -251,15 +251,15 @@ class Reflector(Generic[ObjectT]):
                 )
                 return
             case Item(key, version, object_):
-                if object_ is None and not told.gone:
+                if object_ is None and not item.gone:
                     self.undecodable += 1
                     log.warning(
                         "unreadable object skipped",
                         kind=self._resource.kind,
                         object=str(key),
-                        problem=told.problem,
+                        problem=item.problem,
                     )
-                self._mirror.absorb(told)
+                self._mirror.process(item)
             case Bookmark(version, complete):
                 if complete and self._mirror.listing:
                     self._complete(version)
@@ -274,17 +274,17 @@ class Reflector(Generic[ObjectT]):
         """Complete the list. This does not reset the back-off: only events that follow the list
         do."""
         self._mirror.complete_list()
-        self._heard(following=True)
+        self._contact(watching=True)
         self._version = version
-        self._doubtful = False
+        self._history_uncertain = False
         self._page_size = PAGE_SIZE
-        self._unsteady_s = asyncio.get_running_loop().time()
+        self._last_list_s = asyncio.get_running_loop().time()
         self.lists += 1
         self.synced = True
 
-    def _heard(self, *, following: bool) -> None:
-        self.heard_s = time.monotonic()
-        self.following = following
+    def _contact(self, *, watching: bool) -> None:
+        self.last_contact_s = time.monotonic()
+        self.watching = watching
 
     def _progress(self) -> None:
         """The watch works: reset the back-off."""
@@ -309,10 +309,10 @@ class Reflector(Generic[ObjectT]):
         """Decide how to continue after a failure. Return the number of seconds to wait."""
         listing = self._mirror.listing or not self._version
         self._mirror.drop_list()
-        misunderstood = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
+        rejected = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
         # kube-apiserver answers 500 if its etcd (before 3.4.25 and 3.5.8) cannot report progress.
-        incapable = isinstance(problem, ServerUnavailable) and problem.status == 500
-        if (misunderstood or incapable) and listing and self._streams_lists:
+        unsupported = isinstance(problem, ServerUnavailable) and problem.status == 500
+        if (rejected or unsupported) and listing and self._streams_lists:
             log.info(
                 "server without streamed lists, listing in pages",
                 kind=self._resource.kind,
@@ -320,16 +320,16 @@ class Reflector(Generic[ObjectT]):
             )
             self._streams_lists = False
             return 0.0
-        self._tell(problem)
-        if self.following:
+        self._log_once(problem)
+        if self.watching:
             # Until now the server's responses to other requests proved that the watch is current
             # (`kube.freshness`): retain that proof.
-            self.heard_s = max(self.heard_s, self._client.answered_s)
-        self.following = False
+            self.last_contact_s = max(self.last_contact_s, self._client.answered_s)
+        self.watching = False
         # Only optional kinds have `on_absent`. For any other kind a 404 does not come from an API
         # server.
         if isinstance(problem, NotFound) and self._on_absent is not None:
-            self._heard(following=True)
+            self._contact(watching=True)
             self._on_absent()
         if (
             isinstance(problem, RefusedByServer)
@@ -340,13 +340,13 @@ class Reflector(Generic[ObjectT]):
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
         # A watch that ended without a response, or with an error of a load balancer, gives no
         # information about what has happened to the server since.
-        self._doubtful |= status in (0, *NOBODY_BEHIND)
+        self._history_uncertain |= status in (0, *NO_BACKEND)
         self._unknown_version += status == 504
         # A kind that was removed and installed again is a new collection: a watch from the old
         # version would receive nothing until an object changes, and this process would not notice
         # that the kind is back.
         obsolete = isinstance(problem, (Expired, NotFound))
-        if obsolete or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
+        if obsolete or rejected or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()
         return self._retry.next_s(
             problem.retry_after_s if isinstance(problem, ServerUnavailable) else 0.0
@@ -358,12 +358,12 @@ class Reflector(Generic[ObjectT]):
         self._version = ""
         self._unknown_version = 0
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._unsteady_s > RELIST_CALM_S:
+        if now_s - self._last_list_s > RELIST_RESET_S:
             self._relist.reset()
-        self._unsteady_s = now_s
+        self._last_list_s = now_s
         return self._relist.next_s()
 
-    def _tell(self, problem: FairleadError) -> None:
+    def _log_once(self, problem: FairleadError) -> None:
         """Log a failure once, until another kind of failure follows or the watch resumes.
 
         The connection already logs rejected credentials, once for all callers."""
@@ -375,7 +375,7 @@ class Reflector(Generic[ObjectT]):
             level("watch lost", kind=self._resource.kind, problem=str(problem))
 
 
-def is_away(problem: ServerUnavailable) -> bool:
+def is_unreachable(problem: ServerUnavailable) -> bool:
     """Return whether the error shows that no server is reachable, as opposed to a slow server or
     rejected credentials."""
-    return isinstance(problem, NoConnection) or problem.status in NOBODY_BEHIND
+    return isinstance(problem, NoConnection) or problem.status in NO_BACKEND

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 FLOOR_S, CEILING_S = 1.0, 30.0
 
 
-class Standing:
+class CredentialGate:
     """Hold back rejected credentials of one identity at one server. `source` names the origin of
     the identity."""
 
@@ -28,55 +28,55 @@ class Standing:
     ) -> None:
         self._source = source
         self._retry = Backoff(floor_s, ceiling_s)
-        self._refusal: Unauthenticated | None = None
-        self._refused: Credentials | None = None
-        self._again_at_s = 0.0
-        self._told = False
+        self._rejection: Unauthenticated | None = None
+        self._rejected: Credentials | None = None
+        self._retry_at_s = 0.0
+        self._logged = False
 
-    def is_refused(self, credentials: Credentials | None) -> bool:
+    def is_rejected(self, credentials: Credentials | None) -> bool:
         """Return whether these credentials were rejected last. None: whether obtaining credentials
         failed last."""
-        return self._refusal is not None and credentials == self._refused
+        return self._rejection is not None and credentials == self._rejected
 
     def check(self, credentials: Credentials | None) -> None:
         """Raise the last rejection if it was of these credentials and their back-off is not
         over."""
-        if self._refusal is None or credentials != self._refused:
+        if self._rejection is None or credentials != self._rejected:
             return
-        self._tell()
+        self._log_once()
         now_s = asyncio.get_running_loop().time()
-        if now_s < self._again_at_s:
+        if now_s < self._retry_at_s:
             raise Unauthenticated(
-                self._refusal.message, status=self._refusal.status, fix=self._refusal.fix
+                self._rejection.message, status=self._rejection.status, fix=self._rejection.fix
             )
         # This caller sends the credentials again; the callers that follow wait for its result.
-        self._again_at_s = now_s + self._retry.next_s()
+        self._retry_at_s = now_s + self._retry.next_s()
 
-    def refused(self, credentials: Credentials | None, refusal: Unauthenticated) -> None:
+    def reject(self, credentials: Credentials | None, rejection: Unauthenticated) -> None:
         """Record that the server rejected the credentials, or (None) that there were none to
         send."""
-        if self._refusal is not None:
-            self._tell()
-        if self._refusal is None or credentials != self._refused:
+        if self._rejection is not None:
+            self._log_once()
+        if self._rejection is None or credentials != self._rejected:
             self._retry.reset()
-            self._again_at_s = asyncio.get_running_loop().time() + self._retry.next_s()
-        self._refusal, self._refused = refusal, credentials
+            self._retry_at_s = asyncio.get_running_loop().time() + self._retry.next_s()
+        self._rejection, self._rejected = rejection, credentials
 
-    def accepted(self) -> None:
+    def accept(self) -> None:
         """Record that the server accepted the credentials, whatever the status of its response."""
-        if self._told:
+        if self._logged:
             log.info("API server accepts the credentials again", identity=self._source)
-        self._refusal = self._refused = None
-        self._told = False
+        self._rejection = self._rejected = None
+        self._logged = False
 
-    def _tell(self) -> None:
+    def _log_once(self) -> None:
         """Log the rejection once, and only when a caller retries.
 
         A caller that gives up, such as a command, reports the error itself."""
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             log.error(
                 "API server rejects the credentials, retrying",
                 identity=self._source,
-                problem=str(self._refusal),
+                problem=str(self._rejection),
             )
