@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead.errors import Unavailable
 from fairlead.net.httpanswer import REFUSED, SILENT, Answer
-from fairlead.net.httpprobe import Line, may_go_on, probe, read_answer
+from fairlead.net.httpprobe import ProbeConnection, is_reusable, probe, read_answer
 
 KUBE_PROXY = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
@@ -157,10 +157,12 @@ class Told:
 
     def __init__(self, port: int) -> None:
         self.answers: asyncio.Queue[Answer | Unavailable] = asyncio.Queue()
-        self.line = Line(asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait)
+        self.line = ProbeConnection(
+            asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait
+        )
 
     async def ask(self) -> Answer | Unavailable:
-        self.line.ask("/healthz")
+        self.line.request("/healthz")
         async with asyncio.timeout(20):
             return await self.answers.get()
 
@@ -225,5 +227,5 @@ async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
     ],
 )
 def test_a_line_goes_on_after_whole_answers_only(answer: bytes) -> None:
-    assert may_go_on(KEPT)
-    assert not may_go_on(answer)
+    assert is_reusable(KEPT)
+    assert not is_reusable(answer)

@@ -34,8 +34,8 @@ def routes(do: str, protocol: int, addresses: range) -> None:
 
 def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> None:
     async def scenario() -> None:
-        routing = Routing(passing_over=OURS)
-        hearing = routing._hearing
+        routing = Routing(ignored_protocol=OURS)
+        hearing = routing._subscription
         for do in ("add", "delete"):
             routes(do, OURS, range(MANY))
             routes(do, 4, range(MANY, MANY + 1))
@@ -51,9 +51,9 @@ def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> Non
 
 def test_what_could_not_be_told_counts_as_a_change(place: str) -> None:
     async def scenario() -> None:
-        routing = Routing(passing_over=OURS)
+        routing = Routing(ignored_protocol=OURS)
         routes("add", 4, range(MANY))
-        heard = await routing._hearing.next()
+        heard = await routing._subscription.next()
         assert heard.lost
         routing.close()
 

@@ -4,7 +4,7 @@ searched."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.net.sources import Crowd
+from fairlead.net.sources import ConnectionsBySource
 
 STEPS = st.lists(
     st.tuples(
@@ -16,7 +16,10 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_oldest_of_the_most_crowded_source(steps: list[tuple[str, str, int]]) -> None:
-    crowd, used = Crowd[str](), list[tuple[str, str]]()  # the one that was used last stands last
+    crowd, used = (
+        ConnectionsBySource[str](),
+        list[tuple[str, str]](),
+    )  # the one that was used last stands last
     for verb, source, number in steps:
         one = (source, f"{source}{number}")
         if verb == "add" and one not in used:
@@ -34,7 +37,7 @@ def test_the_oldest_of_the_most_crowded_source(steps: list[tuple[str, str, int]]
             each: len(names) for each, names in counts.items()
         }
         most = max(map(len, counts.values()))
-        assert crowd.crowded() in (
+        assert crowd.oldest_of_largest() in (
             [names[0] for names in counts.values() if len(names) == most] if most else [None]
         )
         assert all(crowd.oldest(each) == names[0] for each, names in counts.items() if names)

@@ -83,13 +83,13 @@ class Blackholes:
         """Return the addresses that have a blackhole route. Raise Unavailable."""
         found = set()
         for family in _FAMILIES:
-            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(
+            request = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(
                 _TABLE, _number(self._table)
             )
-            for body in self._dump(_GET_ROUTE, question, "listing blackhole routes"):
-                said = dict(attributes(body, _BODY.size))
-                if said.get(_TABLE) == _number(self._table) and _DESTINATION in said:
-                    found.add(str(ip_address(said[_DESTINATION])))
+            for body in self._dump(_GET_ROUTE, request, "listing blackhole routes"):
+                fields = dict(attributes(body, _BODY.size))
+                if fields.get(_TABLE) == _number(self._table) and _DESTINATION in fields:
+                    found.add(str(ip_address(fields[_DESTINATION])))
         return found
 
     def rules(self) -> set[Rule]:
@@ -99,16 +99,16 @@ class Blackholes:
             for body in self._dump(
                 _GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"
             ):
-                said = dict(attributes(body, _BODY.size))
-                if said.get(_RULE_TABLE) == _number(self._table):
-                    name = said.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
+                fields = dict(attributes(body, _BODY.size))
+                if fields.get(_RULE_TABLE) == _number(self._table):
+                    name = fields.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
                     found.add(Rule(family == socket.AF_INET6, name))
         return found
 
     def add_routes(self, addresses: Collection[str]) -> None:
         """Add blackhole routes for these addresses. Raise Refused without permission, otherwise
         Unavailable."""
-        self._each(
+        self._change(
             _NEW_ROUTE,
             CREATE | EXCLUSIVE,
             (self._route(each, self._protocol, _BLACKHOLE) for each in addresses),
@@ -119,7 +119,7 @@ class Blackholes:
     def delete_routes(self, addresses: Collection[str]) -> None:
         """Delete the routes for these addresses from the table, also those that another program
         added."""
-        self._each(
+        self._change(
             _DELETE_ROUTE,
             0,
             (self._route(each) for each in addresses),
@@ -130,27 +130,27 @@ class Blackholes:
     def add_rules(self, rules: Collection[Rule]) -> None:
         """Add rules, by which packets from these interfaces are looked up in the table. An
         interface need not exist yet."""
-        self._each(
+        self._change(
             _NEW_RULE, CREATE | EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST
         )
 
     def delete_rules(self, rules: Collection[Rule]) -> None:
         """Delete these rules."""
-        self._each(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
+        self._change(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
 
     def routed_elsewhere(self, addresses: Sequence[str]) -> list[str]:
         """Return the addresses that have a host route of another program (a /32 or /128 in another
         table)."""
         found = []
         for at in range(0, len(addresses), _AT_ONCE):
-            asked = addresses[at : at + _AT_ONCE]
-            questions = (
+            requested = addresses[at : at + _AT_ONCE]
+            requests = (
                 _BODY.pack(*_of(each), 0, 0, 0, 0, 0, 0, _MATCHED_ROUTE) + _destination(each)
-                for each in asked
+                for each in requested
             )
-            first = self._send(_GET_ROUTE, 0, questions)
-            for kind, number, body in self._answers(first, len(asked)):
-                address = asked[number - first]
+            first = self._send(_GET_ROUTE, 0, requests)
+            for kind, number, body in self._responses(first, len(requested)):
+                address = requested[number - first]
                 if kind == _NEW_ROUTE and body[1] == _of(address)[1]:
                     found.append(address)
         return found
@@ -173,24 +173,24 @@ class Blackholes:
             + attribute(_RULE_PROTOCOL, bytes([self._protocol]))
         )
 
-    def _each(
-        self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int
+    def _change(
+        self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, ignored: int
     ) -> None:
-        """Send all requests, then raise the first error. The error `harmless` means that nothing
+        """Send all requests, then raise the first error. The error `ignored` means that nothing
         had to be done."""
         waiting, problem = list(bodies), None
         for at in range(0, len(waiting), _AT_ONCE):
             sent = waiting[at : at + _AT_ONCE]
             first = self._send(kind, flags | ACK, sent)
-            for _, _, body in self._answers(first, len(sent)):
+            for _, _, body in self._responses(first, len(sent)):
                 code = code_of(body)
-                if code not in (0, harmless) and problem is None:
+                if code not in (0, ignored) and problem is None:
                     problem = _failure(code, tried)
         if problem:
             raise problem
 
-    def _dump(self, kind: int, question: bytes, tried: str) -> list[bytes]:
-        first = self._send(kind, DUMP, [question])
+    def _dump(self, kind: int, request: bytes, tried: str) -> list[bytes]:
+        first = self._send(kind, DUMP, [request])
         found: list[bytes] = []
         while True:
             for got, _, sequence, body in messages(self._receive()):
@@ -213,13 +213,13 @@ class Blackholes:
         """Send the requests. Return the sequence number of the first; the others have consecutive
         numbers."""
         first = self._sequence + 1
-        asked = []
+        requested = []
         for self._sequence, body in enumerate(bodies, first):
-            asked.append(message(kind, flags, body, sequence=self._sequence))
-        self._socket.send(b"".join(asked))
+            requested.append(message(kind, flags, body, sequence=self._sequence))
+        self._socket.send(b"".join(requested))
         return first
 
-    def _answers(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
+    def _responses(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield the response to each request: kind, sequence number and body. The body of an error
         or acknowledgement is a struct nlmsgerr."""
         while count:

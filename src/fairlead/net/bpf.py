@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # PyDLL holds the GIL during the call. An operation on one element takes a microsecond; after
 # releasing the GIL for it, this thread would wait five hundred times as long to get it back
 # whenever another thread wants it.
-_at_once = ctypes.PyDLL(None, use_errno=True)
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 @cache
@@ -67,7 +67,7 @@ class _Element(ctypes.Structure):
     )
 
 
-class _Room(ctypes.Structure):
+class _ElementBuffer(ctypes.Structure):
     """The same, with a buffer for the value that the kernel returns."""
 
     _fields_ = (
@@ -143,10 +143,10 @@ class Descriptor:
     def information(self, size: int) -> bytes:
         """Return the `struct bpf_{map,prog,link}_info` of the object, at most `size` bytes."""
         answer = ctypes.create_string_buffer(size)
-        self.inform(answer)
+        self.read_information(answer)
         return answer.raw
 
-    def inform(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
+    def read_information(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
         """Write the same into a buffer, which may contain pointers to other buffers that the kernel
         fills."""
         try:
@@ -239,8 +239,8 @@ class Map(Descriptor):
         """The kernel's ID of the map."""
         return int(struct.unpack_from("<I", self.information(88), 4)[0])
 
-    def _element(self, command: int, attributes: "_Element | _Room") -> None:
-        if _at_once.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
+    def _element(self, command: int, attributes: "_Element | _ElementBuffer") -> None:
+        if _libc_with_gil.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
@@ -248,7 +248,7 @@ class Map(Descriptor):
         """Return the value at `key`; None if there is none."""
         value = ctypes.create_string_buffer(self._value_bytes)
         try:
-            self._element(_LOOKUP, _Room(self.descriptor, 0, key, value, 0))
+            self._element(_LOOKUP, _ElementBuffer(self.descriptor, 0, key, value, 0))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -402,7 +402,7 @@ class Map(Descriptor):
 
     def _batches(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield batches: the number of elements, their keys in a row, their values in a row."""
-        key_size, value_size, room = (
+        key_size, value_size, batch = (
             self.spec.key_size,
             self._value_bytes,
             min(_BATCH, self.spec.max_entries),
@@ -411,8 +411,8 @@ class Map(Descriptor):
         first = True
         while True:
             keys, values = (
-                ctypes.create_string_buffer(key_size * room),
-                ctypes.create_string_buffer(value_size * room),
+                ctypes.create_string_buffer(key_size * batch),
+                ctypes.create_string_buffer(value_size * batch),
             )
             before = 0 if first else address_of(cursor)
             attributes = bytearray(
@@ -422,7 +422,7 @@ class Map(Descriptor):
                     address_of(cursor),
                     address_of(keys),
                     address_of(values),
-                    room,
+                    batch,
                     self.descriptor,
                     0,
                     0,
@@ -434,7 +434,7 @@ class Map(Descriptor):
             except OSError as error:
                 # A bucket of the hash holds more elements than the buffers do.
                 if error.errno == errno.ENOSPC:
-                    room *= 2
+                    batch *= 2
                     continue
                 if error.errno in (_NOT_SUPPORTED, errno.EINVAL) and first:
                     yield from self._one_by_one()

@@ -133,14 +133,14 @@ class Types:
         libbpf's `__uint(name, n)` is a pointer to an array of n ints, `__type(name, t)` a pointer
         to t."""
         definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
-        said: dict[str, int] = {}
+        fields: dict[str, int] = {}
         for field in definition.members:
             target = self._resolve(field.type_id).size_or_type
             if field.name in ("key", "value"):
-                said[f"{field.name}_size"] = self.size(target)
+                fields[f"{field.name}_size"] = self.size(target)
             else:
-                said[field.name] = self._resolve(target).element[1]
-        return said
+                fields[field.name] = self._resolve(target).element[1]
+        return fields
 
     def records(self, variable: str) -> tuple[tuple[tuple[str, int, int], ...], ...]:
         """Return the layout of the key and the value of a map: (name, offset, size) of each field,

@@ -112,7 +112,7 @@ class Conntrack:
                 try:
                     # Open the socket and compute the plan here: the thread may be in another
                     # namespace.
-                    deleted += await _to_its_end(
+                    deleted += await _run_to_completion(
                         _delete_stale,
                         self._socket(timeout_s),
                         family,
@@ -135,7 +135,7 @@ class Conntrack:
         return self._netlink
 
 
-async def _to_its_end(call: Callable[..., int], *arguments: object) -> int:
+async def _run_to_completion(call: Callable[..., int], *arguments: object) -> int:
     """Run the call in a thread, and return after it has ended, also when cancelled: the thread uses
     the socket."""
     working = asyncio.ensure_future(asyncio.to_thread(call, *arguments))

@@ -131,13 +131,18 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 
 def _map(types: Types, name: str) -> MapSpec:
-    said = types.map_fields(name)
+    fields = types.map_fields(name)
     key_size, value_size = (
-        said.get("key_size", 0),
-        said.get("value_size", 0),
+        fields.get("key_size", 0),
+        fields.get("value_size", 0),
     )  # a ring buffer has neither
     return MapSpec(
-        name, said["type"], key_size, value_size, said["max_entries"], said.get("map_flags", 0)
+        name,
+        fields["type"],
+        key_size,
+        value_size,
+        fields["max_entries"],
+        fields.get("map_flags", 0),
     )
 
 

@@ -30,7 +30,7 @@ def driver_of(interface: str) -> Driver:
     """Return the driver of the interface. Raise Unavailable if there is no such interface."""
     answer = ctypes.create_string_buffer(struct.pack("=I", _GET_DRIVER), _DRIVER_INFO.size)
     try:
-        _ask(interface, answer)
+        _request(interface, answer)
     except OSError as error:
         if error.errno == errno.ENODEV:
             raise Unavailable(f"reading the driver of {interface}: {error.strerror}") from error
@@ -40,7 +40,7 @@ def driver_of(interface: str) -> Driver:
     return Driver(*(text if text != "N/A" else "" for text in texts))
 
 
-def _ask(interface: str, command: "ctypes.Array[ctypes.c_char]") -> None:
+def _request(interface: str, command: "ctypes.Array[ctypes.c_char]") -> None:
     request = struct.pack("=16sQ16x", interface.encode()[:15], ctypes.addressof(command))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, request)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fairlead.net.httprequest import Answer, Received, Request, read_request, written
 from fairlead.net.listening import EVERYWHERE, listen
-from fairlead.net.sources import Crowd
+from fairlead.net.sources import ConnectionsBySource
 
 IDLE_S = 60.0
 """A connection is closed this time after an answer if no further request begins."""
@@ -51,7 +51,7 @@ READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 FULL = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
-Answering = Callable[[int, Request], Answer]
+Handler = Callable[[int, Request], Answer]
 
 
 class Limits(NamedTuple):
@@ -115,12 +115,12 @@ class Ports:
 
     def __init__(
         self,
-        answering: Answering,
+        handler: Handler,
         *,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._answering = answering
+        self._handler = handler
         self._limits = limits or Limits()
         self._clock = clock
         self._epoll = select.epoll()
@@ -129,7 +129,7 @@ class Ports:
         self._accepting: dict[_Listener, None] = {}
         """Listeners with new connections, in the order in which they are served."""
         self._connections: dict[int, Connection] = {}
-        self._crowd = Crowd[Connection]()
+        self._by_source = ConnectionsBySource[Connection]()
         self._ready: dict[str, deque[Connection]] = {}
         """For each source with pending work its connections; sources and connections are in the
         order in which they are served."""
@@ -224,8 +224,11 @@ class Ports:
             try:
                 made, (source, *_) = listener.socket.accept()
             except OSError as problem:
-                if problem.errno in FULL and (crowded := self._crowd.crowded()) is not None:
-                    self._end(crowded)  # the kernel reports the listener again
+                if (
+                    problem.errno in FULL
+                    and (oldest := self._by_source.oldest_of_largest()) is not None
+                ):
+                    self._end(oldest)  # the kernel reports the listener again
                 elif problem.errno == errno.ECONNABORTED:
                     self._accepting[listener] = None
                 continue
@@ -252,13 +255,16 @@ class Ports:
         descriptor = made.fileno()
         self._epoll.register(descriptor, READABLE)
         self._connections[descriptor] = connection
-        self._crowd.add(source, connection)
+        self._by_source.add(source, connection)
         if received:
             self._queue(connection)
-        if self._crowd.count(source) > self.most_from_one:
-            self._end(self._crowd.oldest(source))
-        elif len(self._connections) > self.most and (crowded := self._crowd.crowded()) is not None:
-            self._end(crowded)
+        if self._by_source.count(source) > self.most_from_one:
+            self._end(self._by_source.oldest(source))
+        elif (
+            len(self._connections) > self.most
+            and (oldest := self._by_source.oldest_of_largest()) is not None
+        ):
+            self._end(oldest)
 
     def _queue(self, connection: Connection) -> None:
         if not connection.queued:
@@ -276,8 +282,8 @@ class Ports:
             # A closed connection stays in the queue until it is skipped here.
             if connection.socket.fileno() >= 0:
                 steps += 1
-                more, told = self._step(connection)
-                answered += told
+                more, has_answered = self._step(connection)
+                answered += has_answered
                 if more:
                     connection.queued = True
                     waiting.append(connection)
@@ -343,7 +349,7 @@ class Ports:
         if isinstance(got, Received):
             del connection.received[: got.length]
             answer, keep, head_only = (
-                self._answering(connection.number, got.request),
+                self._handler(connection.number, got.request),
                 got.keep,
                 got.request.method == "HEAD",
             )
@@ -354,7 +360,7 @@ class Ports:
             REQUEST_S if connection.received or not keep else IDLE_S
         )
         connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
-        self._crowd.touch(connection.source, connection)
+        self._by_source.touch(connection.source, connection)
         self._send(connection)
 
     def _send(self, connection: Connection) -> None:
@@ -378,7 +384,7 @@ class Ports:
 
     def _end(self, connection: Connection) -> None:
         del self._connections[connection.socket.fileno()]
-        self._crowd.remove(connection.source, connection)
+        self._by_source.remove(connection.source, connection)
         connection.socket.close()
 
     def _now(self) -> str:

@@ -1,13 +1,14 @@
 """Send HTTP requests to health ports, at low cost.
 
 In: an address (IPv4 or IPv6, not a name), a port, a path. Out: an `Answer` to each request.
-Invariants: a `Line` holds at most one descriptor and has at most one request in flight; a failure
-on this host (no descriptors, no local ports) is reported as Unavailable, because it says nothing
-about the probed host. The connection stays open between requests if the server allows it (RFC 9112,
-section 9.3), which costs a third of a new connection. A server that closes an idle connection has
-not thereby answered: the request is sent again on a new connection. Follows RFC 9110 and RFC 9112
-as far as a status, headers and the presence of a body require; kube-proxy's health ports
-(pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight with the number of local endpoints."""
+Invariants: a `ProbeConnection` holds at most one descriptor and has at most one request in flight;
+a failure on this host (no descriptors, no local ports) is reported as Unavailable, because it says
+nothing about the probed host. The connection stays open between requests if the server allows it
+(RFC 9112, section 9.3), which costs a third of a new connection. A server that closes an idle
+connection has not thereby answered: the request is sent again on a new connection. Follows RFC 9110
+and RFC 9112 as far as a status, headers and the presence of a body require; kube-proxy's health
+ports (pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight with the number of local
+endpoints."""
 
 import asyncio
 import errno
@@ -34,7 +35,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER of 0: close with a RST. Otherwise probes would leave hundreds of sockets in
 TIME_WAIT."""
 
-OUR_OWN = frozenset(
+LOCAL_ERRORS = frozenset(
     (
         errno.EMFILE,
         errno.ENFILE,
@@ -45,51 +46,51 @@ OUR_OWN = frozenset(
         errno.EPERM,
     )
 )
-HUNG_UP = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+CLOSED = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answer:
     """Send GET `path` once, on a new connection. Raise Unavailable if this host could not send the
     request."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[Answer | Unavailable] = loop.create_future()
-    line = Line(loop, address, port, told.set_result)
+    answered: asyncio.Future[Answer | Unavailable] = loop.create_future()
+    connection = ProbeConnection(loop, address, port, answered.set_result)
     try:
-        line.ask(path)
+        connection.request(path)
         async with asyncio.timeout(timeout_s):
-            answer = await told
+            answer = await answered
     except TimeoutError:
         return SILENT
     finally:
-        line.close()
+        connection.close()
     if isinstance(answer, Unavailable):
         raise answer
     return answer
 
 
-class Line:
+class ProbeConnection:
     """A client of one health port.
 
-    `tell` is called once for each request, unless the line is closed first; the caller decides how
-    long to wait. `mark` is the SO_MARK of its sockets; 0: none."""
+    `on_answer` is called once for each request, unless the connection is closed first; the caller
+    decides how long to wait. `mark` is the SO_MARK of its sockets; 0: none."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         address: str,
         port: int,
-        tell: Callable[[Answer | Unavailable], None],
+        on_answer: Callable[[Answer | Unavailable], None],
         mark: int = 0,
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._on_answer = on_answer
         self._mark = mark
         self._destination = (address, port)
         self._family = socket_family(address)
         self._host = join_host_port(address, port)
         self._socket: socket.socket | None = None
         self._reused = False
-        self._question = b""
+        self._pending = b""
         self._received = b""
 
     @property
@@ -97,9 +98,9 @@ class Line:
         """Whether it holds a descriptor."""
         return self._socket is not None
 
-    def ask(self, path: str) -> None:
+    def request(self, path: str) -> None:
         """Send GET `path`. It must not be called while a request is in flight."""
-        self._question = _request(self._host, path)
+        self._pending = _request(self._host, path)
         if self._socket is None:
             self._connect()
         else:
@@ -108,7 +109,7 @@ class Line:
 
     def close(self) -> None:
         """Cancel the request in flight, if there is one, and close the connection."""
-        self._question = self._received = b""
+        self._pending = self._received = b""
         if self._socket is not None:
             descriptor = self._socket.fileno()
             self._loop.remove_reader(descriptor)
@@ -155,9 +156,9 @@ class Line:
         assert self._socket is not None
         try:
             # A request is far smaller than the send buffer of an idle connection.
-            self._socket.send(self._question)
+            self._socket.send(self._pending)
         except OSError as problem:
-            self._hung_up(problem)
+            self._on_close(problem)
 
     def _readable(self) -> None:
         assert self._socket is not None
@@ -166,54 +167,54 @@ class Line:
         except BlockingIOError:
             return
         except OSError as problem:
-            self._hung_up(problem)
+            self._on_close(problem)
             return
-        if not self._question:
+        if not self._pending:
             # No request is in flight: the server closes the connection, or sends unexpected data.
             self.close()
             return
         self._received += chunk
         ended = not chunk or len(self._received) >= LONGEST_ANSWER_BYTES
         if ended and not self._received:
-            self._hung_up(
+            self._on_close(
                 ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
             )
             return
         answer = read_answer(self._received, ended=ended)
         if answer is None and not ended:
             return
-        if not ended and may_go_on(self._received):
-            self._question = self._received = b""
+        if not ended and is_reusable(self._received):
+            self._pending = self._received = b""
         else:
             self.close()
-        self._tell(answer or REFUSED)
+        self._on_answer(answer or REFUSED)
 
-    def _hung_up(self, problem: OSError) -> None:
+    def _on_close(self, problem: OSError) -> None:
         """Handle a closed connection. A reused connection may have been closed before the request:
         send it again."""
-        question, again = self._question, self._reused and not self._received
-        if again and question:
+        pending, again = self._pending, self._reused and not self._received
+        if again and pending:
             self.close()
-            self._question = question
+            self._pending = pending
             self._connect()
         else:
             self._fail(problem)
 
     def _fail(self, problem: OSError) -> None:
-        asked = bool(self._question)
+        requested = bool(self._pending)
         self.close()
-        if not asked:
+        if not requested:
             return
-        if isinstance(problem, HUNG_UP) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
-            self._tell(REFUSED)
-        elif problem.errno in OUR_OWN:
-            self._tell(
+        if isinstance(problem, CLOSED) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+            self._on_answer(REFUSED)
+        elif problem.errno in LOCAL_ERRORS:
+            self._on_answer(
                 Unavailable(
                     f"a request to http://{self._host} could not be sent: {problem.strerror}"
                 )
             )
         else:
-            self._tell(SILENT)
+            self._on_answer(SILENT)
 
 
 @lru_cache(maxsize=65536)
@@ -224,7 +225,7 @@ def _request(host: str, path: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def may_go_on(received: bytes) -> bool:
+def is_reusable(received: bytes) -> bool:
     """Return whether these bytes are exactly one response, after which the connection may be
     reused."""
     head, _, body = received.partition(b"\r\n\r\n")

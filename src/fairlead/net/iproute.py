@@ -15,7 +15,7 @@ _FIXES = {errno.EPERM: _RIGHTS, errno.EACCES: _RIGHTS}
 
 
 @asynccontextmanager
-async def asking(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[Any]:
+async def open_iproute(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[Any]:
     """Provide a connection.
 
     Raise Refused if permissions are missing, or for an error number that has an entry in `fixes`;

@@ -25,7 +25,7 @@ from fairlead.net.interfaces import Link
 
 NUD_PERMANENT = 0x80
 IFA_F_NODAD = 0x02
-_USELESS_NEIGHBOUR = 0x01 | 0x20 | 0x40
+_UNUSABLE_STATES = 0x01 | 0x20 | 0x40
 """NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: states without a hardware address to send frames to."""
 
 
@@ -90,8 +90,10 @@ class Rtnetlink:
 
     async def add_bridge(self, name: str) -> None:
         """Create a bridge that forwards immediately: no spanning tree, no multicast snooping."""
-        await self._ask(f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge")
-        await self._ask(
+        await self._request(
+            f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge"
+        )
+        await self._request(
             f"set up bridge {name}",
             self._route.link,
             "set",
@@ -115,7 +117,7 @@ class Rtnetlink:
                 "net_ns_fd": namespace.fileno(),
             }
             arguments = {"ifname": name, "kind": "veth", "address": mac, "mtu": mtu, "peer": other}
-            await self._ask(
+            await self._request(
                 f"add veth {name} with peer {peer} in {peer_namespace}",
                 self._route.link,
                 "add",
@@ -125,7 +127,7 @@ class Rtnetlink:
     async def set_state(self, device: str, *, up: bool) -> None:
         """Set the administrative state of the device."""
         state = "up" if up else "down"
-        await self._ask(
+        await self._request(
             f"set {device} {state}",
             self._route.link,
             "set",
@@ -136,13 +138,13 @@ class Rtnetlink:
     async def set_bridge(self, device: str, bridge: str) -> None:
         """Attach the device to the bridge."""
         arguments = {"index": await self.index(device), "master": await self.index(bridge)}
-        await self._ask(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
+        await self._request(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
 
     async def delete_link(self, device: str) -> None:
         """Remove the device; for a veth, both ends are removed."""
         self._indexes.pop(device, None)
         with suppress(Conflict):
-            await self._ask(
+            await self._request(
                 f"delete link {device}", self._route.link, "del", index=await self.index(device)
             )
         self._indexes.pop(device, None)
@@ -152,7 +154,7 @@ class Rtnetlink:
         duplicate address detection)."""
         parsed = ip_interface(interface)
         flags = {"flags": IFA_F_NODAD} if parsed.version == 6 else {}
-        await self._ask(
+        await self._request(
             f"add address {interface} to {device}",
             self._route.addr,
             "replace",
@@ -171,8 +173,8 @@ class Rtnetlink:
         `source` is the preferred source address of packets of this host. `onlink`: treat `via` as
         reachable on the device even if no address of the device covers it."""
         arguments = await self._route_arguments(nexthops, source, onlink)
-        await self._ask(
-            f"set route {destination} {_ways(nexthops)}",
+        await self._request(
+            f"set route {destination} {_describe(nexthops)}",
             self._route.route,
             "replace",
             dst=destination,
@@ -182,13 +184,13 @@ class Rtnetlink:
     async def delete_route(self, destination: str) -> None:
         """Delete the route to the prefix."""
         with suppress(Conflict):
-            await self._ask(
+            await self._request(
                 f"delete route {destination}", self._route.route, "del", dst=destination
             )
 
     async def set_neighbour(self, device: str, address: str, mac: str) -> None:
         """Add a permanent neighbour entry, for which no ARP or neighbour discovery is used."""
-        await self._ask(
+        await self._request(
             f"set neighbour {address} {mac} on {device}",
             self._route.neigh,
             "replace",
@@ -202,16 +204,16 @@ class Rtnetlink:
         """Return the neighbours whose hardware address is known, of both families."""
         found = []
         for family in (socket.AF_INET, socket.AF_INET6):
-            async for message in await self._ask(
+            async for message in await self._request(
                 "list neighbours", self._route.neigh, "dump", family=family
             ):
                 mac, address = message.get_attr("NDA_LLADDR"), message.get_attr("NDA_DST")
-                if mac and address and not message["state"] & _USELESS_NEIGHBOUR:
+                if mac and address and not message["state"] & _UNUSABLE_STATES:
                     found.append(Neighbour(address, mac, message["ifindex"]))
         return found
 
     async def _links(self) -> Any:
-        async for message in await self._ask("list links", self._route.link, "dump"):
+        async for message in await self._request("list links", self._route.link, "dump"):
             name, mac, mtu = (
                 message.get_attr(key) for key in ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU")
             )
@@ -222,25 +224,26 @@ class Rtnetlink:
     ) -> dict[str, object]:
         arguments: dict[str, object] = {"prefsrc": source} if source else {}
         flags = {"flags": "onlink"} if onlink else {}
-        ways = []
+        hops = []
         for hop in nexthops:
-            way: dict[str, object] = dict(flags)
+            fields: dict[str, object] = dict(flags)
             if hop.via:
-                way["gateway"] = hop.via
+                fields["gateway"] = hop.via
             if hop.device:
-                way["oif"] = await self.index(hop.device)
-            ways.append(way)
-        if len(ways) == 1:
+                fields["oif"] = await self.index(hop.device)
+            hops.append(fields)
+        if len(hops) == 1:
             if not nexthops[0].via and ip_address(source or "::").version == 4:
                 arguments["scope"] = "link"
-            return arguments | ways[0]
+            return arguments | hops[0]
         return arguments | {
             "multipath": [
-                way | {"hops": hop.weight - 1} for way, hop in zip(ways, nexthops, strict=True)
+                fields | {"hops": hop.weight - 1}
+                for fields, hop in zip(hops, nexthops, strict=True)
             ]
         }
 
-    async def _ask(
+    async def _request(
         self,
         what: str,
         call: Callable[..., Awaitable[Any]],
@@ -265,5 +268,5 @@ class Rtnetlink:
             raise Unavailable(message) from error
 
 
-def _ways(nexthops: Sequence[Nexthop]) -> str:
+def _describe(nexthops: Sequence[Nexthop]) -> str:
     return ", ".join(f"via {hop.via or 'link'} dev {hop.device or '?'}" for hop in nexthops)

@@ -7,8 +7,8 @@ import struct
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from fairlead.net.hearing import Hearing
 from fairlead.net.netlink import attributes
+from fairlead.net.netlink_events import Subscription
 
 _LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP = 1, 5, 9
 _NEW_LINK, _DELETE_LINK = 16, 17
@@ -31,23 +31,23 @@ class LinkEvents:
     use."""
 
     def __init__(self) -> None:
-        self._hearing = Hearing((_LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP))
+        self._subscription = Subscription((_LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP))
 
     def close(self) -> None:
         """End the subscription. May be called repeatedly."""
-        self._hearing.close()
+        self._subscription.close()
 
     async def next(self) -> LinkChanges:
         """Wait for changes. Return all that have arrived."""
-        heard = await self._hearing.next()
+        received = await self._subscription.next()
         devices, addresses = set(), set()
-        for kind, body in heard.events:
+        for kind, body in received.events:
             if kind in (_NEW_LINK, _DELETE_LINK):
                 name = dict(attributes(body, _LINK.size)).get(_LINK_NAME, b"")
                 devices.add(name.rstrip(b"\0").decode(errors="replace"))
             else:
-                said = dict(attributes(body, _ADDRESS.size))
+                fields = dict(attributes(body, _ADDRESS.size))
                 # On a point-to-point link the other attribute is the address of the other end.
-                if packed := said.get(_OWN_ADDRESS) or said.get(_OTHER_END):
+                if packed := fields.get(_OWN_ADDRESS) or fields.get(_OTHER_END):
                     addresses.add(str(ip_address(packed)))
-        return LinkChanges(frozenset(devices), frozenset(addresses), heard.lost)
+        return LinkChanges(frozenset(devices), frozenset(addresses), received.lost)

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from fairlead.net import interfaces
 from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
-from fairlead.net.rtnetlink import asking
+from fairlead.net.rtnetlink import open_rtnetlink
 
 PROTOCOL = 172
 """The routing protocol number of routes for addresses of Services (`ip route show table local proto
@@ -32,10 +32,10 @@ _LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 async def present(protocol: int = PROTOCOL) -> set[str]:
     """Return the addresses that have a route with this protocol number. Raise Unavailable."""
     found = set()
-    with asking("listing local routes", strict=True) as kernel:
+    with open_rtnetlink("listing local routes", strict=True) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                routes = kernel.ask(
+                routes = kernel.request(
                     _GET_ROUTE,
                     DUMP,
                     _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0),
@@ -45,43 +45,43 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
                     raise
                 continue
             for body in routes:
-                said = dict(attributes(body, _ROUTE.size))
-                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in said:
-                    found.add(str(ip_address(said[_ROUTE_DESTINATION])))
+                fields = dict(attributes(body, _ROUTE.size))
+                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in fields:
+                    found.add(str(ip_address(fields[_ROUTE_DESTINATION])))
     return found
 
 
 async def add(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
     """Add local routes for these addresses. Raise Refused without permission, otherwise
     Unavailable."""
-    _each(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
+    _change(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
 
 
 async def delete(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
     """Delete the local routes for these addresses. An address that an interface has stays local."""
-    _each(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
+    _change(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
 
 
-async def borne(address: str) -> bool:
+async def is_assigned(address: str) -> bool:
     """Return whether an interface of this host has the address. Raise Unavailable."""
-    return ip_address(address) in all_borne()
+    return ip_address(address) in assigned_addresses()
 
 
-def all_borne() -> set[IPv4Address | IPv6Address]:
+def assigned_addresses() -> set[IPv4Address | IPv6Address]:
     """Return the addresses of all interfaces of this host. Raise Unavailable."""
-    with asking("listing addresses") as kernel:
-        return {own for _, own in interfaces.borne(kernel)}
+    with open_rtnetlink("listing addresses") as kernel:
+        return {own for _, own in interfaces.interface_addresses(kernel)}
 
 
-def _each(kind: int, flags: int, addresses: Collection[str], harmless: int, protocol: int) -> None:
+def _change(kind: int, flags: int, addresses: Collection[str], ignored: int, protocol: int) -> None:
     if not addresses:
         return
-    with asking(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
+    with open_rtnetlink(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
         for address in sorted(addresses):
             try:
-                kernel.ask(kind, flags | ACK, _route(address, protocol))
+                kernel.request(kind, flags | ACK, _route(address, protocol))
             except OSError as error:
-                if error.errno != harmless:
+                if error.errno != ignored:
                     raise
 
 

@@ -30,7 +30,7 @@ DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
 MOST_NODES = 4096
 SMALL = 2 * SMALLEST
-SMALL_KEPT = 16384
+SMALL_CACHED = 16384
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
 
@@ -113,31 +113,31 @@ def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
     `size`: number of slots; 0: the size that the weights require."""
     weights = [weight for _, weight in members]
     size = size or table_size(sum(weights))
-    turns = [walk(name, size) for name, _ in members]
+    each_walk = [walk(name, size) for name, _ in members]
     return Walks(
         size,
-        [offset for offset, _ in turns],
-        [skip for _, skip in turns],
+        [offset for offset, _ in each_walk],
+        [skip for _, skip in each_walk],
         weights,
         quotas(weights, size),
     )
 
 
-def fill_in_python(turns: Walks) -> "array[int]":
+def fill_in_python(given: Walks) -> "array[int]":
     """Fill a table. This is the reference implementation, to which the one in C is compared."""
-    slots = array("H", [_EMPTY]) * turns.size
-    at, left = list(turns.offsets), list(turns.quotas)
+    slots = array("H", [_EMPTY]) * given.size
+    at, left = list(given.offsets), list(given.quotas)
     credit = [0] * len(at)
-    greatest = max(turns.weights)
+    greatest = max(given.weights)
     filled = 0
-    while filled < turns.size:
-        for i, weight in enumerate(turns.weights):
+    while filled < given.size:
+        for i, weight in enumerate(given.weights):
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue
             credit[i] -= greatest
             while slots[at[i]] != _EMPTY:
-                at[i] = (at[i] + turns.skips[i]) % turns.size
+                at[i] = (at[i] + given.skips[i]) % given.size
             slots[at[i]] = i
             left[i] -= 1
             filled += 1
@@ -164,15 +164,15 @@ def at(numbers: "array[int]") -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
-def fill_in_c(turns: Walks) -> "array[int]":
+def fill_in_c(given: Walks) -> "array[int]":
     """Fill a table with the compiled implementation. Raise Refused if it has not been built."""
-    slots, count = array("H", bytes(2 * turns.size)), len(turns.weights)
+    slots, count = array("H", bytes(2 * given.size)), len(given.weights)
     # One array of four columns and plain numbers: creating an argument object for each column would
     # take longer than the fill itself.
-    columns = array("I", [*turns.offsets, *turns.skips, *turns.weights, *turns.quotas])
+    columns = array("I", [*given.offsets, *given.skips, *given.weights, *given.quotas])
     address, _ = columns.buffer_info()
     places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, turns.size, slots.buffer_info()[0]) != 0:
+    if _filling()(count, *places, given.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
@@ -194,7 +194,7 @@ def table(weights: Weights) -> Table:
     if found is None:
         if not _is_small(weights):
             return _large(weights)
-        _small[weights] = found = _deal(weights)
+        _small[weights] = found = _compute(weights)
     return found
 
 
@@ -211,7 +211,9 @@ def prepare(many: Iterable[Weights]) -> None:
     """Compute the small tables among these in advance, for `table`. They are filled in one call
     that releases the GIL."""
     missing = {
-        weights: members for weights in many if weights not in _small and (members := _few(weights))
+        weights: members
+        for weights in many
+        if weights not in _small and (members := _small_members(weights))
     }
     given = [walks(members) for members in missing.values()]
     columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
@@ -246,7 +248,7 @@ def _is_small(weights: Weights) -> bool:
     return table_size(sum([weight for _, weight in weights])) <= SMALL
 
 
-def _few(weights: Weights) -> Members:
+def _small_members(weights: Weights) -> Members:
     """Return the members of a small table; an empty list for a large one."""
     return _members(weights) if _is_small(weights) else []
 
@@ -255,7 +257,7 @@ def _members(weights: Weights) -> Members:
     return sorted([each for each in weights if each[1] > 0])
 
 
-def _deal(weights: Weights, size: int = 0) -> Table:
+def _compute(weights: Weights, size: int = 0) -> Table:
     members = _members(weights)
     if not members:
         return EMPTY
@@ -282,19 +284,19 @@ def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
     return Table(tuple(names), slots.tobytes())
 
 
-class _Kept(dict[Weights, Table]):
+class _Cache(dict[Weights, Table]):
     """A cache of the tables that were computed last; threads may use it concurrently."""
 
     def __setitem__(self, weights: Weights, made: Table) -> None:
         super().__setitem__(weights, made)
-        if len(self) > SMALL_KEPT:
-            for oldest in list(self)[: SMALL_KEPT // 4]:
+        if len(self) > SMALL_CACHED:
+            for oldest in list(self)[: SMALL_CACHED // 4]:
                 self.pop(oldest, None)
 
 
 # The caches are separate to bound their memory: 2 KiB or 4 KiB for each small table, of which a
 # cluster has thousands, and up to 128 KiB for each large one, of which a rolling update creates
 # hundreds.
-_small = _Kept()
-_large = lru_cache(maxsize=128)(_deal)
-_sized = lru_cache(maxsize=64)(_deal)
+_small = _Cache()
+_large = lru_cache(maxsize=128)(_compute)
+_sized = lru_cache(maxsize=64)(_compute)

@@ -58,8 +58,8 @@ def verdict(code: int, chain: str = "") -> bytes:
 
 def comment(text: str) -> bytes:
     """Return the comment of an element, as nft stores it: at most 254 bytes."""
-    said = text.encode() + b"\0"
-    return attribute(_USER_DATA, bytes((_COMMENT, len(said))) + said)
+    data = text.encode() + b"\0"
+    return attribute(_USER_DATA, bytes((_COMMENT, len(data))) + data)
 
 
 def element(key: bytes, end: bytes = b"", *rest: bytes) -> bytes:
@@ -104,7 +104,7 @@ def listed(body: bytes) -> Iterator[Listed]:
 def _listed(data: bytes) -> Listed:
     key = end = content = b""
     code: int | None = None
-    chain = said = ""
+    chain = text = ""
     for kind, inner in attributes(data, 0):
         if kind == _KEY:
             key = inner[4:]
@@ -119,8 +119,8 @@ def _listed(data: bytes) -> Listed:
         elif kind == _KEY_END:
             end = inner[4:]
         elif kind == _USER_DATA:
-            said = _comment(inner)
-    return Listed(key, end, content, code, chain, said)
+            text = _comment(inner)
+    return Listed(key, end, content, code, chain, text)
 
 
 def _comment(data: bytes) -> str:

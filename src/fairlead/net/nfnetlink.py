@@ -58,7 +58,7 @@ _EQUAL = 0
 _CT_PROTO_DST, _CT_SRC_IP6, _CT_DST_IP6 = 12, 21, 22
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _DYNSET_UPDATE = 1
-_READINGS = 20
+_ATTEMPTS = 20
 """The number of attempts to read rules while they change."""
 _REGISTER = 8
 """NFT_REG32_00: registers of 4 bytes; a concatenation occupies consecutive registers."""
@@ -79,7 +79,7 @@ class Expression(NamedTuple):
     attributes: bytes
 
 
-def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
+def update_ipv6_map(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
     """Return the rule `update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst .
     ct original ip6 saddr timeout Ns : ip6 daddr . th dport }`, for IPv6 packets."""
     original = attribute(3, b"\0")
@@ -164,7 +164,7 @@ class Nfnetlink:
         Raise Unavailable if the kernel does not respond, or other processes change rules during all
         attempts."""
         try:
-            for _ in range(_READINGS):
+            for _ in range(_ATTEMPTS):
                 chains = list(self._dumped(table))
                 if "" not in chains:
                     return Counter(chains)
@@ -297,13 +297,13 @@ def _failure(tried: str, error: OSError) -> FairleadError:
     """Return the error to raise for an error response of the kernel, or for none in time."""
     if isinstance(error, TimeoutError):
         return Unavailable(f"{tried}: no response in time")
-    said = f"{tried}: {error.strerror}"
+    text = f"{tried}: {error.strerror}"
     match error.errno:
         case errno.ENOENT | errno.EEXIST | errno.EBUSY:
-            return Conflict(said)
+            return Conflict(text)
         case errno.EPERM | errno.EOPNOTSUPP | errno.EINVAL:
-            return Refused(said, fix="use CAP_NET_ADMIN and Linux 5.10 or newer")
-    return Unavailable(said)
+            return Refused(text, fix="use CAP_NET_ADMIN and Linux 5.10 or newer")
+    return Unavailable(text)
 
 
 def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) -> bytes:

@@ -118,20 +118,20 @@ def failure(commands: str, errors: str) -> FairleadError:
     complaints = [
         line[line.index("Error:") + 7 :] for line in errors.splitlines() if "Error:" in line
     ]
-    said = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
+    reason = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
     first = commands.strip().partition("\n")[0]
-    message = f"nft {_shortened(first, 120)}: {_shortened(said, _LONGEST_MESSAGE)}"
-    if "Operation not permitted" in said:
+    message = f"nft {_shortened(first, 120)}: {_shortened(reason, _LONGEST_MESSAGE)}"
+    if "Operation not permitted" in reason:
         return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
-    if "Operation not supported" in said or "Protocol not supported" in said:
+    if "Operation not supported" in reason or "Protocol not supported" in reason:
         return Refused(message, fix="use a kernel with CONFIG_NF_TABLES_INET and CONFIG_NFT_NAT")
     if (
-        "No such file or directory" in said
-        or "File exists" in said
-        or "Device or resource busy" in said
+        "No such file or directory" in reason
+        or "File exists" in reason
+        or "Device or resource busy" in reason
     ):
         return Conflict(message)
-    if "syntax error" in said:
+    if "syntax error" in reason:
         return Refused(message, fix="use libnftables 1.0.6 or newer")
     return Unavailable(message)
 

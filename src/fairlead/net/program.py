@@ -31,7 +31,7 @@ _LOG_SIZES = (1 << 20, 1 << 24)
 _LOG_LINES_SHOWN = 25
 
 
-class Trial(NamedTuple):
+class RunResult(NamedTuple):
     """The result of a test run: the verdict, the packet and the context after the run (no context
     for XDP), and the average duration of one run."""
 
@@ -61,7 +61,7 @@ class Program(Descriptor):
             struct.pack_into("<i", code, offset + 4, maps[name].descriptor)
         try:
             return cls(
-                _load_patiently(bytes(code), spec.name, program_type, license_name),
+                _load_with_retries(bytes(code), spec.name, program_type, license_name),
                 f"program {spec.name}",
             )
         except OSError as error:
@@ -88,7 +88,7 @@ class Program(Descriptor):
         repeat: int = 1,
         with_context: bool = True,
         flags: int = 0,
-    ) -> Trial:
+    ) -> RunResult:
         """Run the program on a packet (BPF_PROG_TEST_RUN). Nothing is sent, but maps are changed as
         usual.
 
@@ -122,7 +122,7 @@ class Program(Descriptor):
             raise failure(error, f"test-running {self.name}") from error
         _, verdict, _, size = struct.unpack_from("<4I", attributes)
         duration_ns, _, context_size = struct.unpack_from("<3I", attributes, 36)
-        return Trial(
+        return RunResult(
             verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns
         )
 
@@ -137,7 +137,7 @@ def maps_of(program_id: int) -> frozenset[int]:
         with Descriptor(
             call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}"
         ) as program:
-            program.inform(answer)
+            program.read_information(answer)
     except (OSError, FairleadError):
         return frozenset()
     (count,) = struct.unpack_from("<I", answer, 52)
@@ -167,7 +167,7 @@ def _load(
     )
 
 
-def _load_patiently(code: bytes, name: str, kind: int, license_name: str) -> int:
+def _load_with_retries(code: bytes, name: str, kind: int, license_name: str) -> int:
     """Load a program. A signal interrupts the verifier (EAGAIN); try five times, like libbpf."""
     for _ in range(4):
         try:

@@ -34,10 +34,10 @@ class Route(NamedTuple):
 class Neighbour(NamedTuple):
     """The neighbour entry of an address on an interface.
 
-    `mac` is empty while it is not known. `unsure`: the entry is stale or failed; `Routing.look_for`
-    has the kernel verify it."""
+    `mac` is empty while it is not known. `unconfirmed`: the entry is stale or failed;
+    `Routing.resolve` has the kernel verify it."""
 
     interface: int
     address: str
     mac: bytes
-    unsure: bool
+    unconfirmed: bool

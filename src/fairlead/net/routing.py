@@ -17,10 +17,10 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
-from fairlead.net.hearing import Hearing, Passed
 from fairlead.net.netlink import ACK, CREATE, DUMP, attribute, attributes
+from fairlead.net.netlink_events import IgnoredEvents, Subscription
 from fairlead.net.routes import Interface, Neighbour, Route
-from fairlead.net.rtnetlink import Asking
+from fairlead.net.rtnetlink import RtnetlinkSocket
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
 _NEW_NEIGHBOUR, _DELETE_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
@@ -48,42 +48,44 @@ class Changes(NamedTuple):
 class Routing:
     """Requests, which several threads may send at the same time, and events. Close it after use.
 
-    `passing_over`: a protocol number whose route changes are not reported, such as the number of
-    the caller's own routes."""
+    `ignored_protocol`: a protocol number whose route changes are not reported, such as the number
+    of the caller's own routes."""
 
-    def __init__(self, *, passing_over: int = 0) -> None:
-        self._asking = Asking()
+    def __init__(self, *, ignored_protocol: int = 0) -> None:
+        self._rtnetlink = RtnetlinkSocket()
         # The protocol is at offset 5 of struct rtmsg (rtm_protocol).
-        passed = (
-            Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None
+        ignored = (
+            IgnoredEvents((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=ignored_protocol)
+            if ignored_protocol
+            else None
         )
-        self._hearing = Hearing(_GROUPS, passed)
+        self._subscription = Subscription(_GROUPS, ignored)
 
     def close(self) -> None:
         """Close the sockets. May be called repeatedly."""
-        self._asking.close()
-        self._hearing.close()
+        self._rtnetlink.close()
+        self._subscription.close()
 
     def route(self, address: str) -> Route | None:
         """Return the kernel's route to the address; None if there is none."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
+        request = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
         try:
-            (answer,) = self._asking.ask(_GET_ROUTE, 0, question)
+            (answer,) = self._rtnetlink.request(_GET_ROUTE, 0, request)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
                 return None
             raise Unavailable(f"reading the route to {address}: {error.strerror}") from error
-        said = dict(attributes(answer, _ROUTE.size))
+        fields = dict(attributes(answer, _ROUTE.size))
         # RTA_GATEWAY, or RTA_VIA, which holds a family and an address.
-        via = said.get(5) or said.get(18, b"")[2:]
-        metrics = dict(attributes(said.get(8, b""), 0))
+        via = fields.get(5) or fields.get(18, b"")[2:]
+        metrics = dict(attributes(fields.get(8, b""), 0))
         return Route(
             answer[7] == _LOCAL,
-            _number(said.get(4)),
+            _number(fields.get(4)),
             _text(via),
-            _text(said.get(7, b"")),
+            _text(fields.get(7, b"")),
             _number(metrics.get(2)),
         )
 
@@ -101,14 +103,14 @@ class Routing:
         found = (_neighbour(each) for each in answers)
         return {(each.interface, each.address): each for each in found if each}
 
-    def look_for(self, interface: int, address: str) -> None:
+    def resolve(self, interface: int, address: str) -> None:
         """Have the kernel resolve the address on the interface, or verify the entry that it has.
         The result arrives as an event."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
+        request = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
-            self._asking.ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
+            self._rtnetlink.request(_NEW_NEIGHBOUR, CREATE | ACK, request)
         except OSError as error:
             raise Unavailable(
                 f"looking for neighbour {address} on interface {interface}: {error.strerror}"
@@ -116,20 +118,22 @@ class Routing:
 
     async def changes(self) -> Changes:
         """Wait for changes. Return all that have arrived."""
-        heard = await self._hearing.next()
+        received = await self._subscription.next()
         neighbours: list[Neighbour] = []
-        others = heard.lost
-        for kind, body in heard.events:
+        others = received.lost
+        for kind, body in received.events:
             if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
                 others = True
             elif neighbour := _neighbour(body):
                 gone = kind == _DELETE_NEIGHBOUR
-                neighbours.append(neighbour._replace(mac=b"", unsure=True) if gone else neighbour)
+                neighbours.append(
+                    neighbour._replace(mac=b"", unconfirmed=True) if gone else neighbour
+                )
         return Changes(tuple(neighbours), others)
 
-    def _dump(self, kind: int, question: bytes, what: str) -> list[bytes]:
+    def _dump(self, kind: int, request: bytes, what: str) -> list[bytes]:
         try:
-            return self._asking.ask(kind, DUMP, question)
+            return self._rtnetlink.request(kind, DUMP, request)
         except OSError as error:
             raise Unavailable(f"listing {what}: {error.strerror}") from error
 
@@ -148,22 +152,28 @@ def _name(value: bytes) -> str:
 
 def _interface(body: bytes) -> Interface:
     _, _, index, _, _ = _LINK.unpack_from(body)
-    said = dict(attributes(body, _LINK.size))
-    about = dict(attributes(said.get(18, b""), 0))  # IFLA_LINKINFO
+    fields = dict(attributes(body, _LINK.size))
+    about = dict(attributes(fields.get(18, b""), 0))  # IFLA_LINKINFO
     kind = _name(about.get(1, b""))
     vlan = _number(dict(attributes(about.get(2, b""), 0)).get(1)) if kind == "vlan" else 0
-    parent = _number(said.get(5)) if vlan else 0
+    parent = _number(fields.get(5)) if vlan else 0
     return Interface(
-        index, _name(said.get(3, b"")), said.get(1, b""), _number(said.get(4)), kind, parent, vlan
+        index,
+        _name(fields.get(3, b"")),
+        fields.get(1, b""),
+        _number(fields.get(4)),
+        kind,
+        parent,
+        vlan,
     )
 
 
 def _neighbour(body: bytes) -> Neighbour | None:
     family, _, interface, state, _, _ = _NEIGHBOUR.unpack_from(body)
-    said = dict(attributes(body, _NEIGHBOUR.size))
-    if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in said:
+    fields = dict(attributes(body, _NEIGHBOUR.size))
+    if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in fields:
         return None  # an entry of the forwarding table of a bridge or a tunnel
-    mac = said.get(2, b"") if not state & _UNKNOWN else b""
+    mac = fields.get(2, b"") if not state & _UNKNOWN else b""
     return Neighbour(
-        interface, _text(said[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED))
+        interface, _text(fields[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED))
     )

@@ -27,7 +27,7 @@ _STRICT_CHECK = 12
 ANSWER_WITHIN_S = 10.0
 
 
-class Asking:
+class RtnetlinkSocket:
     """A connection, which several threads may use at the same time. Close it after use.
 
     `strict`: the kernel applies the filter in the request of a dump (NETLINK_GET_STRICT_CHK)."""
@@ -46,7 +46,7 @@ class Asking:
         """Close the socket. May be called repeatedly."""
         self._socket.close()
 
-    def ask(self, kind: int, flags: int, question: bytes) -> list[bytes]:
+    def request(self, kind: int, flags: int, body: bytes) -> list[bytes]:
         """Send a request and return the bodies of the responses; a request with the flag ACK has
         none.
 
@@ -54,7 +54,7 @@ class Asking:
         while True:
             with self._turn:
                 self._sequence += 1
-                self._socket.send(message(kind, flags, question, sequence=self._sequence))
+                self._socket.send(message(kind, flags, body, sequence=self._sequence))
                 found, interrupted = self._answers(dump=flags & DUMP == DUMP)
             if not interrupted:
                 return found
@@ -79,10 +79,10 @@ class Asking:
 
 
 @contextmanager
-def asking(tried: str, *, strict: bool = False) -> Iterator[Asking]:
+def open_rtnetlink(tried: str, *, strict: bool = False) -> Iterator[RtnetlinkSocket]:
     """Provide a connection. Raise Refused if permissions are missing, Unavailable for any other
     error of the kernel."""
-    connection = Asking(strict=strict)
+    connection = RtnetlinkSocket(strict=strict)
     try:
         yield connection
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class ConnectionsBySource(Generic[T]):
     """Connections by source."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Crowd(Generic[T]):
         """Return the least recently used connection of this source."""
         return next(iter(self._of[source]))
 
-    def crowded(self) -> T | None:
+    def oldest_of_largest(self) -> T | None:
         """Return the least recently used connection of the source with the most connections; None
         if there is no connection."""
         return self.oldest(next(iter(self._by_count[self._most]))) if self._most else None

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
-from fairlead.net.rtnetlink import asking
+from fairlead.net.rtnetlink import open_rtnetlink
 
 _GET_LINK, _NEW_QDISC, _NEW_FILTER, _DELETE_FILTER, _GET_FILTER = 18, 36, 44, 45, 46
 _LINK = struct.Struct("=BxHiII")
@@ -48,13 +48,13 @@ async def attach(
     qdisc = _MESSAGE.pack(0, interface, _CLSACT_HANDLE, _CLSACT, 0) + attribute(
         _KIND, _text("clsact")
     )
-    with asking(f"attaching {name} to interface {interface}") as kernel:
+    with open_rtnetlink(f"attaching {name} to interface {interface}") as kernel:
         try:
-            kernel.ask(_NEW_QDISC, CREATE | EXCLUSIVE | ACK, qdisc)
+            kernel.request(_NEW_QDISC, CREATE | EXCLUSIVE | ACK, qdisc)
         except OSError as error:
             if error.errno != errno.EEXIST:
                 raise
-        kernel.ask(
+        kernel.request(
             _NEW_FILTER,
             CREATE | ACK,
             _place(interface, priority, egress=egress) + attribute(_OPTIONS, options),
@@ -67,15 +67,15 @@ async def filters(
     """Return the filters with this name, on these interfaces or on all of this network
     namespace."""
     found = []
-    with asking(f"listing the filters called {name}") as kernel:
+    with open_rtnetlink(f"listing the filters called {name}") as kernel:
         if interfaces is None:
             interfaces = [
                 _LINK.unpack_from(body)[2]
-                for body in kernel.ask(_GET_LINK, DUMP, _LINK.pack(0, 0, 0, 0, 0))
+                for body in kernel.request(_GET_LINK, DUMP, _LINK.pack(0, 0, 0, 0, 0))
             ]
         for index in interfaces:
             try:
-                dump = kernel.ask(
+                dump = kernel.request(
                     _GET_FILTER,
                     DUMP,
                     _MESSAGE.pack(0, index, 0, _EGRESS if egress else _INGRESS, 0),
@@ -85,9 +85,9 @@ async def filters(
                     continue  # the interface is gone, or has no clsact
                 raise
             for body in dump:
-                said = dict(attributes(body, _MESSAGE.size))
-                options = dict(attributes(said.get(_OPTIONS, b""), 0))
-                if (said.get(_KIND), options.get(_NAME)) == (_text("bpf"), _text(name)):
+                fields = dict(attributes(body, _MESSAGE.size))
+                options = dict(attributes(fields.get(_OPTIONS, b""), 0))
+                if (fields.get(_KIND), options.get(_NAME)) == (_text("bpf"), _text(name)):
                     number = int.from_bytes(options.get(_ID, b""), sys.byteorder)
                     found.append(
                         Filter(index, name, _MESSAGE.unpack_from(body)[4] >> 16, number, egress)
@@ -97,9 +97,9 @@ async def filters(
 
 async def detach(filter_: Filter) -> None:
     """Detach the filter. Do nothing if it is already gone."""
-    with asking(f"detaching {filter_.name} from interface {filter_.interface}") as kernel:
+    with open_rtnetlink(f"detaching {filter_.name} from interface {filter_.interface}") as kernel:
         try:
-            kernel.ask(
+            kernel.request(
                 _DELETE_FILTER,
                 ACK,
                 _place(filter_.interface, filter_.priority, egress=filter_.egress),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.address import is_ipv6
-from fairlead.net.iproute import asking
+from fairlead.net.iproute import open_iproute
 
 _TAKEN = (
     "another VXLAN device uses this port or identifier: choose another tunnel.port or tunnel.vni"
@@ -40,11 +40,11 @@ class Vxlan(NamedTuple):
         return is_ipv6(self.local)
 
 
-async def have(device: Vxlan) -> None:
+async def ensure(device: Vxlan) -> None:
     """Create the device, replace it if its properties differ, and set it up.
 
     Raise Refused if the kernel has no VXLAN, or another program uses the name or port."""
-    async with asking(f"creating the device {device.name}", _FIXES) as route:
+    async with open_iproute(f"creating the device {device.name}", _FIXES) as route:
         found = await _find(route, device.name)
         if found is not None and _described(found) != device:
             _check_ours(found, device.name)
@@ -63,7 +63,7 @@ async def set_address(name: str, interface: str) -> None:
     """Add an IPv4 address with prefix length ("192.0.2.1/32") to the device. Raise Unavailable,
     also if the device does not exist."""
     parsed = ip_interface(interface)
-    async with asking(f"adding address {interface} to {name}") as route:
+    async with open_iproute(f"adding address {interface} to {name}") as route:
         if (found := await _find(route, name)) is None:
             raise Unavailable(f"adding address {interface} to {name}: the device does not exist")
         await route.addr(
@@ -76,7 +76,7 @@ async def set_address(name: str, interface: str) -> None:
 
 async def remove(name: str) -> bool:
     """Remove the device. Return False if it does not exist or is not a VXLAN device."""
-    async with asking(f"removing the device {name}") as route:
+    async with open_iproute(f"removing the device {name}") as route:
         found = await _find(route, name)
         if found is None or _kind(found) != "vxlan":
             return False
@@ -122,7 +122,7 @@ def _check_ours(message: Any, name: str) -> None:
 
 
 def _described(message: Any) -> Vxlan | None:
-    """Return the properties of the device, if `have` could have created it."""
+    """Return the properties of the device, if `ensure` could have created it."""
     if _kind(message) != "vxlan":
         return None
     data = message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")

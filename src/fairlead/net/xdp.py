@@ -19,7 +19,7 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.net.bpf import Descriptor, call, failure, open_pin
 from fairlead.net.netlink import attributes
 from fairlead.net.program import Program
-from fairlead.net.rtnetlink import asking
+from fairlead.net.rtnetlink import open_rtnetlink
 
 NATIVE, GENERIC = "native", "generic"
 
@@ -54,13 +54,13 @@ class Link(NamedTuple):
 async def attached(interface: int) -> Attached | None:
     """Return the program that is attached to the interface, or None. Raise Unavailable if there is
     no such interface."""
-    with asking(f"reading the XDP program of interface {interface}") as kernel:
-        (answer,) = kernel.ask(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
-    said = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
-    mode = _MODES.get(said.get(_XDP_ATTACHED, b"\0")[0], "")
+    with open_rtnetlink(f"reading the XDP program of interface {interface}") as kernel:
+        (answer,) = kernel.request(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
+    fields = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
+    mode = _MODES.get(fields.get(_XDP_ATTACHED, b"\0")[0], "")
     if not mode:
         return None
-    number = int.from_bytes(said.get(_XDP_PROGRAM, b""), sys.byteorder)
+    number = int.from_bytes(fields.get(_XDP_PROGRAM, b""), sys.byteorder)
     return Attached(mode, number, _program_name(number))
 
 

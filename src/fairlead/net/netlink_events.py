@@ -18,14 +18,14 @@ _STEP, _KIND_AT = struct.Struct("=HBBI"), 4
 _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x15, 0x06
 
 
-class Heard(NamedTuple):
+class Events(NamedTuple):
     """Kind and body of each event, in order. `lost`: the kernel dropped further events."""
 
     events: Sequence[tuple[int, bytes]]
     lost: bool
 
 
-class Passed(NamedTuple):
+class IgnoredEvents(NamedTuple):
     """A filter for events that are not needed: events of these kinds with the byte `value` at
     offset `at` of their body."""
 
@@ -52,20 +52,20 @@ class Passed(NamedTuple):
         return b"".join(_STEP.pack(*each) for each in steps)
 
 
-class Hearing:
+class Subscription:
     """A subscription to multicast groups of rtnetlink, in the network namespace in which it was
     created. Close it after use.
 
-    `passed`: events that the kernel drops. Otherwise a thousand changes made by this process could
+    `ignored`: events that the kernel drops. Otherwise a thousand changes made by this process could
     displace other events from the socket's buffer."""
 
-    def __init__(self, groups: Sequence[int], passed: Passed | None = None) -> None:
+    def __init__(self, groups: Sequence[int], ignored: IgnoredEvents | None = None) -> None:
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
         )
         self._socket.setblocking(False)
-        if passed is not None:
-            program = ctypes.create_string_buffer(passed.program())
+        if ignored is not None:
+            program = ctypes.create_string_buffer(ignored.program())
             filtering = struct.pack("HP", len(program.raw) // _STEP.size, ctypes.addressof(program))
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
         self._socket.bind((0, 0))  # an unbound socket does not receive multicasts
@@ -81,7 +81,7 @@ class Hearing:
         """Close the socket. May be called repeatedly."""
         self._socket.close()
 
-    async def next(self) -> Heard:
+    async def next(self) -> Events:
         """Wait for events. Return all that have arrived."""
         events: list[tuple[int, bytes]] = []
         try:
@@ -90,8 +90,8 @@ class Hearing:
                 events += ((kind, body) for kind, _, _, body in messages(data))
                 data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
-            return Heard(events, lost=False)
+            return Events(events, lost=False)
         except OSError as error:
             if error.errno == errno.ENOBUFS:
-                return Heard(events, lost=True)
+                return Events(events, lost=True)
             raise
