@@ -87,10 +87,10 @@ def _steady(arguments: argparse.Namespace) -> None:
         timeout_s=arguments.timeout,
         open_connections=arguments.open,
     )
-    asyncio.run(_answer_for(steady))
+    asyncio.run(_run_by_commands(steady))
 
 
-async def _answer_for(load: Steady) -> None:
+async def _run_by_commands(load: Steady) -> None:
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

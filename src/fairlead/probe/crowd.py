@@ -33,9 +33,9 @@ import msgspec
 from fairlead.probe.exchange import Answer, Malformed
 from fairlead.probe.flow import Flow, Target
 
-AT_ONCE = 128
+MOST_OPENING = 128
 """The maximum number of flows that are being opened at a time when many are missing."""
-AGAIN_S = 1.0
+RETRANSMIT_S = 1.0
 """A new UDP flow without an answer repeats its request once after this time, as TCP would."""
 PAUSE_S = 0.1
 """The delay after a failure before missing flows are opened again. The steady new flows do not
@@ -49,7 +49,7 @@ socket was closed, so a new socket that happened to get the same port would cont
 perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
-NOTED = 1000
+MOST_RECORDED = 1000
 _FAILURES = (OSError, Malformed, EOFError)
 
 
@@ -103,11 +103,11 @@ class Crowd:
         self._patience_s = patience_s
         self._poll = select.epoll()
         self._flows: dict[int, Flow] = {}
-        self._fresh: deque[Flow] = deque()
+        self._new: deque[Flow] = deque()
         """New flows in the order in which they began. Ended flows are removed later."""
-        self._once: deque[Flow] = deque()
+        self._sent_once: deque[Flow] = deque()
         """The UDP flows among them that have sent one request, in the same order."""
-        self._turns: list[tuple[float, int, Flow]] = []
+        self._due: list[tuple[float, int, Flow]] = []
         """A heap: when each open flow is to send its next request."""
         self._number = itertools.count()
         self._source_ports = itertools.cycle(SOURCE_PORTS)
@@ -146,9 +146,9 @@ class Crowd:
                 commanded = True
         now_s = time.monotonic()
         self._begin(now_s)
-        self._take_turns(now_s)
-        self._ask_again(now_s)
-        self._give_up(now_s)
+        self._send_due_requests(now_s)
+        self._repeat_first_requests(now_s)
+        self._expire_new_flows(now_s)
         return commanded
 
     def watch(self, command: int) -> None:
@@ -167,7 +167,7 @@ class Crowd:
         for target in self._targets if now_s >= self._next_fill_s else ():
             while (
                 self._open[target] + self._opening[target] < target.open
-                and self._opening.total() < AT_ONCE
+                and self._opening.total() < MOST_OPENING
             ):
                 self._start(target, now_s)
 
@@ -184,9 +184,9 @@ class Crowd:
         self._poll.register(
             flow.socket, select.EPOLLOUT if target.kind == "tcp" else select.EPOLLIN
         )
-        self._fresh.append(flow)
+        self._new.append(flow)
         if target.kind != "tcp":
-            self._once.append(flow)
+            self._sent_once.append(flow)
 
     def _new_flow(self, target: Target, now_s: float) -> Flow:
         """Open a new flow. A UDP flow uses the next port that no open flow has."""
@@ -206,9 +206,9 @@ class Crowd:
                 flow.connected(now_s)
                 self._poll.modify(flow.socket, select.EPOLLIN)
                 return
-            known = flow.answerer
+            known = flow.first_answer
             asked_s = flow.begun_s if known is None else flow.waiting_s
-            if (answer := flow.hear()) is None:
+            if (answer := flow.receive()) is None:
                 return
         except BlockingIOError:
             return
@@ -219,86 +219,88 @@ class Crowd:
         if asked_s:  # otherwise the request was already counted as lost
             count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
         if known is None:
-            self._welcome(flow, answer, now_s)
+            self._on_first_answer(flow, answer, now_s)
         elif answer.pod != known.pod:
-            self._note_broken(flow, MOVED if answer.node == known.node else MOVED_AWAY, answer.pod)
-            flow.answerer = answer
-        if answer.closing and flow.stays:
+            self._record_broken(
+                flow, MOVED if answer.node == known.node else MOVED_AWAY, answer.pod
+            )
+            flow.first_answer = answer
+        if answer.closing and flow.kept_open:
             count.ended += 1
             self._close(flow)
 
-    def _welcome(self, flow: Flow, answer: Answer, now_s: float) -> None:
+    def _on_first_answer(self, flow: Flow, answer: Answer, now_s: float) -> None:
         """Record the first answer of a new flow. The flow stays open, or is closed if it was a
         steady one."""
         target, count = flow.target, self.counts[flow.target]
         self._opening[target] -= 1
         count.answered += 1
         count.by_pod[answer.pod] = count.by_pod.get(answer.pod, 0) + 1
-        if flow.sent_again():
+        if flow.was_retransmitted():
             count.late += 1
-            self._note_trouble(target, flow.begun_s, answer.pod)
+            self._record_trouble(target, flow.begun_s, answer.pod)
         missing = self._open[target] < target.open
         if not (missing or count.answered % REPLACED == 0):
             self._close(flow)
             return
-        flow.stays = True
+        flow.kept_open = True
         self._open[target] += 1
         # Spread the requests over the interval: flows that began together must not send together
         # for ever.
-        self._set_turn(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
+        self._schedule(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
         line = self._oldest[target]
         line.append(flow)
         while self._open[target] > target.open or line[0].socket.fileno() < 0:
             if (oldest := line.popleft()).socket.fileno() >= 0:
                 self._close(oldest)
 
-    def _take_turns(self, now_s: float) -> None:
-        while self._turns and self._turns[0][0] <= now_s:
-            due_s, _, flow = heapq.heappop(self._turns)
+    def _send_due_requests(self, now_s: float) -> None:
+        while self._due and self._due[0][0] <= now_s:
+            due_s, _, flow = heapq.heappop(self._due)
             if flow.socket.fileno() < 0:
                 continue
             if not flow.waiting_s:
-                self._ask(flow, now_s)
+                self._send_request(flow, now_s)
             elif now_s - flow.waiting_s >= SILENCE_S and flow.target.kind == "tcp":
                 self._on_failure(flow, TimeoutError(), now_s)
             elif now_s - flow.waiting_s >= SILENCE_S:
                 lost = self.counts[flow.target].lost
-                pod = flow.answerer.pod if flow.answerer else ""
+                pod = flow.first_answer.pod if flow.first_answer else ""
                 lost[pod] = lost.get(pod, 0) + 1
-                self._ask(flow, now_s)
-            self._set_turn(flow, due_s + self._interval_s)
+                self._send_request(flow, now_s)
+            self._schedule(flow, due_s + self._interval_s)
 
-    def _ask(self, flow: Flow, now_s: float) -> None:
+    def _send_request(self, flow: Flow, now_s: float) -> None:
         try:
-            flow.ask(now_s)
+            flow.send_request(now_s)
         except OSError as error:
             self._on_failure(flow, error, now_s)
 
-    def _set_turn(self, flow: Flow, due_s: float) -> None:
-        heapq.heappush(self._turns, (due_s, next(self._number), flow))
+    def _schedule(self, flow: Flow, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, next(self._number), flow))
 
-    def _ask_again(self, now_s: float) -> None:
-        while self._once and now_s - self._once[0].begun_s >= AGAIN_S:
-            flow = self._once.popleft()
-            if flow.socket.fileno() >= 0 and flow.answerer is None:
-                self._ask(flow, now_s)
+    def _repeat_first_requests(self, now_s: float) -> None:
+        while self._sent_once and now_s - self._sent_once[0].begun_s >= RETRANSMIT_S:
+            flow = self._sent_once.popleft()
+            if flow.socket.fileno() >= 0 and flow.first_answer is None:
+                self._send_request(flow, now_s)
 
-    def _give_up(self, now_s: float) -> None:
-        while self._fresh:
-            flow = self._fresh[0]
-            if flow.socket.fileno() >= 0 and flow.answerer is None:
+    def _expire_new_flows(self, now_s: float) -> None:
+        while self._new:
+            flow = self._new[0]
+            if flow.socket.fileno() >= 0 and flow.first_answer is None:
                 if now_s - flow.begun_s < self._patience_s:
                     return
                 self._on_failure(flow, TimeoutError(), now_s)
-            self._fresh.popleft()
+            self._new.popleft()
 
     def _on_failure(self, flow: Flow, error: Exception, now_s: float) -> None:
-        if flow.answerer is None:
+        if flow.first_answer is None:
             self._opening[flow.target] -= 1
             self._fail(flow.target, flow.begun_s, error)
             self._close(flow)
             return
-        self._note_broken(flow, type(error).__name__)
+        self._record_broken(flow, type(error).__name__)
         if flow.target.kind == "tcp":
             self._close(flow)
         else:  # a UDP flow has no connection to lose; its next request may be answered
@@ -308,25 +310,25 @@ class Crowd:
         failed = self.counts[target].failed
         name = type(error).__name__
         failed[name] = failed.get(name, 0) + 1
-        self._note_trouble(target, begun_s, name)
+        self._record_trouble(target, begun_s, name)
         self._next_fill_s = time.monotonic() + PAUSE_S
 
-    def _note_trouble(self, target: Target, begun_s: float, what: str) -> None:
-        if len(noted := self.counts[target].trouble) < NOTED:
+    def _record_trouble(self, target: Target, begun_s: float, what: str) -> None:
+        if len(noted := self.counts[target].trouble) < MOST_RECORDED:
             noted.append((begun_s, what))
 
-    def _note_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
-        count, known = self.counts[flow.target], flow.answerer
+    def _record_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
+        count, known = self.counts[flow.target], flow.first_answer
         pod, node = (known.pod, known.node) if known else ("", "")
         by_cause = count.broken.setdefault(pod, {})
         by_cause[why] = by_cause.get(why, 0) + 1
-        if len(count.breaks) < NOTED:
+        if len(count.breaks) < MOST_RECORDED:
             client, port, *_ = flow.socket.getsockname()
             times = flow.begun_s, time.monotonic(), flow.requests
             count.breaks.append(Break(client, port, *times, pod, node, why, answered_by))
 
     def _close(self, flow: Flow) -> None:
-        self._open[flow.target] -= flow.stays
+        self._open[flow.target] -= flow.kept_open
         del self._flows[flow.socket.fileno()]
         flow.socket.close()
 

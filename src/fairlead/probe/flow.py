@@ -44,18 +44,18 @@ class Target(msgspec.Struct, frozen=True):
 class Flow:
     """One flow.
 
-    `answerer` is the first answer, None until then. `waiting_s` is when the pending request was
-    sent, 0 if there is none. `requests` counts the requests. `stays` is whether the owner keeps the
-    flow open."""
+    `first_answer` is the first answer, None until then. `waiting_s` is when the pending request was
+    sent, 0 if there is none. `requests` counts the requests. `kept_open` is whether the owner keeps
+    the flow open."""
 
     __slots__ = (
         "_first",
         "_received",
-        "answerer",
         "begun_s",
+        "first_answer",
+        "kept_open",
         "requests",
         "socket",
-        "stays",
         "target",
         "waiting_s",
     )
@@ -66,9 +66,9 @@ class Flow:
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s
-        self.answerer: Answer | None = None
+        self.first_answer: Answer | None = None
         self.requests = 0
-        self.stays = False
+        self.kept_open = False
         self._first = 0  # bytes of the first request
         self._received = b""
         family = socket_family(target.address)
@@ -83,7 +83,7 @@ class Flow:
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
             if target.kind != "tcp":
-                self.ask(now_s)
+                self.send_request(now_s)
         except BaseException:
             self.socket.close()
             raise
@@ -93,9 +93,9 @@ class Flow:
         handshake failed."""
         if code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(code, os.strerror(code))
-        self.ask(now_s)
+        self.send_request(now_s)
 
-    def ask(self, now_s: float) -> None:
+    def send_request(self, now_s: float) -> None:
         """Send a request. Raise OSError."""
         self.waiting_s = now_s
         self.requests += 1
@@ -106,16 +106,16 @@ class Flow:
     def _request(self) -> bytes:
         # A repeated first datagram is longer, so that the answer shows which of the datagrams
         # arrived.
-        again = b"" if self.answerer else b"." * (self.requests - 1)
+        again = b"" if self.first_answer else b"." * (self.requests - 1)
         match self.target.kind:
             case "tcp":
                 return REQUEST_KEEP
             case "udp":
                 return b"who?" + again
             case "quic":
-                return (_QUIC_SHORT if self.answerer else _QUIC_INITIAL) + again
+                return (_QUIC_SHORT if self.first_answer else _QUIC_INITIAL) + again
 
-    def hear(self) -> Answer | None:
+    def receive(self) -> Answer | None:
         """Read what has arrived. Return the answer; None while it is incomplete.
 
         Raise OSError, Malformed, or EOFError if the server closes the connection without announcing
@@ -135,19 +135,19 @@ class Flow:
             self._received = b""
             answer = whole
         self.waiting_s = 0.0
-        if self.answerer is None:
-            self.answerer = answer
+        if self.first_answer is None:
+            self.first_answer = answer
         return answer
 
-    def sent_again(self) -> bool:
+    def was_retransmitted(self) -> bool:
         """Return whether a packet had to be retransmitted before the first answer, because it was
         lost.
 
         A first datagram whose answer is late was not lost."""
         if self.target.kind != "tcp":
-            return self.answerer is not None and self.answerer.length != self._first
-        told = self.socket.getsockopt(
+            return self.first_answer is not None and self.first_answer.length != self._first
+        information = self.socket.getsockopt(
             socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size
         )
-        count: int = _TOTAL_RETRANSMISSIONS.unpack(told)[0]
+        count: int = _TOTAL_RETRANSMISSIONS.unpack(information)[0]
         return count > 0

@@ -50,7 +50,7 @@ class Period(msgspec.Struct):
     stalled_ms: int = 0
 
 
-LOOK_S = 0.05
+STALL_CHECK_S = 0.05
 """The interval at which the process checks that it runs."""
 
 
@@ -83,7 +83,7 @@ class Steady:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_at_itself())
+            group.create_task(self._measure_stalls())
             for caller in range(self._callers):
                 group.create_task(self._call(caller))
             for number in range(self._open_connections):
@@ -94,19 +94,19 @@ class Steady:
         the next period."""
         now = self._now()
         for last in self._last_answer.values():
-            self._note_gap(now - last)
+            self._record_gap(now - last)
         period, self._period = self._period, Period()
         period.open_connections = self._opened
         return period
 
-    async def _look_at_itself(self) -> None:
+    async def _measure_stalls(self) -> None:
         while True:
             before = self._now()
-            await asyncio.sleep(LOOK_S)
-            late_ms = round((self._now() - before - LOOK_S) * 1000)
+            await asyncio.sleep(STALL_CHECK_S)
+            late_ms = round((self._now() - before - STALL_CHECK_S) * 1000)
             self._period.stalled_ms = max(self._period.stalled_ms, late_ms)
 
-    def _note_gap(self, gap_s: float) -> None:
+    def _record_gap(self, gap_s: float) -> None:
         self._period.longest_gap_ms = max(self._period.longest_gap_ms, round(gap_s * 1000))
 
     async def _call(self, caller: int) -> None:
@@ -123,7 +123,7 @@ class Steady:
             _count(self._period.clients, answer.client)
             _count(self._period.nodes, answer.node)
             now = self._now()
-            self._note_gap(now - self._last_answer[caller])
+            self._record_gap(now - self._last_answer[caller])
             self._last_answer[caller] = now
             await asyncio.sleep(self._pause_s)
 
