@@ -1,9 +1,9 @@
-"""Ways to a real API server that a test can look into: one that counts requests, and a proxy as
-companies have it.
+"""Proxies in front of a real API server: one that records requests, and one like a company's HTTP
+proxy.
 
-In: the server. Out: `Passage`, plain HTTP on a socket of the test's choice, which passes everything
-on, watches as they come, and notes who asked for what with which answer; `connect_proxy`, which
-knows CONNECT and nothing else."""
+In: the server. Out: `Passage`, plain HTTP on a socket of the test, which forwards every request,
+streams watches, and records each request with its token and response; `connect_proxy`, which
+supports CONNECT and nothing else."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ PASSED_ON = ("Content-Type", "Retry-After")
 
 
 class Passed(NamedTuple):
-    """One request: with which token, what, and its answer."""
+    """One request: its token, its method and path, and the status of its response."""
 
     at_s: float
     token: str
@@ -31,7 +31,7 @@ class Passed(NamedTuple):
 
 
 class Passage:
-    """Use by `async with passage.listen(socket)`."""
+    """A recording proxy. Use it with `async with passage.listen(socket)`."""
 
     def __init__(self, access: Access) -> None:
         self.passed: list[Passed] = []
@@ -40,14 +40,14 @@ class Passage:
         self._open: set[asyncio.Transport] = set()
 
     def cut(self) -> None:
-        """Cut all lines on which an answer is under way."""
+        """Cut all connections on which a response is in progress."""
         for transport in self._open:
             transport.abort()
 
     @asynccontextmanager
     async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
         tls = tls_context(self._access, Credentials())
-        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest will do
+        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest suffices
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, limit=0)
         ) as self._session:
@@ -90,7 +90,7 @@ class Passage:
 
 @asynccontextmanager
 async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
-    """An HTTP proxy that knows CONNECT only: its URL, and the hosts that it was asked for."""
+    """An HTTP proxy that supports CONNECT only. Yield its URL, and the list of requested hosts."""
     asked: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Credentials as they are found, shown to a server and renewed; TLS against a real TLS server."""
+"""Credentials: how they are found, sent to a server and renewed; TLS with a real TLS server."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ NODE = {"metadata": {"name": "one"}}
 
 
 class Certificates:
-    """An authority, a server and a client, as PEM."""
+    """A certificate authority, a server and a client, as PEM."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @asynccontextmanager
 async def tls_server(certificates: Certificates) -> AsyncIterator[tuple[str, list[str]]]:
-    """Serves one node over TLS and notes the name in each client's certificate ("" without one)."""
+    """Serve one node over TLS and record the name in each client's certificate ("" without one)."""
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -96,7 +96,7 @@ async def tls_server(certificates: Certificates) -> AsyncIterator[tuple[str, lis
     context.load_cert_chain(certificates.folder / "server.crt", certificates.folder / "server.key")
     context.load_verify_locations(certificates.folder / "ca.crt")
     context.verify_mode = ssl.CERT_OPTIONAL
-    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type] # BaseRequest is all it needs
+    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type] # BaseRequest suffices
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
@@ -156,7 +156,7 @@ async def test_certificates_that_are_none_are_refused(certificates: Certificates
 
 
 def shown(server: Any) -> list[str | None]:
-    """The Authorization header of each request."""
+    """Return the Authorization header of each request."""
     return [request[5].get("Authorization") for request in server.requests]
 
 
@@ -197,7 +197,7 @@ async def test_refused_for_good_is_asked_once(scripted: Any, replies: Any) -> No
         for _ in range(5):
             with pytest.raises(Unauthenticated, match="renew the credentials"):
                 await client.get(NODES, ("", "one"))
-        assert len(server.requests) == 1, "the other four would only hear the same"
+        assert len(server.requests) == 1, "the other four requests would get the same response"
 
 
 async def test_token_files_that_are_none() -> None:
@@ -254,7 +254,10 @@ async def test_exec_plugin_is_asked_again_when_its_token_has_expired(
 
 
 async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path) -> None:
-    body = f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; echo '{credential(token="t")}'"""
+    body = (
+        f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; """
+        f"""echo '{credential(token="t")}'"""
+    )
     made = plugin(
         tmp_path,
         body,

@@ -1,4 +1,4 @@
-"""What the API server's refusals mean."""
+"""The errors for the API server's responses."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Where an Access is found, and what kubeconfigs say."""
+"""Where an Access is found, and how kubeconfigs are read."""
 
 import base64
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The client against both API servers, and against answers that no good server gives."""
+"""The client against both API servers, and against responses that no correct server sends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -104,7 +104,7 @@ async def test_server_side_apply_of_status_and_its_ownership(
     assert forced.status.load_balancer.ingress == (
         LoadBalancerIngress("203.0.113.8", ip_mode="VIP"),
     )
-    # What a manager no longer names goes.
+    # A field that a manager no longer sends is removed.
     assert (await apply("two", {})).status.load_balancer.ingress == ()
 
 

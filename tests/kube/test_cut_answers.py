@@ -1,5 +1,5 @@
-"""An answer that is no JSON says nothing against the object: something on the way has cut it off.
-It is asked for again."""
+"""A response that is not valid JSON does not show that the object is wrong: something on the way
+truncated it, so the request is repeated."""
 
 from typing import Any
 

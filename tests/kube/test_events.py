@@ -1,4 +1,4 @@
-"""Events: told once, counted after, and never in anybody's way."""
+"""Events are written once, counted afterwards, and never block their caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ def web(place: Api) -> ServiceKey:
 
 @pytest.fixture
 def there(client: Client, place: Api) -> There:
-    """The Events of the test's namespace."""
+    """Return a function that returns the Events of the test's namespace."""
 
     async def there() -> list[Event]:
         return await client.list(EVENTS, namespace=place.namespace)
@@ -98,7 +98,7 @@ async def test_a_thousand_retries_are_two_writes(
             return [event.count for event in await there()] == [1000]
 
         await until(counted)
-        # Whatever is written after it shows that nothing else was before.
+        # An Event that is written afterwards shows that no other write came before it.
         recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
         written = [await watch.next()]
         while written[-1]["object"]["message"] != "the last one":
@@ -128,7 +128,7 @@ async def test_different_things_are_different_events(
 async def test_a_number_that_changes_is_one_event_with_the_last_number(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    """The next process says it with yet another number, and finds the Event again."""
+    """The next process reports the same message with another number, and finds the Event."""
     for first in (1, 100):
         async with recording(client, interval_s=0.05) as recorder:
             for number in range(first, first + 20):
@@ -147,7 +147,7 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
             await until(told)
     [event] = await there()
     assert event.message == "119 of 1,000 entries are taken after 119.5 s"
-    assert event.count == 39, "what a new process finds wrong was wrong all the while"
+    assert event.count == 39, "a Warning that a new process repeats has held all the time"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,8 @@ async def test_forgotten_by_the_server_is_told_anew(
 async def say_anew_what_was_told(
     client: Client, web: ServiceKey, there: There, last: datetime
 ) -> tuple[Event, Event]:
-    """The Event before and after another process has said what was last told at that time."""
+    """Return the Event before and after another process repeats it, with `last` as its previous
+    time."""
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
         await until(there)
@@ -247,8 +248,8 @@ async def say_anew_what_was_told(
 async def test_a_warning_that_the_server_would_forget_is_kept(
     client: Client, web: ServiceKey, there: There, minutes: int
 ) -> None:
-    """It is no news, so it is not counted; also where the clock of the one before us was wrong
-    (-20)."""
+    """Its count stays the same, because the repetition is no news. The same holds if the clock of
+    the previous process was wrong (-20)."""
     now = datetime.now(UTC)
     before, after = await say_anew_what_was_told(
         client, web, there, now - timedelta(minutes=minutes)
@@ -270,7 +271,7 @@ async def test_a_warning_that_is_fresh_is_not_written(
 async def test_what_is_wrong_again_is_told_after_its_recovery(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    """By the next process: `kubectl describe` sorts Events by their last time."""
+    """The next process writes it; `kubectl describe` sorts Events by their last time."""
     said = (
         ("Warning", "NoGateway", "no gateway is alive"),
         ("Normal", "Recovered", "NoGateway no longer holds"),

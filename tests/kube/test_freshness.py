@@ -1,4 +1,5 @@
-"""The age of a watch, against an API server that is quiet, one that hangs, and one that refuses."""
+"""The age of a watch, with an API server that is idle, one that hangs, and one that rejects the
+watch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +23,7 @@ STALE_S = 0.6
 
 class Bench:
     """A reflector of Services, and a task that requests Nodes periodically, as a role renews its
-    Lease. `custom`: the kind is followed like one that an API server need not have."""
+    Lease. `custom`: the kind is followed like a kind that an API server may lack."""
 
     def __init__(self, server: ApiServer, client: Client, *, custom: bool) -> None:
         self.server = server
@@ -133,7 +134,7 @@ async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: 
 async def test_a_kind_that_every_server_has_is_stale_where_something_else_answers(
     bench: Bench,
 ) -> None:
-    """A proxy in front of the API server, for instance, whose back end is gone."""
+    """An example is a proxy in front of the API server whose backend is gone."""
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))
     await bench.until(lambda: bench.stale)
@@ -156,7 +157,7 @@ async def test_flaps_are_told_once_in_a_while() -> None:
 
 
 class Watch:
-    """A watch that is open."""
+    """An open watch."""
 
     watching = True
 
@@ -173,7 +174,8 @@ def test_what_proves_a_watch() -> None:
 
 
 def test_a_quiet_cluster_is_not_stale_where_leases_are_renewed_seldom() -> None:
-    """Between two renewals, of which one may fail, nothing else need be answered."""
+    """Between two renewals, of which one may fail, the API server may have no other request to
+    answer."""
     presence = PresenceConfig()
     assert stale_after_s(presence.lease_duration_s) == DEFAULT_STALE_S
     for duration_s in (1.0, 60.0, 90.0, 600.0):

@@ -1,4 +1,4 @@
-"""Which instances a command takes for alive: on an API server that hides something from it."""
+"""Which instances count as alive if the API server hides something from the command."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ WATCHES, LISTS = "/leases.*watch=", "/leases(?!.*watch=)"
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """With one gateway that renews its Lease all the while."""
+    """An API server, with one gateway that renews its Lease continuously."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await client.request(
             "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}

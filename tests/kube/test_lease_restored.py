@@ -1,5 +1,5 @@
-"""A server restored from a backup shows an old Lease, or none: whoever is named there must not
-begin while another leads."""
+"""A server that was restored from a backup shows an old Lease, or none. A process that is named
+there must not lead while another process leads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from fairlead.lab.apiserver.writes import Deletion
 KEY = ObjectKey("kube-system", "leader")
 DEADLINE_S = 60.0
 SLOW_S = 0.6
-"""The one who leads looks so seldom that an overlap would show."""
+"""The leader renews so seldom that an overlap of two leaders would show."""
 
 
 @pytest.fixture
@@ -47,12 +47,13 @@ async def test_two_do_not_lead_at_once(server: ApiServer, backup: str) -> None:
         leading = group.create_task(first.lead(for_ever))
         await until_leading(first)
         saved = server.registry.get(LEASES, *KEY).object
-        leading.cancel()  # it gives the Lease back
+        leading.cancel()  # the candidate releases the Lease
         await asyncio.wait([leading])
         tasks = [group.create_task(second.lead(for_ever))]
         await until_leading(second)
         tasks.append(group.create_task(first.lead(for_ever)))
-        await asyncio.sleep(0.2)  # the first one stands by now, and has seen that it is held
+        # By now the first candidate waits, and has seen that the Lease is held.
+        await asyncio.sleep(0.2)
         if backup == "names the one who stands by":
             server.store.put(LEASES, saved)
         else:

@@ -1,4 +1,4 @@
-"""Manifests: what is read, and how mistakes are named."""
+"""Manifests: which objects are read, and how errors are located."""
 
 import io
 import json

@@ -1,5 +1,5 @@
-"""The copy of a collection: whatever a server tells, those who follow the change sets know what it
-holds."""
+"""The copy of a collection: whatever a server sends, a reader of the change sets knows the server's
+objects."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_who_follows_knows_what_is_there(
         elif step == "take":
             for key, value in mirror.take().items():
                 if value is None:
-                    del view[key]  # never of something unknown
+                    del view[key]  # a KeyError if an unknown object is reported as deleted
                 else:
                     view[key] = int(value.metadata.labels["is"])
             assert view == truth

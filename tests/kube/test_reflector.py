@@ -1,5 +1,5 @@
-"""The reflector against a server that does, on the wire, all that API servers and the ways to them
-are known to do."""
+"""The reflector against a server that does, on the wire, everything that API servers and proxies in
+front of them are known to do."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ def bookmark(version: int, **annotations: str) -> dict[str, object]:
 
 
 def streamed(*items: object, version: int) -> list[object]:
-    """The events of a streamed list."""
+    """Return the events of a streamed list."""
     end = bookmark(version, **{"k8s.io/initial-events-end": "true"})
     return [*(event("ADDED", item) for item in items), end]
 
@@ -221,8 +221,8 @@ async def test_server_that_keeps_expiring_gets_few_requests(
         async with follow(reflector) as follower:
             await follower.until(lambda: bool(follower.sets))
             await asyncio.sleep(2.0)
-        # Waits of at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s: seven rounds of two requests;
-        # without them, hundreds.
+        # The waits are at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s, which makes seven rounds of
+        # two requests; without waits there would be hundreds.
         assert 4 <= len(server.requests) <= 18
 
 
@@ -242,7 +242,7 @@ async def test_watch_that_ends_at_once_gets_few_requests(
 async def test_half_a_line_is_no_data(scripted: Any, replies: Any, follow: Any) -> None:
     import json
 
-    # Cut where what is there is whole JSON: only the line's end is missing.
+    # The data is cut where it is complete JSON: only the newline is missing.
     cut = json.dumps(event("MODIFIED", service(A, 6, 666))).encode()
     for then in ("end", "break"):
         first = replies.watch(*streamed(service(A, 1), version=5), cut, then=then)
@@ -398,7 +398,7 @@ async def test_keep_shrinks_and_drops(scripted: Any, replies: Any, follow: Any) 
         await follower.until(lambda: C in follower.view)
         assert follower.view.keys() == {A, C}
         assert follower.view[A].spec.ports == ()
-        # The port of A is not kept: a change of it alone is none.
+        # The port of A is dropped by `transform`, so a change of the port alone is not a change.
         assert sum(A in changed for changed in follower.sets) == 1
 
 

@@ -1,6 +1,6 @@
-"""A server that was restored from a backup has another past: its versions go back, or have come as
-far again with other objects. A watch from a version of the old past brings nothing and no error, so
-the reflector must find out by itself."""
+"""A server that was restored from a backup has another history: its versions went back, or have
+reached the previous version with other objects. A watch from a version of the old history receives
+neither events nor an error, so the reflector must detect this itself."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def quick(client: Any) -> Reflector[Any]:
 
 
 async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any) -> None:
-    """The line breaks, the server answers at once, and is at version 5 again."""
+    """The connection breaks, and the server answers at once, at version 5 again."""
     paged = replies.failure(422)
     before = (paged, replies.page(service(A, 8), version=9), replies.watch(then="break"))
     after = (
@@ -47,8 +47,8 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
 async def test_a_server_that_was_away_is_believed_nothing(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """It comes back at a later version than ours, and yet of another past: only a new list
-    tells."""
+    """The server returns at a later version than the reflector's, and yet with another history:
+    only a new list shows it."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -63,7 +63,7 @@ async def test_a_server_that_was_away_is_believed_nothing(
 async def test_a_server_that_is_busy_has_the_past_it_had(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """It answers, so it was not away: no list, which would only make it busier."""
+    """The server answers, so it was not away: a new list would only add to its load."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -83,8 +83,8 @@ async def test_a_server_that_is_busy_has_the_past_it_had(
 async def test_a_server_that_is_slow_has_the_past_it_had(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """Our own patience ends: that is no sign of a restored server, and a list from everybody would
-    end a busy one."""
+    """A timeout of the client is no sign of a restored server, and a list for every client would
+    overload a busy one."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),

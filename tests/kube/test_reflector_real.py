@@ -62,8 +62,8 @@ async def test_it_has_what_the_server_has(
 async def test_the_list_is_streamed_where_the_server_can(
     place: Api, follow: Any, kind: str
 ) -> None:
-    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list
-    comes in pages then, once."""
+    """A server without streamed lists opens the watch and sends an error of code 500 in it; the
+    list is then requested in pages, once."""
     for number in range(3):
         await place.create(KIND, service(f"s{number}"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -97,7 +97,7 @@ async def test_the_list_is_streamed_where_the_server_can(
 
 @EVERY_SERVER
 async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
-    """What happens between two watches is in the next, and nothing is listed again."""
+    """Changes between two watches arrive in the next watch, without a new list."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         access = Access(url, token=place.access.token)
@@ -156,8 +156,8 @@ def definition_of_things(group: str) -> Mapping[str, object]:
 async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(
     place: Api, client: Client, follow: Any
 ) -> None:
-    """Even if no object of the kind is made afterwards: the list alone tells that the kind is
-    there."""
+    """This holds even if no object of the kind is created afterwards: the list alone shows that the
+    kind exists."""
     group = f"{place.namespace}.example.com"
     definitions, things = (
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",

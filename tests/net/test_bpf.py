@@ -1,4 +1,4 @@
-"""The loader against the kernel: maps, pins, programs, and what the verifier says."""
+"""The eBPF loader with a real kernel: maps, pins, programs, and the verifier's messages."""
 
 import os
 import struct
@@ -66,14 +66,14 @@ def test_elements_of_a_hash_come_and_go() -> None:
 @pytest.mark.parametrize("kind", [HASH, LPM_TRIE])
 def test_many_elements_at_once(kind: int) -> None:
     flags = NO_PREALLOC if kind == LPM_TRIE else 0
-    # To a trie the first four bytes are a length in bits.
+    # A trie interprets the first four bytes as a prefix length in bits.
     rows = {struct.pack("=IQ", 64, i): struct.pack("=I", i) for i in range(5_000)}
     with Map.create(MapSpec("many", kind, 12, 4, 6_000, flags)) as many:
         many.update_all(rows)
         assert dict(many.items()) == rows
         assert {key: value for _, key, value in many._one_by_one()} == rows
         gone = list(rows)[::2]
-        many.delete(gone[7])  # by somebody else
+        many.delete(gone[7])  # by another process
         many.delete_all(gone)
         assert dict(many.items()) == {
             key: value for key, value in rows.items() if key not in set(gone)

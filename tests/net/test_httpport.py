@@ -25,12 +25,12 @@ MEGABYTE = REQUEST * (1_000_000 // len(REQUEST))
 FLOODER, OTHER = "127.0.0.2", "127.0.0.3"
 MANY_TURNS = 10_000
 FEW_TURNS = 4
-"""The kernel tells of a request after the steps of a turn, and of two sources each has its turn
+"""The kernel reports a request after the steps of a turn, and each of two sources has its turn
 among STEPS steps."""
 
 
 class Server:
-    """One open port. Its clock stands still unless a test moves it."""
+    """One open port. Its clock stands still unless a test advances it."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.now_s = 0.0
@@ -57,19 +57,19 @@ class Server:
         made.connect(("127.0.0.1", self.number))
         made.setblocking(False)
         if len(self._callers) % 100 == 0:
-            self.turn()  # as the queue of the port is short
+            self.turn()  # because the accept queue of the port is short
             self.turn()
         return made
 
     def turn(self) -> int:
-        """How many requests were answered in it."""
+        """Run one turn. Return how many requests it answered."""
         turn = self.ports.turn(0.0)
         assert turn.accepted <= ACCEPTS
         assert turn.answered <= turn.steps <= STEPS
         return turn.answered
 
     def rest(self) -> None:
-        """Until there is nothing left to do."""
+        """Run turns until there is nothing left to do."""
         while self.ports.turn(0.0) != (0, 0, 0):
             pass
 
@@ -87,14 +87,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def small() -> Iterator[Server]:
-    """Ports with limits that few connections reach."""
+    """A server with limits that few connections reach."""
     made = Server(Limits(from_one=8, from_one_per_port=0, in_all=16, in_all_per_port=0))
     yield made
     made.close()
 
 
 class Flood:
-    """Each of these connections sends the same data as fast as it is read; answers are read, or
+    """Connections that all send the same data as fast as it is read; their answers are read or
     not."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
@@ -147,15 +147,15 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(
 def test_another_connection_of_the_same_source_waits_for_one_request_of_each(
     server: Server,
 ) -> None:
-    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the
-    address of their node."""
+    """Clients share an address where, for example, a network plug-in masquerades pods and a gateway
+    to the address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
         flood.pour()
         server.turn()
     other = server.connect(FLOODER)
     other.send(REQUEST)
-    # The 200 and this one have a step each; a step may be one that finds nothing to read.
+    # The 200 connections and this one have a step each; a step may find nothing to read.
     assert turns_until_answered(server, other, flood) <= 2 * 201 // STEPS + FEW_TURNS
 
 

@@ -1,4 +1,4 @@
-"""The HTTP probe, against real sockets."""
+"""The HTTP probe with real sockets."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ KUBE_PROXY = (
 async def server(
     *pieces: bytes, hold: bool = False, host: str = "127.0.0.1", ended: set[int] | None = None
 ) -> AsyncIterator[int]:
-    """Answers each connection with `pieces`, one packet each; `hold`: then keeps it open. `ended`:
-    takes the ports of those whose connection it has closed."""
+    """Answer each connection with `pieces`, one packet each; `hold`: then keep it open. `ended`
+    receives the client ports of the connections that the server has closed."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,9 +118,10 @@ async def test_leaves_no_descriptor_behind() -> None:
 
 
 def time_waits(port: int, callers: set[int]) -> int:
-    """Sockets in TIME_WAIT (state 06) from one of these ports to `port`: the address of either end,
-    its port in hexadecimal, stands second and third. Others than our own may have ended at a server
-    that had this port before."""
+    """Return the sockets in TIME_WAIT (state 06) from one of these ports to `port`.
+
+    The second and third columns hold the address of either end, with its port in hexadecimal. Other
+    sockets may have ended at a server that had this port before, so only the given ports count."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ends = [
         (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16))
@@ -153,7 +154,7 @@ def test_a_part_of_a_good_answer_is_never_a_bad_one(length: int) -> None:
 
 
 class Told:
-    """A line to a server, and what comes of each question."""
+    """A probe connection to a server, and the result of each request."""
 
     def __init__(self, port: int) -> None:
         self.answers: asyncio.Queue[Answer | Unavailable] = asyncio.Queue()
@@ -173,8 +174,8 @@ KEPT = KUBE_PROXY.replace(b"Connection: close\r\n", b"")
 
 @asynccontextmanager
 async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server that answers so many questions on each connection; to the next it hangs up. And the
-    questions on each."""
+    """A server that answers this many requests on each connection and closes it at the next one.
+    Yield its port and the number of requests on each connection."""
     questions: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,5 @@
-"""Links, addresses, routes and neighbours, in a namespace of their own, checked by what ip(8)
-shows."""
+"""Links, addresses, routes and neighbours in a separate namespace, compared with the output of
+ip(8)."""
 
 import ctypes
 import itertools
@@ -28,7 +28,7 @@ def ip(*arguments: str) -> str:
 
 
 class Netns:
-    """A namespace made with ip(8), and a connection into it."""
+    """A namespace created with ip(8), and a connection into it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Netns:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Netns, Netns]]:
-    """Two namespaces, joined by a veth: `left` in the one, `right` in the other; both up."""
+    """Two namespaces, joined by a veth pair: `left` in one, `right` in the other; both up."""
     names = [f"flt-{os.getpid()}-link{next(_numbers)}" for _ in range(2)]
     for name in names:
         ip("netns", "add", name)

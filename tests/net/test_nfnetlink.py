@@ -1,4 +1,4 @@
-"""Rules by netlink of our own, beside libnftables, in a network namespace of their own."""
+"""nftables over netlink beside libnftables, in a separate network namespace."""
 
 import os
 import struct
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.root
 
 TABLE = """\
 add table inet t
-add map inet t m { type ipv6_addr . inet_proto . inet_service . ipv6_addr : ipv6_addr . inet_service; \
-size 100; flags dynamic, timeout; }
+add map inet t m { type ipv6_addr . inet_proto . inet_service . ipv6_addr \
+: ipv6_addr . inet_service; size 100; flags dynamic, timeout; }
 """
 
 

@@ -1,4 +1,4 @@
-"""libnftables in this process, in a network namespace of its own."""
+"""libnftables in this process, in a separate network namespace."""
 
 import os
 import resource
@@ -52,8 +52,8 @@ def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
 
 
 def test_threads_with_contexts_of_their_own_take_turns() -> None:
-    """Without it rules with `iif` are refused ("Interface does not exist") or the process ends,
-    within a second or two."""
+    """Without the lock, rules with `iif` are rejected ("Interface does not exist") or the process
+    crashes within a second or two."""
     name = f"flt-{os.getpid()}-nft-threads"
     namespace.create(name)
     try:
@@ -80,7 +80,8 @@ def test_threads_with_contexts_of_their_own_take_turns() -> None:
 
 
 def test_with_too_many_files_open_it_says_so(nft: Nftables) -> None:
-    """One that was made before goes on. The library itself would end the process."""
+    """A context that was created before continues to work. The library itself would abort the
+    process."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     with ExitStack() as files:

@@ -1,4 +1,4 @@
-"""The reader of ring buffers, against a program that writes into one."""
+"""The reader of ring buffers, with a program that writes into one."""
 
 import select
 import subprocess
@@ -25,7 +25,8 @@ struct {
 	__uint(max_entries, 4096);
 } ring SEC(".maps");
 
-/* The first octet of the packet, so many times as the second says; given up if the third is not 0. */
+/* Write the first octet of the packet as often as its second octet says; discard the records if
+ * its third octet is not 0. */
 SEC("tc")
 int tell(struct __sk_buff *skb)
 {
@@ -53,13 +54,13 @@ char _license[] SEC("license") = "GPL";
 
 
 class Told:
-    """A program that tells, and the reader of what it tells."""
+    """A program that writes records, and the reader of its ring buffer."""
 
     def __init__(self, program: Program, ring: RingBuffer) -> None:
         self.program, self.ring = program, ring
 
     def tell(self, octet: int, times: int, *, discard: bool = False) -> int:
-        """How many records there was room for."""
+        """Write records. Return how many the ring had space for."""
         return self.program.test_run(bytes((octet, times, discard)) + bytes(20)).verdict
 
     def read(self, most: int = 1000) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What the kernel tells of its routes."""
+"""Changes of routes that the kernel reports."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from fairlead.net.routing import Routing
 pytestmark = pytest.mark.root
 
 OURS, MANY = 171, 5000
-"""More changes than there is room for."""
+"""More changes than the socket's buffer holds."""
 
 
 @pytest.fixture

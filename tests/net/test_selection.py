@@ -1,5 +1,5 @@
-"""Which interfaces selectors choose, from tables; `tests/drivers/direct/test_selection.py` uses
-real interfaces."""
+"""Which interfaces selectors choose, in tables; `tests/drivers/direct/test_selection.py` uses real
+interfaces."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Which connection is closed first when there are too many, compared with a plain list that is
-searched."""
+"""Which connection is closed first when there are too many, compared with a linear search in a
+list."""
 
 from hypothesis import given
 from hypothesis import strategies as st

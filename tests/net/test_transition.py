@@ -1,5 +1,5 @@
-"""No open connection moves: sequences of changes against a model of what the forwarder does with
-each packet."""
+"""No open connection moves: sequences of changes, compared with a model of what the forwarder does
+with each packet."""
 
 from array import array
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ NAMES = ("a", "b", "c", "d", "e")
 
 @dataclass
 class Connection:
-    """An open connection: the hash of its whole flow, that of its client, its node, and its entry
-    if it has one."""
+    """An open connection: the hash of its flow, the hash of its client's address, its node, and its
+    flow entry if it has one."""
 
     flow: int
     source: int
@@ -39,15 +39,15 @@ class Connection:
 
 
 def look_up(slots: bytes, connection: Connection, *, by_source: bool) -> int:
-    """bpf/choose.h, slot(): multiply-shift."""
+    """Model slot() of bpf/choose.h: multiply-shift."""
     numbers = array("H", slots)
     digest = connection.source if by_source else connection.flow
     return numbers[digest * len(numbers) >> 32] if numbers else NONE
 
 
 def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
-    """The current node ("" for nobody), and what `previous` says: a node, "" for TRACKED, None for
-    NONE."""
+    """Return the current node ("" for none), and the value of `previous`: a node, "" for TRACKED,
+    None for NONE."""
     current = look_up(slots.current, connection, by_source=slots.by_source)
     previous = look_up(slots.previous, connection, by_source=slots.previous_by_source)
     name = {NONE: "", TRACKED: ""} | dict(enumerate(slots.nodes))
@@ -55,7 +55,7 @@ def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
 
 
 def open_connection(slots: Slots, connection: Connection) -> bool:
-    """A SYN, bpf/choose.h, choose_tcp()."""
+    """Model choose_tcp() of bpf/choose.h for a SYN."""
     current, previous = owners(slots, connection)
     connection.node = current
     connection.entry = current if previous is not None else ""
@@ -63,7 +63,7 @@ def open_connection(slots: Slots, connection: Connection) -> bool:
 
 
 def node_of(slots: Slots, connection: Connection) -> str:
-    """A later segment, bpf/choose.h, choose_tcp()."""
+    """Model choose_tcp() of bpf/choose.h for a later segment."""
     current, previous = owners(slots, connection)
     return current if previous is None else connection.entry or previous or current
 
@@ -77,7 +77,7 @@ class Step:
 
 STEPS = st.builds(
     Step,
-    # Sums from 1 to 2,000, so that tables of all sizes occur.
+    # The sums are from 1 to 2,000, so that tables of all sizes occur.
     st.dictionaries(
         st.sampled_from(NAMES), st.one_of(st.integers(1, 4), st.integers(5, 400)), max_size=4
     ),
@@ -128,7 +128,8 @@ def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6), STEPS)
 def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], last: Step) -> None:
-    """The short way for slots that stay says yes only where the long way gives the same."""
+    """The shortcut for unchanged slots applies only where the full computation gives the same
+    result."""
     slots = Slots()
     for step in steps:
         slots = transition(
@@ -147,7 +148,7 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
 
 
 def gone_through(steps: list[Step]) -> Slots:
-    """The slots after these steps, at all of which every node may keep connections."""
+    """Return the slots after these steps, with every node retained in all steps."""
     slots = Slots()
     for step in steps:
         slots = transition(
@@ -157,7 +158,7 @@ def gone_through(steps: list[Step]) -> Slots:
 
 
 def halves(*, by_source: bool) -> list[Step]:
-    """Half of the slots go from one node to another."""
+    """Return steps in which half of the slots move from one node to another."""
     return [
         Step(weights, frozenset(), by_source) for weights in ({"a": 1, "b": 1}, {"b": 1, "c": 1})
     ]
@@ -193,7 +194,7 @@ NUMBERS = st.one_of(st.integers(0, 5), st.just(NONE), st.just(TRACKED))
 def test_c_follows_as_python_does(
     data: st.DataObject, size: int, retained_nodes: frozenset[int]
 ) -> None:
-    """Tables of other sizes, and empty ones, among them."""
+    """The tables include tables of other sizes and empty ones."""
 
     def numbers() -> "array[int]":
         length = data.draw(
@@ -266,8 +267,8 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
 def test_what_is_written_over_moves_only_what_no_table_can_say(
     steps: list[Step], over: list[Step], seed: int
 ) -> None:
-    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that go
-    on serving stay. Connections to other nodes that may keep them stay too if there is a previous
+    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that
+    continue to serve stay. Connections to other retained nodes stay too if there is a previous
     table with the size and the hash of the current one."""
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:

@@ -1,5 +1,5 @@
-"""XDP programs on real interfaces: attached, replaced, listed, taken away; what others attached is
-left alone."""
+"""XDP programs on real interfaces: attached, replaced, listed, detached; programs of other
+processes are left alone."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def interface() -> Iterator[int]:
-    """Index of eth0, one end of a cable, in a namespace in which this thread is meanwhile."""
+    """Yield the index of eth0, one end of a veth pair, in a namespace that this thread enters."""
     namespace.create(NAME)
     try:
         ip("link", "add", "eth0", "index", "77", "type", "veth", "peer", "name", "end")
@@ -106,7 +106,7 @@ def test_an_interface_that_was_made_anew_gets_a_new_link(interface: int, pins: P
 def test_a_program_of_somebody_else_is_left_alone(interface: int, pins: Path, mode: str) -> None:
     with passing("theirs") as program:
         program.pin(pins / "theirs")
-    # In this thread's namespace: `ip -n` would have a /sys of its own, without the pin.
+    # Run it in this thread's namespace: `ip -n` would mount another /sys, without the pin.
     subprocess.run(
         ["ip", "link", "set", "eth0", "xdpgeneric", "pinned", pins / "theirs"],
         check=True,

@@ -1,5 +1,4 @@
-"""An answer of an echo server says whom that saw: by what it was told, where it was told
-anything."""
+"""An answer of an echo server contains the client that it saw: by its headers, if there are any."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The steady load tells what it failed by: nobody took the connection, nobody answered on it, or it
-did not run itself."""
+"""The steady load states why requests failed: the connection was not accepted, it was not answered,
+or the load itself did not run."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ DEADLINE_S = 60.0
 async def periods(
     port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None
 ) -> Period:
-    """A period of a load with one caller, as soon as it looks so."""
+    """Return the period of a load with one client, as soon as it satisfies the condition."""
     load = Steady("127.0.0.1", port, callers=1, timeout_s=0.1, open_connections=0)
     task = asyncio.create_task(load.run())
     try:
