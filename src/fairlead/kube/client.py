@@ -195,7 +195,9 @@ class Client:
         }
         return self._read(
             resource,
-            await self._connection.request("PUT", place(resource, key, subresource), body=body),
+            await self._connection.request(
+                "PUT", object_path(resource, key, subresource), body=body
+            ),
         )
 
     async def apply(
@@ -225,7 +227,7 @@ class Client:
             "metadata": metadata,
         }
         parameters = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        path = place(resource, key, subresource)
+        path = object_path(resource, key, subresource)
         return self._read(
             resource,
             await self._connection.request(
@@ -245,7 +247,7 @@ class Client:
     ) -> ObjectT:
         """Patch an object. `content_type` is one of the patch types above."""
         parameters = {"fieldManager": field_manager} if field_manager else {}
-        path = place(resource, key, subresource)
+        path = object_path(resource, key, subresource)
         answer = await self._connection.request(
             "PATCH", path, parameters=parameters, body=body, content_type=content_type
         )
@@ -354,6 +356,6 @@ class Client:
             raise ServerUnavailable(what, status=200) from None
 
 
-def place(resource: Resource[Any], key: tuple[str, str], subresource: str | None) -> str:
+def object_path(resource: Resource[Any], key: tuple[str, str], subresource: str | None) -> str:
     """Return the URL path of an object or of a subresource."""
     return resource.path(*key) + (f"/{subresource}" if subresource else "")

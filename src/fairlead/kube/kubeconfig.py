@@ -109,7 +109,8 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
             contexts.setdefault(entry.name, entry.context)
     if not context:
         raise Refused(
-            f"{where} has no current context", fix=f"choose one with --context: {named(contexts)}"
+            f"{where} has no current context",
+            fix=f"choose one with --context: {names_of(contexts)}",
         )
     chosen = pick(contexts, context, "context", where)
     source = f"context {context} of {where}"
@@ -136,11 +137,11 @@ def load(path: Path) -> Kubeconfig:
 
 def pick(entries: Mapping[str, Any], name: str, kind: str, where: str) -> Any:
     if name not in entries:
-        raise Refused(f"{where} has no {kind} {name!r}", fix=f"it has {named(entries)}")
+        raise Refused(f"{where} has no {kind} {name!r}", fix=f"it has {names_of(entries)}")
     return entries[name]
 
 
-def named(entries: Mapping[str, object]) -> str:
+def names_of(entries: Mapping[str, object]) -> str:
     return ", ".join(sorted(entries)) or "none"
 
 

@@ -37,7 +37,7 @@ from fairlead.net.netlink import (
 Endpoint = tuple[str, int]
 """Address and port."""
 
-_COPY = 400
+_BUCKETS_PER_COPY = 400
 """The number of buckets that are walked in the time in which one entry is copied and parsed
 (measured, with half of the entries of the requested protocol)."""
 _TABLE = Path("/proc/sys/net/netfilter")
@@ -228,7 +228,7 @@ def _copy_is_cheaper(walks: int) -> bool:
         )
     except OSError:  # nothing is tracked yet
         return False
-    return _COPY * flows < buckets * walks
+    return _BUCKETS_PER_COPY * flows < buckets * walks
 
 
 def _packed(family: socket.AddressFamily, endpoint: Endpoint) -> _Packed:

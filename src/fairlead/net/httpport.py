@@ -234,10 +234,10 @@ class Ports:
                 continue
             accepted += 1
             self._accepting[listener] = None
-            self._take(made, listener.number, source)
+            self._add(made, listener.number, source)
         return accepted
 
-    def _take(self, made: socket.socket, number: int, source: str) -> None:
+    def _add(self, made: socket.socket, number: int, source: str) -> None:
         """Accept a connection. A connection that its client has already closed costs little,
         because floods consist of such connections."""
         try:

@@ -76,8 +76,8 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
         return Received(request, head, keep=False)
     if len(received) < head + int(length):
         return "incomplete"
-    asked = fields.get("connection", "").lower()
-    keep = asked == "keep-alive" if version == "HTTP/1.0" else asked != "close"
+    connection = fields.get("connection", "").lower()
+    keep = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
     return Received(request, head + int(length), keep)
 
 

@@ -181,10 +181,10 @@ class Nfnetlink:
     def _dumped(self, table: str) -> Iterator[str]:
         """Yield the chain of each rule, and an empty string if rules changed during the dump."""
         self._sequence += 1
-        asked = _message(
+        request = _message(
             _SUBSYSTEM << 8 | _GET_RULE, DUMP, INET, _text(1, table), sequence=self._sequence
         )
-        self._socket.send(asked)
+        self._socket.send(request)
         while True:
             received = self._socket.recv(1 << 16)
             _acknowledgements(received, self._sequence)

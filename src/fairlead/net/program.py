@@ -69,8 +69,8 @@ class Program(Descriptor):
                 raise failure(error, f"loading program {spec.name}") from error
             reasons = _verifier_log(bytes(code), spec.name, program_type, license_name)
             raise Refused(
-                f"the kernel refused program {spec.name}: {error.strerror}; the verifier "
-                f"said:\n{reasons}",
+                f"the kernel rejected program {spec.name}: {error.strerror}; the verifier "
+                f"reports:\n{reasons}",
                 fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, "
                 "please report the lines above",
             ) from error

@@ -57,7 +57,7 @@ async def attach(
         kernel.request(
             _NEW_FILTER,
             CREATE | ACK,
-            _place(interface, priority, egress=egress) + attribute(_OPTIONS, options),
+            _filter_head(interface, priority, egress=egress) + attribute(_OPTIONS, options),
         )
 
 
@@ -102,14 +102,14 @@ async def detach(filter_: Filter) -> None:
             kernel.request(
                 _DELETE_FILTER,
                 ACK,
-                _place(filter_.interface, filter_.priority, egress=filter_.egress),
+                _filter_head(filter_.interface, filter_.priority, egress=filter_.egress),
             )
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):
                 raise
 
 
-def _place(interface: int, priority: int, *, egress: bool) -> bytes:
+def _filter_head(interface: int, priority: int, *, egress: bool) -> bytes:
     """Return the head of a message that identifies the filter."""
     parent = _EGRESS if egress else _INGRESS
     return _MESSAGE.pack(
