@@ -123,7 +123,7 @@ async def test_tls_with_and_without_a_client_certificate(certificates: Certifica
         assert seen == ["", "client"]
 
 
-async def test_server_that_is_not_trusted_gets_nothing(certificates: Certificates) -> None:
+async def test_untrusted_server_gets_no_credentials(certificates: Certificates) -> None:
     async with tls_server(certificates) as (url, seen):
         with pytest.raises(ServerUnavailable, match="certificate authority"):
             await get_node(Access(url, token="secret"))
@@ -142,7 +142,7 @@ async def test_name_in_the_certificate_counts(certificates: Certificates) -> Non
         )
 
 
-async def test_certificates_that_are_none_are_refused(certificates: Certificates) -> None:
+async def test_invalid_certificates_are_rejected(certificates: Certificates) -> None:
     with pytest.raises(Refused, match="certificate authority of"):
         await get_node(Access("https://localhost:1", authority_pem="nonsense"))
     with pytest.raises(Refused, match="client certificate of"):
@@ -192,7 +192,7 @@ async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies
         assert shown(server)[-1] == "Bearer new"
 
 
-async def test_refused_for_good_is_asked_once(scripted: Any, replies: Any) -> None:
+async def test_rejected_credentials_are_sent_once(scripted: Any, replies: Any) -> None:
     async with scripted(replies.failure(401)) as (server, client):
         for _ in range(5):
             with pytest.raises(Unauthenticated, match="renew the credentials"):
@@ -200,7 +200,7 @@ async def test_refused_for_good_is_asked_once(scripted: Any, replies: Any) -> No
         assert len(server.requests) == 1, "the other four requests would get the same response"
 
 
-async def test_token_files_that_are_none() -> None:
+async def test_missing_and_empty_token_files() -> None:
     with pytest.raises(Refused, match="/no/such/token"):
         await Access("http://localhost", token_file="/no/such/token").credentials()
 
@@ -225,7 +225,7 @@ def credential(**status: str) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-async def test_exec_plugin_is_asked_once_while_its_token_holds(
+async def test_exec_plugin_runs_once_while_its_token_is_valid(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -240,7 +240,7 @@ async def test_exec_plugin_is_asked_once_while_its_token_holds(
     assert (tmp_path / "asked").read_text() == "x\n"
 
 
-async def test_exec_plugin_is_asked_again_when_its_token_has_expired(
+async def test_exec_plugin_runs_again_when_its_token_has_expired(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
@@ -303,13 +303,13 @@ async def test_exec_plugins_that_fail(body: str, complaint: str, tmp_path: Path)
         await Access("https://api.example", exec_plugin=plugin(tmp_path, body)).credentials()
 
 
-async def test_exec_plugin_that_is_missing_tells_how_to_install_it() -> None:
+async def test_error_for_a_missing_exec_plugin_contains_its_install_hint() -> None:
     missing = ExecPlugin("no-such-plugin", V1, install_hint="get it from the vendor")
     with pytest.raises(Refused, match="get it from the vendor"):
         await Access("https://api.example", exec_plugin=missing).credentials()
 
 
-async def test_other_credentials_are_shown_at_once_and_refused_ones_after_a_wait(
+async def test_new_credentials_are_sent_at_once_and_rejected_ones_after_a_wait(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     file = tmp_path / "token"
@@ -343,7 +343,7 @@ async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, repl
         assert shown(server) == ["Bearer here"]
 
 
-async def test_a_plugin_that_fails_is_not_run_by_everybody(
+async def test_a_failing_plugin_is_not_run_by_every_caller(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     body = f"echo x >> {tmp_path}/asked; echo log in first >&2; exit 1"

@@ -169,11 +169,13 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
         ("load balancer 0f1a7c1e-1 is gone", "load balancer 0f1a7c1e-2 is gone", False),
     ],
 )
-def test_numbers_that_name_something_make_another_matter(one: str, other: str, same: bool) -> None:
+def test_numbers_that_identify_something_make_another_event(
+    one: str, other: str, same: bool
+) -> None:
     assert (events.without_numbers(one) == events.without_numbers(other)) == same
 
 
-async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
+async def test_an_event_in_a_namespace_that_is_being_deleted_is_dropped_without_a_log(
     client: Client, place: Api, web: ServiceKey
 ) -> None:
     body = {
@@ -207,7 +209,7 @@ async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly
         await client.patch(SERVICES, ObjectKey(*web), {"metadata": {"finalizers": None}})
 
 
-async def test_forgotten_by_the_server_is_told_anew(
+async def test_an_event_that_the_server_deleted_is_created_again(
     client: Client, web: ServiceKey, there: There
 ) -> None:
     async with recording(client, interval_s=0.05) as recorder:
@@ -221,7 +223,7 @@ async def test_forgotten_by_the_server_is_told_anew(
         assert new.metadata.uid != old.metadata.uid
 
 
-async def say_anew_what_was_told(
+async def repeat_after(
     client: Client, web: ServiceKey, there: There, last: datetime
 ) -> tuple[Event, Event]:
     """Return the Event before and after another process repeats it, with `last` as its previous
@@ -245,30 +247,26 @@ async def say_anew_what_was_told(
 
 
 @pytest.mark.parametrize("minutes", [1, 59, -20])
-async def test_a_warning_that_the_server_would_forget_is_kept(
+async def test_an_old_warning_is_renewed(
     client: Client, web: ServiceKey, there: There, minutes: int
 ) -> None:
     """Its count stays the same, because the repetition is no news. The same holds if the clock of
     the previous process was wrong (-20)."""
     now = datetime.now(UTC)
-    before, after = await say_anew_what_was_told(
-        client, web, there, now - timedelta(minutes=minutes)
-    )
+    before, after = await repeat_after(client, web, there, now - timedelta(minutes=minutes))
     assert after.metadata.uid == before.metadata.uid
     assert after.count == before.count == 1
     assert stamp(now) <= str(after.last_timestamp) <= stamp(datetime.now(UTC))
 
 
-async def test_a_warning_that_is_fresh_is_not_written(
+async def test_a_recent_warning_is_not_written_again(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    before, after = await say_anew_what_was_told(
-        client, web, there, datetime.now(UTC) + timedelta(seconds=5)
-    )
+    before, after = await repeat_after(client, web, there, datetime.now(UTC) + timedelta(seconds=5))
     assert after.metadata.resource_version == before.metadata.resource_version
 
 
-async def test_what_is_wrong_again_is_told_after_its_recovery(
+async def test_a_warning_that_returns_is_written_after_its_recovery(
     client: Client, web: ServiceKey, there: There
 ) -> None:
     """The next process writes it; `kubectl describe` sorts Events by their last time."""
@@ -300,7 +298,7 @@ async def test_what_is_wrong_again_is_told_after_its_recovery(
     assert {each.count for each in await there()} == {1}
 
 
-async def test_ten_thousand_services_can_be_told_at_once() -> None:
+async def test_ten_thousand_events_fit_into_the_queue() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
         for number in range(10_000):
@@ -315,7 +313,7 @@ async def test_ten_thousand_services_can_be_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("last", [None, "", "yesterday", "2026-02-30T00:00:00Z"])
-def test_a_time_that_is_none_is_old(last: str | None) -> None:
+def test_an_invalid_time_counts_as_old(last: str | None) -> None:
     assert is_stale(Event(ObjectMeta(), last_timestamp=last), datetime.now(UTC))
 
 
@@ -333,7 +331,7 @@ async def test_long_messages_are_cut_to_what_the_api_takes(
         await until(cut)
 
 
-async def test_server_that_is_away_is_tried_again() -> None:
+async def test_unavailable_server_is_retried() -> None:
     async with (
         ApiServer() as server,
         Client(Access(server.url)) as client,
@@ -349,7 +347,7 @@ async def test_server_that_is_away_is_tried_again() -> None:
         assert recorder.dropped == 0
 
 
-async def test_refusal_is_logged_and_the_next_goes_on() -> None:
+async def test_rejection_is_logged_and_the_next_event_is_written() -> None:
     with capture_logs() as logs:
         async with (
             ApiServer() as server,

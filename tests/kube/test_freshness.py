@@ -84,7 +84,7 @@ async def test_a_quiet_watch_is_current_while_the_server_answers(bench: Bench) -
     assert not bench.stale
 
 
-async def test_a_server_that_hangs_makes_it_stale_and_the_log_says_so_once(bench: Bench) -> None:
+async def test_a_server_that_hangs_makes_the_watch_stale_and_is_logged_once(bench: Bench) -> None:
     with capture_logs() as logs:
         bench.server.faults.add(Fault("stall", count=0))
         await bench.until(lambda: bench.stale)
@@ -101,7 +101,7 @@ async def test_a_server_that_hangs_makes_it_stale_and_the_log_says_so_once(bench
     ]
 
 
-async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench: Bench) -> None:
+async def test_a_rejected_watch_is_stale_although_the_server_answers(bench: Bench) -> None:
     bench.server.faults.add(Fault("status", path="/services", code=403, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))
     await bench.until(lambda: bench.stale)
@@ -110,7 +110,7 @@ async def test_a_watch_that_is_refused_is_stale_though_the_server_answers(bench:
     await bench.until(lambda: not bench.stale)
 
 
-async def test_a_watch_that_breaks_is_no_older_than_it_was(bench: Bench) -> None:
+async def test_the_age_of_a_watch_survives_its_end(bench: Bench) -> None:
     last_contact_s = bench.reflector.last_contact_s
     await bench.until(lambda: bench.client.answered_s > last_contact_s + 2 * STALE_S)
     bench.server.faults.add(Fault("reset", count=0))
@@ -140,7 +140,7 @@ async def test_a_kind_that_every_server_has_is_stale_where_something_else_answer
     await bench.until(lambda: bench.stale)
 
 
-async def test_flaps_are_told_once_in_a_while() -> None:
+async def test_flapping_is_logged_at_most_once_per_interval() -> None:
     now_s = 1000.0
     watch = Watch(now_s)
     freshness = Freshness(

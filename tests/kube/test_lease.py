@@ -159,7 +159,7 @@ async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> No
         server.faults.clear()
 
 
-async def test_each_term_begins_anew(server: ApiServer) -> None:
+async def test_each_term_starts_the_work_again(server: ApiServer) -> None:
     async with candidates(Access(server.url), "a") as (leaders, (a,)):
         a.start()
         for _ in range(2):

@@ -41,7 +41,7 @@ def elector_of(client: Client, name: str, retry_s: float) -> Elector:
 
 
 @pytest.mark.parametrize("backup", ["names the one who stands by", "is from before the Lease"])
-async def test_two_do_not_lead_at_once(server: ApiServer, backup: str) -> None:
+async def test_there_are_never_two_leaders(server: ApiServer, backup: str) -> None:
     async with Client(Access(server.url)) as client, asyncio.TaskGroup() as group:
         first, second = elector_of(client, "first", 0.05), elector_of(client, "second", SLOW_S)
         leading = group.create_task(first.lead(for_ever))

@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_who_follows_knows_what_is_there(
+def test_the_change_sets_add_up_to_the_servers_objects(
     steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]],
 ) -> None:
     mirror: Mirror[Service] = Mirror()
@@ -70,7 +70,7 @@ def test_who_follows_knows_what_is_there(
             } == truth
 
 
-def test_only_what_differs_is_told() -> None:
+def test_only_differences_are_reported() -> None:
     mirror: Mirror[Service] = Mirror()
     mirror.process(item(KEYS[0], 1, 1))
     mirror.take()

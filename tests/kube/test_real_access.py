@@ -216,7 +216,7 @@ async def test_a_token_that_is_rotated(
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-async def test_an_exec_plugin_gives_a_token_and_is_asked_again(
+async def test_an_exec_plugin_gives_a_token_and_runs_again(
     real_apiserver: KubeApiServer, tmp_path: Path, version: str
 ) -> None:
     api_version = f"client.{GROUP}/{version}"
@@ -299,7 +299,7 @@ async def test_through_a_proxy(real_apiserver: KubeApiServer, tmp_path: Path) ->
     assert asked == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
 
 
-async def test_a_server_that_is_not_trusted_is_shown_nothing(
+async def test_an_untrusted_server_gets_no_credentials(
     real_apiserver: KubeApiServer, tmp_path: Path
 ) -> None:
     user = {"token": real_apiserver.access.token}

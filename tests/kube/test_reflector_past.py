@@ -44,7 +44,7 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
 
 
 @pytest.mark.parametrize("status", [502, 503])
-async def test_a_server_that_was_away_is_believed_nothing(
+async def test_a_server_that_was_unreachable_is_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
     """The server returns at a later version than the reflector's, and yet with another history:
@@ -60,7 +60,7 @@ async def test_a_server_that_was_away_is_believed_nothing(
 
 
 @pytest.mark.parametrize("status", [429, 500, 504])
-async def test_a_server_that_is_busy_has_the_past_it_had(
+async def test_a_busy_server_is_not_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
     """The server answers, so it was not away: a new list would only add to its load."""
@@ -80,9 +80,7 @@ async def test_a_server_that_is_busy_has_the_past_it_had(
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_server_that_is_slow_has_the_past_it_had(
-    scripted: Any, replies: Any, follow: Any
-) -> None:
+async def test_a_slow_server_is_not_listed_again(scripted: Any, replies: Any, follow: Any) -> None:
     """A timeout of the client is no sign of a restored server, and a list for every client would
     overload a busy one."""
     before = (
@@ -101,7 +99,7 @@ async def test_a_server_that_is_slow_has_the_past_it_had(
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(
+async def test_a_connection_that_breaks_before_a_response_counts_as_unreachable(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     before = (
@@ -114,7 +112,7 @@ async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(
         await follower.until(lambda: follower.view.keys() == {B})
 
 
-async def test_a_port_at_which_nobody_listens_is_a_server_that_is_away() -> None:
+async def test_a_closed_port_counts_as_unreachable() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         with pytest.raises(ServerUnavailable) as refused:
             await client.page(SERVICES, limit=1)

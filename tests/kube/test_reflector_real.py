@@ -26,7 +26,7 @@ def service(name: str) -> dict[str, Any]:
 
 @EVERY_SERVER
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
-async def test_it_has_what_the_server_has(
+async def test_objects_equal_the_servers_objects(
     place: Api, client: Client, follow: Any, everywhere: bool
 ) -> None:
     for number in range(12):
@@ -96,7 +96,7 @@ async def test_the_list_is_streamed_where_the_server_can(
 
 
 @EVERY_SERVER
-async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
+async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
     """Changes between two watches arrive in the next watch, without a new list."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

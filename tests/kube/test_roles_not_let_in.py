@@ -164,7 +164,9 @@ async def site(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[S
         yield site
 
 
-async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(site: Site) -> None:
+async def test_a_wrong_token_is_logged_once_and_sent_rarely_until_it_is_replaced(
+    site: Site,
+) -> None:
     roles = [await site.start(name, "wrong") for name in ROLES]
     await until(roles, lambda role: bool(role.complaints))
     before = {role.name: len(role.passage.passed) for role in roles}
@@ -197,7 +199,7 @@ async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(
         assert [line["event"] for line in role.complaints].count(rejected) == 1
 
 
-async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(site: Site) -> None:
+async def test_a_missing_permission_is_logged_once_until_it_is_granted(site: Site) -> None:
     kinds = [
         ("", "services"),
         ("", "services/status"),

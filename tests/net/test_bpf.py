@@ -39,7 +39,7 @@ def test_reads_maps_and_programs_from_the_object() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x02\x01" + bytes(58), b"no object at all" * 8])
-def test_what_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_object_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.o"
     path.write_bytes(content)
     with pytest.raises(Refused, match=r"broken\.o"):
@@ -164,7 +164,7 @@ def test_a_program_that_the_verifier_refuses_comes_with_its_reasons() -> None:
     assert "invalid bpf_context access off=4096" in refusal.value.message
 
 
-def test_maps_are_made_all_or_none() -> None:
+def test_all_maps_are_created_or_none() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unavailable, match="creating map wrong"):
         create_maps([MapSpec("right", HASH, 4, 8, 16), MapSpec("wrong", 9999, 4, 8, 16)])

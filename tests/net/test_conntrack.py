@@ -83,7 +83,7 @@ def send(address: str, port: int, *, source_port: int = 0) -> None:
 
 @pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
 @pytest.mark.parametrize("more", [0, 40], ids=["one destination", "many destinations"])
-async def test_only_flows_to_what_is_gone_are_deleted(
+async def test_only_stale_flows_are_deleted(
     tracked: Conntrack, address: str, other: str, more: int
 ) -> None:
     for host in (address, other):
@@ -100,7 +100,7 @@ async def test_only_flows_to_what_is_gone_are_deleted(
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(
+async def test_other_tasks_run_while_thousands_of_flows_are_inspected(
     tracked: Conntrack, address: str
 ) -> None:
     """A node must answer its liveness probe while it cleans up."""

@@ -176,7 +176,7 @@ def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connectio
     assert is_open(other)
 
 
-def test_in_all_the_most_crowded_source_makes_room(small: Server) -> None:
+def test_at_the_total_limit_the_source_with_most_connections_loses_one(small: Server) -> None:
     other = small.connect(OTHER)
     flooders = [small.connect(f"127.0.1.{source}") for source in range(1, 11) for _ in range(4)]
     small.rest()
@@ -185,7 +185,7 @@ def test_in_all_the_most_crowded_source_makes_room(small: Server) -> None:
     assert sum(map(is_open, flooders)) == 15
 
 
-def test_one_connection_each_from_many_sources_does_not_keep_a_new_one_out(small: Server) -> None:
+def test_one_connection_each_from_many_sources_does_not_block_a_new_one(small: Server) -> None:
     for source in range(1, 101):
         small.connect(f"127.0.1.{source}").send(b"GET / HT")
     small.rest()
@@ -196,7 +196,7 @@ def test_one_connection_each_from_many_sources_does_not_keep_a_new_one_out(small
     assert small.ports.connections == 16
 
 
-def test_the_one_that_was_answered_last_is_closed_last(small: Server) -> None:
+def test_the_connection_that_was_answered_last_is_closed_last(small: Server) -> None:
     first, *later = [small.connect(FLOODER) for _ in range(8)]
     small.rest()
     first.send(REQUEST)
@@ -207,7 +207,7 @@ def test_the_one_that_was_answered_last_is_closed_last(small: Server) -> None:
     assert [is_open(each) for each in (first, *later)] == [True, False, *[True] * 6]
 
 
-def test_a_caller_that_is_slow_or_silent_or_takes_no_answer_is_closed(server: Server) -> None:
+def test_a_slow_or_silent_client_and_one_that_reads_no_answer_are_closed(server: Server) -> None:
     silent, slow, answered, deaf = (server.connect(OTHER) for _ in range(4))
     answered.send(REQUEST)
     flood = Flood([deaf], MEGABYTE * 10, reading=False)
@@ -225,7 +225,7 @@ def test_a_caller_that_is_slow_or_silent_or_takes_no_answer_is_closed(server: Se
     assert server.ports.connections == 0
 
 
-def test_what_comes_after_a_last_request_is_thrown_away_and_the_answer_arrives(
+def test_data_after_the_last_request_is_discarded_and_the_answer_arrives(
     server: Server,
 ) -> None:
     caller = server.connect(OTHER)
@@ -253,7 +253,7 @@ def test_one_port_of_many_that_are_flooded_is_served(server: Server) -> None:
         )
 
 
-def test_what_is_no_whole_request_yet_is_looked_at_a_bounded_number_of_times() -> None:
+def test_an_incomplete_request_is_parsed_a_bounded_number_of_times() -> None:
     assert read_request(b"x" * (LONGEST_BYTES - 1)) == "incomplete"
     assert read_request(b"x" * LONGEST_BYTES) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     assert read_request(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n") == (
@@ -263,7 +263,7 @@ def test_what_is_no_whole_request_yet_is_looked_at_a_bounded_number_of_times() -
     )
 
 
-def test_an_end_that_comes_with_a_request_is_heard(server: Server) -> None:
+def test_an_end_of_stream_that_arrives_with_a_request_is_noticed(server: Server) -> None:
     caller = server.connect(OTHER)
     caller.send(REQUEST)
     caller.shutdown(socket.SHUT_WR)

@@ -103,7 +103,7 @@ async def test_closed_port_refuses() -> None:
         assert await probe("127.0.0.1", reserved.getsockname()[1], "/", timeout_s=5) == REFUSED
 
 
-async def test_leaves_no_descriptor_behind() -> None:
+async def test_no_descriptor_is_left_open() -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -131,7 +131,7 @@ def time_waits(port: int, callers: set[int]) -> int:
     return sum(peer == port and own in callers for own, peer in ends)
 
 
-async def test_leaves_no_time_wait_behind() -> None:
+async def test_no_socket_is_left_in_time_wait() -> None:
     callers: set[int] = set()
     async with server(KUBE_PROXY, ended=callers) as port, asyncio.timeout(30):
         for _ in range(10):
@@ -142,13 +142,13 @@ async def test_leaves_no_time_wait_behind() -> None:
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_have_a_meaning(received: bytes, ended: bool) -> None:
+def test_any_bytes_give_an_answer_or_none(received: bytes, ended: bool) -> None:
     answer = read_answer(received, ended=ended)
     assert answer is None or answer.kind == "answered"
 
 
 @given(st.integers(1, len(KUBE_PROXY)))
-def test_a_part_of_a_good_answer_is_never_a_bad_one(length: int) -> None:
+def test_a_part_of_a_good_response_is_never_a_bad_one(length: int) -> None:
     answer = read_answer(KUBE_PROXY[:length], ended=False)
     assert answer is None or (answer.status, answer.weight) == (200, 3)
 
@@ -191,7 +191,7 @@ async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
         yield listening.sockets[0].getsockname()[1], questions
 
 
-async def test_a_line_is_kept_from_one_question_to_the_next() -> None:
+async def test_a_connection_is_reused() -> None:
     async with patient(100) as (port, questions):
         told = Told(port)
         assert [await told.ask() for _ in range(10)] == [GOOD] * 10
@@ -199,7 +199,7 @@ async def test_a_line_is_kept_from_one_question_to_the_next() -> None:
         told.line.close()
 
 
-async def test_a_server_that_tires_of_a_line_is_asked_on_another() -> None:
+async def test_a_closed_connection_is_replaced() -> None:
     async with patient(3) as (port, questions):
         told = Told(port)
         assert [await told.ask() for _ in range(9)] == [GOOD] * 9
@@ -207,7 +207,7 @@ async def test_a_server_that_tires_of_a_line_is_asked_on_another() -> None:
         told.line.close()
 
 
-async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
+async def test_a_server_that_closes_a_new_connection_refuses() -> None:
     async with patient(0) as (port, questions):
         told = Told(port)
         assert await told.ask() == REFUSED
@@ -227,6 +227,6 @@ async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
         b"HTTP/1.1 200 OK\r\n\r\n",
     ],
 )
-def test_a_line_goes_on_after_whole_answers_only(answer: bytes) -> None:
+def test_a_connection_is_reused_after_complete_responses_only(answer: bytes) -> None:
     assert is_reusable(KEPT)
     assert not is_reusable(answer)

@@ -53,7 +53,7 @@ def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
-def test_tables_that_are_made_together_are_those_of_the_reference(
+def test_tables_that_are_filled_together_equal_the_reference(
     many: list[dict[str, int]],
 ) -> None:
     asked = [tuple(sorted(weights.items())) for weights in many]
@@ -112,7 +112,7 @@ def test_removing_a_node_moves_little_but_its_own_slots(count: int) -> None:
     assert moved < len(before.slots) // 2 * 0.2
 
 
-def test_nobody_with_a_weight_gives_an_empty_table() -> None:
+def test_without_weights_the_table_is_empty() -> None:
     assert maglev.table(()) == maglev.table((("a", 0),)) == maglev.EMPTY
 
 

@@ -104,20 +104,20 @@ def test_records_come_once_and_in_order(told: Told) -> None:
     assert not told.readable()
 
 
-def test_no_more_than_asked_for(told: Told) -> None:
+def test_a_read_returns_no_more_than_requested(told: Told) -> None:
     told.tell(1, 5)
     assert told.read(2) == [(1, 0), (1, 1)]
     assert told.readable()
     assert told.read() == [(1, 2), (1, 3), (1, 4)]
 
 
-def test_given_up_records_are_passed_over(told: Told) -> None:
+def test_discarded_records_are_skipped(told: Told) -> None:
     told.tell(1, 3, discard=True)
     told.tell(2, 1)
     assert told.read() == [(2, 0)]
 
 
-def test_a_full_ring_refuses_and_goes_on_once_it_was_read(told: Told) -> None:
+def test_a_full_ring_accepts_records_again_after_a_read(told: Told) -> None:
     room = told.tell(1, 255)
     assert room == RING_BYTES // 24 < 255
     assert told.tell(2, 1) == 0

@@ -32,7 +32,7 @@ def routes(do: str, protocol: int, addresses: range) -> None:
     subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
 
 
-def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> None:
+def test_own_routes_take_no_buffer_space_from_other_changes(place: str) -> None:
     async def scenario() -> None:
         routing = Routing(ignored_protocol=OURS)
         hearing = routing._subscription
@@ -49,7 +49,7 @@ def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> Non
     run_inside(place, scenario, deadline_s=20)
 
 
-def test_what_could_not_be_told_counts_as_a_change(place: str) -> None:
+def test_lost_events_count_as_a_change(place: str) -> None:
     async def scenario() -> None:
         routing = Routing(ignored_protocol=OURS)
         routes("add", 4, range(MANY))

@@ -92,7 +92,7 @@ def new_connections(source: Random, count: int) -> list[Connection]:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=8), st.integers(0, 1 << 30))
-def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
+def test_no_connection_to_a_retained_node_moves(steps: list[Step], seed: int) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
         retained_nodes = step.draining | step.weights.keys()
@@ -108,7 +108,7 @@ def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6))
-def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
+def test_invariants_of_slots_after_any_steps(steps: list[Step]) -> None:
     slots = Slots()
     for step in steps:
         wanted, retained_nodes = (
@@ -127,7 +127,7 @@ def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6), STEPS)
-def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], last: Step) -> None:
+def test_settled_slots_are_unchanged_by_the_rule(steps: list[Step], last: Step) -> None:
     """The shortcut for unchanged slots applies only where the full computation gives the same
     result."""
     slots = Slots()
@@ -147,7 +147,7 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
             assert by_rule(slots, wanted, retained_nodes, by_source=step.by_source) == slots
 
 
-def gone_through(steps: list[Step]) -> Slots:
+def slots_after(steps: list[Step]) -> Slots:
     """Return the slots after these steps, with every node retained in all steps."""
     slots = Slots()
     for step in steps:
@@ -172,10 +172,10 @@ def halves(*, by_source: bool) -> list[Step]:
 )
 @example(halves(by_source=False), halves(by_source=True), 1)
 @example(halves(by_source=True)[:1], halves(by_source=False), 1)
-def test_entries_of_a_gateway_with_another_past_count_and_move_nothing_here(
+def test_tracking_as_another_gateway_moves_no_connection(
     here: list[Step], there: list[Step], seed: int
 ) -> None:
-    source, own, other = Random(seed), gone_through(here), gone_through(there)
+    source, own, other = Random(seed), slots_after(here), slots_after(there)
     mine = [each for each in new_connections(source, 60) if open_connection(own, each)]
     theirs = [
         each for each in new_connections(source, 60) if open_connection(other, each) and each.entry
@@ -191,7 +191,7 @@ NUMBERS = st.one_of(st.integers(0, 5), st.just(NONE), st.just(TRACKED))
 
 
 @given(st.data(), st.sampled_from([1, 2, 12]), st.frozensets(st.integers(0, 6)))
-def test_c_follows_as_python_does(
+def test_c_and_python_compute_the_same_transition(
     data: st.DataObject, size: int, retained_nodes: frozenset[int]
 ) -> None:
     """The tables include tables of other sizes and empty ones."""
@@ -211,7 +211,7 @@ def test_c_follows_as_python_does(
 
 
 @given(st.lists(NUMBERS), st.lists(st.integers(0, 65535), min_size=6, max_size=6))
-def test_renumbering_leaves_what_stands_for_nobody(slots: list[int], to: list[int]) -> None:
+def test_renumbering_leaves_none_and_tracked(slots: list[int], to: list[int]) -> None:
     expected = [each if each in (NONE, TRACKED) else to[each] for each in slots]
     assert list(renumber(array("H", slots), array("H", to))) == expected
 
@@ -240,7 +240,7 @@ SIZES = st.sampled_from([SMALLEST << doubling for doubling in range(4)])
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(STEPS, SIZES), min_size=1, max_size=8), st.integers(0, 1 << 30))
-def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_their_weights_call_for(
+def test_no_connection_to_a_retained_node_moves_between_tables_of_other_sizes(
     steps: list[tuple[Step, int]], seed: int
 ) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
@@ -264,7 +264,7 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
     st.lists(STEPS, min_size=1, max_size=4),
     st.integers(0, 1 << 30),
 )
-def test_what_is_written_over_moves_only_what_no_table_can_say(
+def test_writing_in_place_moves_only_connections_that_no_table_records(
     steps: list[Step], over: list[Step], seed: int
 ) -> None:
     """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that
@@ -327,7 +327,7 @@ def test_unchanged_weights_need_no_previous_table() -> None:
     )
 
 
-def test_slots_are_settled_until_a_share_changes_or_a_keeper_goes() -> None:
+def test_slots_are_settled_until_a_share_changes_or_a_retained_node_leaves() -> None:
     before, after = table((("a", 1), ("b", 2))), table((("a", 2), ("b", 1), ("c", 1)))
     slots = transition(transition(Slots(), before, frozenset("ab")), after, frozenset("abc"))
     assert slots.previous
@@ -344,6 +344,6 @@ def test_previous_goes_when_only_one_node_is_left() -> None:
     assert not transition(slots, table((("a", 1),)), frozenset("a")).previous
 
 
-def test_nobody_left_leaves_nothing() -> None:
+def test_without_nodes_nothing_is_left() -> None:
     slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
     assert transition(slots, Table((), b""), frozenset()) == Slots()

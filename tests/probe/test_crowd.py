@@ -119,7 +119,7 @@ def test_all_is_well(crowd: Crowd) -> None:
         assert count.by_pod.keys() == {"a"}
 
 
-def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None:
+def test_a_server_that_dies_breaks_open_flows(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.kill()
     pod.wait()
@@ -170,7 +170,7 @@ def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
     assert seen[UDP].failed.keys() == {"TimeoutError"}
 
 
-def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Pod) -> None:
+def test_a_late_answer_is_not_a_loss_and_a_lost_datagram_is(pod: Pod) -> None:
     crowd = Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
     fill(crowd)
     crowd.take()
@@ -210,7 +210,7 @@ def test_an_end_in_good_order_breaks_no_connection(crowd: Crowd, pod: Pod) -> No
     assert seen[TCP].broken == {}
 
 
-def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod) -> None:
+def test_a_datagram_flow_that_another_pod_answers_is_broken(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.kill()
     pod.wait()

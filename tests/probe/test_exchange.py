@@ -17,7 +17,7 @@ from fairlead.probe.exchange import parse
         ),
     ],
 )
-def test_whom_the_server_saw(told: str, client: str) -> None:
+def test_the_client_that_the_server_saw(told: str, client: str) -> None:
     body = f'{{"pod": "p1", "node": "node1", "peer": "192.0.2.11"{told}}}\n'.encode()
     answer = parse(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     assert answer is not None

@@ -226,7 +226,7 @@ def read_exec_credential(
         ) from None
     if answer.api_version != plugin.api_version:
         raise Refused(
-            f"{what} answered in {answer.api_version}, the kubeconfig requires {plugin.api_version}",
+            f"{what} answered in {answer.api_version}; the kubeconfig sets {plugin.api_version}",
             fix="use the same apiVersion in both",
         )
     status = answer.status
