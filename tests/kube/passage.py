@@ -20,7 +20,7 @@ from fairlead.kube.access import Access, Credentials, tls_context
 PASSED_ON = ("Content-Type", "Retry-After")
 
 
-class Passed(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One request: its token, its method and path, and the status of its response."""
 
     at_s: float
@@ -34,7 +34,7 @@ class Passage:
     """A recording proxy. Use it with `async with passage.listen(socket)`."""
 
     def __init__(self, access: Access) -> None:
-        self.passed: list[Passed] = []
+        self.requests: list[RecordedRequest] = []
         self._access = access
         self._session: aiohttp.ClientSession | None = None
         self._open: set[asyncio.Transport] = set()
@@ -75,7 +75,9 @@ class Passage:
         ) as answer:
             token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
             now_s = asyncio.get_running_loop().time()
-            self.passed.append(Passed(now_s, token, asked.method, asked.raw_path, answer.status))
+            self.requests.append(
+                RecordedRequest(now_s, token, asked.method, asked.raw_path, answer.status)
+            )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             reply = web.StreamResponse(status=answer.status, headers=kept)
             await reply.prepare(asked)

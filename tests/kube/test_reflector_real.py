@@ -74,7 +74,7 @@ async def test_the_list_is_streamed_where_the_server_can(
                 await follower.until(
                     lambda: (
                         len(reflector.objects) == 3
-                        and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                        and len(passage.requests) >= (3 if kind == "older-etcd" else 1)
                     )
                 )
             asked = [
@@ -86,7 +86,7 @@ async def test_the_list_is_streamed_where_the_server_can(
                     else "watch",
                     each.code,
                 )
-                for each in passage.passed
+                for each in passage.requests
             ]
             if kind == "older-etcd":
                 assert asked == [("streamed", 200), ("page", 200), ("watch", 200)]
@@ -117,7 +117,7 @@ async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
                 assert reflector.lists == 1
             watches = [
                 passed
-                for passed in passage.passed
+                for passed in passage.requests
                 if "watch=true" in passed.path and passed.code == 200
             ]
             assert len(watches) > 1

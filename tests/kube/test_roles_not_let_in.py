@@ -62,7 +62,8 @@ class Role:
         """Return whether the server has successfully answered a request of the role below a
         path."""
         return any(
-            passed.code == 200 and passed.path.startswith(path) for passed in self.passage.passed
+            request.code == 200 and request.path.startswith(path)
+            for request in self.passage.requests
         )
 
 
@@ -169,7 +170,7 @@ async def test_a_wrong_token_is_logged_once_and_sent_rarely_until_it_is_replaced
 ) -> None:
     roles = [await site.start(name, "wrong") for name in ROLES]
     await until(roles, lambda role: bool(role.complaints))
-    before = {role.name: len(role.passage.passed) for role in roles}
+    before = {role.name: len(role.passage.requests) for role in roles}
     await asyncio.sleep(WHILE_S)
     for role in roles:
         assert role.process.running
@@ -183,11 +184,11 @@ async def test_a_wrong_token_is_logged_once_and_sent_rarely_until_it_is_replaced
             in told["problem"]
         )
         assert str(role.token.parent / "kubeconfig") in told["identity"]
-        assert {passed.code for passed in role.passage.passed} == {401}
+        assert {request.code for request in role.passage.requests} == {401}
         # At the start several parts request at the same moment; then requests follow after 0.5 to 1
         # s, and after 1 to 2 s.
         assert before[role.name] <= 10
-        assert len(role.passage.passed) - before[role.name] <= 4
+        assert len(role.passage.requests) - before[role.name] <= 4
     for role in roles:
         role.token.write_text(site.server.access.token)
     await until(roles, lambda role: role.served("/api/v1/services"))

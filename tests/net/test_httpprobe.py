@@ -153,17 +153,17 @@ def test_a_part_of_a_good_response_is_never_a_bad_one(length: int) -> None:
     assert answer is None or (answer.status, answer.weight) == (200, 3)
 
 
-class Told:
+class ProbeClient:
     """A probe connection to a server, and the result of each request."""
 
     def __init__(self, port: int) -> None:
         self.answers: asyncio.Queue[Answer | Unavailable] = asyncio.Queue()
-        self.line = ProbeConnection(
+        self.connection = ProbeConnection(
             asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait
         )
 
-    async def ask(self) -> Answer | Unavailable:
-        self.line.request("/healthz")
+    async def request(self) -> Answer | Unavailable:
+        self.connection.request("/healthz")
         async with asyncio.timeout(20):
             return await self.answers.get()
 
@@ -193,26 +193,26 @@ async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
 
 async def test_a_connection_is_reused() -> None:
     async with patient(100) as (port, questions):
-        told = Told(port)
-        assert [await told.ask() for _ in range(10)] == [GOOD] * 10
+        client = ProbeClient(port)
+        assert [await client.request() for _ in range(10)] == [GOOD] * 10
         assert questions == [10]
-        told.line.close()
+        client.connection.close()
 
 
 async def test_a_closed_connection_is_replaced() -> None:
     async with patient(3) as (port, questions):
-        told = Told(port)
-        assert [await told.ask() for _ in range(9)] == [GOOD] * 9
+        client = ProbeClient(port)
+        assert [await client.request() for _ in range(9)] == [GOOD] * 9
         assert questions == [3, 3, 3]
-        told.line.close()
+        client.connection.close()
 
 
 async def test_a_server_that_closes_a_new_connection_refuses() -> None:
     async with patient(0) as (port, questions):
-        told = Told(port)
-        assert await told.ask() == REFUSED
-        assert not told.line.open
-        assert await told.ask() == REFUSED
+        client = ProbeClient(port)
+        assert await client.request() == REFUSED
+        assert not client.connection.open
+        assert await client.request() == REFUSED
         assert len(questions) == 2
 
 

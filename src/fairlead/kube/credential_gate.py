@@ -34,8 +34,8 @@ class CredentialGate:
         self._logged = False
 
     def is_rejected(self, credentials: Credentials | None) -> bool:
-        """Return whether these credentials were rejected last. None: whether obtaining credentials
-        failed last."""
+        """Return whether these credentials were rejected last. None stands for credentials that
+        could not be obtained."""
         return self._rejection is not None and credentials == self._rejected
 
     def check(self, credentials: Credentials | None) -> None:

@@ -153,8 +153,8 @@ class Elector:
                 and self._seen[0]
                 and self._unchanged_s(ABSENT) <= self._lease_s
             ):
-                # The Lease was held when it was last seen. The holder still counts on it, although
-                # a server that was restored from a backup has no record of it.
+                # The Lease was held when it was last seen, and its holder may still lead: a server
+                # that was restored from a backup has no record of it.
                 return False
             body = {"metadata": {"name": self._key.name}, "spec": self._record(None)}
             await self._client.create(LEASES, body, namespace=self._key.namespace)

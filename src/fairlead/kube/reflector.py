@@ -148,8 +148,8 @@ class Reflector(Generic[ObjectT]):
 
         A server must be stopped to restore its data. Therefore, after the server was unreachable,
         its history may have changed in any way and its version proves nothing: take a new list. A
-        server that is only slow is asked again, because a list for every client would overload
-        it."""
+        server that is only slow gets the same request again, because a list for
+        every client would overload it."""
         try:
             page = await self._client.page(self._resource, namespace=self._namespace, limit=1)
         except ServerUnavailable as problem:

@@ -263,7 +263,7 @@ class Rtnetlink:
                 raise Conflict(message) from error
             if number in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP):
                 raise Refused(
-                    message, fix="it needs root and a kernel with this kind of device"
+                    message, fix="run as root, on a kernel with this kind of device"
                 ) from error
             raise Unavailable(message) from error
 

@@ -1,10 +1,10 @@
 """Local routes: addresses that this host accepts although no interface has them.
 
 In: addresses. Out: the kernel's routes `local ADDRESS dev lo table local`, with a protocol number
-that distinguishes them from the routes of interface addresses. The host does not announce such an
-address (no ARP, no neighbour discovery), but accepts packets that are routed to it. Invariant: only
-routes with the given protocol number are changed. An address that the host already has is left
-unchanged. Follows rtnetlink(7), ip-route(8)."""
+that distinguishes them from the routes of interface addresses. Nothing announces such an address;
+the host accepts the packets for it that are routed to this host. Invariant: only routes with the
+given protocol number are changed. An address that the host already has is left unchanged. Follows
+rtnetlink(7), ip-route(8)."""
 
 import errno
 import socket

@@ -57,7 +57,7 @@ class Subscription:
     created. Close it after use.
 
     `ignored`: events that the kernel drops. Otherwise a thousand changes made by this process could
-    displace other events from the socket's buffer."""
+    fill the socket's buffer, and other events would be lost."""
 
     def __init__(self, groups: Sequence[int], ignored: IgnoredEvents | None = None) -> None:
         self._socket = socket.socket(
