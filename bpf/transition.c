@@ -16,13 +16,13 @@ void renumber(uint32_t size, const uint16_t *from, const uint16_t *to, uint16_t 
 }
 
 /* occurs[number] = 1 for each number in the table. */
-void note(uint32_t size, const uint16_t *table, uint8_t *occurs)
+void mark_nodes(uint32_t size, const uint16_t *table, uint8_t *occurs)
 {
 	for (uint32_t i = 0; i < size; i++)
 		occurs[table[i]] = 1;
 }
 
-static bool keeps(uint16_t node, const uint8_t *retained_nodes)
+static bool is_retained(uint16_t node, const uint8_t *retained_nodes)
 {
 	return node != NONE && node != TRACKED && retained_nodes[node];
 }
@@ -32,23 +32,23 @@ static bool keeps(uint16_t node, const uint8_t *retained_nodes)
 static uint16_t rule(uint16_t was, uint16_t before, uint16_t now, const uint8_t *retained_nodes,
 		     uint32_t count)
 {
-	if (keeps(before, retained_nodes))
+	if (is_retained(before, retained_nodes))
 		return before; /* the oldest node: only its connections have no flow entries */
 	if (before == NONE && was == now)
 		return NONE;
-	if (was != now && keeps(was, retained_nodes))
+	if (was != now && is_retained(was, retained_nodes))
 		return was;
 	if (before == NONE)
 		return NONE; /* all connections were on a node that is gone */
-	return count > keeps(now, retained_nodes) ? TRACKED : NONE;
+	return count > is_retained(now, retained_nodes) ? TRACKED : NONE;
 }
 
 /* Compute the new table `previous` from the old current table (`was`), the old previous table
  * (`before`) and the new current table (`now`). A table of size 0 stands for NONE in every slot.
  * retained_nodes[node]: whether the node may keep connections; `count`: how many nodes may. */
-void follow(uint32_t size, uint32_t was_size, const uint16_t *was, uint32_t before_size,
-	    const uint16_t *before, uint32_t now_size, const uint16_t *now,
-	    const uint8_t *retained_nodes, uint32_t count, uint16_t *previous)
+void compute_previous(uint32_t size, uint32_t was_size, const uint16_t *was, uint32_t before_size,
+		      const uint16_t *before, uint32_t now_size, const uint16_t *now,
+		      const uint8_t *retained_nodes, uint32_t count, uint16_t *previous)
 {
 	/* How many slots of `previous` one slot of each table covers. */
 	uint32_t was_each = was_size ? size / was_size : 1;

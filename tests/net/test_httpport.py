@@ -88,7 +88,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def small() -> Iterator[Server]:
     """A server with limits that few connections reach."""
-    made = Server(Limits(from_one=8, from_one_per_port=0, in_all=16, in_all_per_port=0))
+    made = Server(Limits(per_source=8, per_source_per_port=0, total=16, total_per_port=0))
     yield made
     made.close()
 

@@ -14,8 +14,8 @@ from fairlead.net.transition import (
     TRACKED,
     Slots,
     by_rule,
-    follow_in_c,
-    follow_in_python,
+    previous_in_c,
+    previous_in_python,
     in_place,
     is_settled,
     nodes_in,
@@ -205,7 +205,7 @@ def test_c_and_python_compute_the_same_transition(
     was, before, now = numbers(), numbers(), numbers()
     longest = max(len(was), len(before), len(now))
     if all(not each or longest % len(each) == 0 for each in (was, before, now)):
-        assert follow_in_c(was, before, now, retained_nodes) == follow_in_python(
+        assert previous_in_c(was, before, now, retained_nodes) == previous_in_python(
             was, before, now, retained_nodes
         )
 

@@ -58,10 +58,10 @@ class Limits(NamedTuple):
     """Limits of connections from one source and in total. Each open port raises them, because a
     gateway may keep one connection to each port."""
 
-    from_one: int = 1024
-    from_one_per_port: int = 2
-    in_all: int = 8192
-    in_all_per_port: int = 4
+    per_source: int = 1024
+    per_source_per_port: int = 2
+    total: int = 8192
+    total_per_port: int = 4
 
 
 class Turn(NamedTuple):
@@ -144,16 +144,16 @@ class Ports:
         return len(self._connections)
 
     @property
-    def most_from_one(self) -> int:
+    def limit_per_source(self) -> int:
         """The limit of connections from one source."""
-        return self._limits.from_one + self._limits.from_one_per_port * len(self._numbers)
+        return self._limits.per_source + self._limits.per_source_per_port * len(self._numbers)
 
     @property
-    def most(self) -> int:
+    def limit(self) -> int:
         """The limit of connections in total."""
         left = self._descriptors - len(self._listeners) - OTHER_DESCRIPTORS
         return max(
-            1, min(self._limits.in_all + self._limits.in_all_per_port * len(self._numbers), left)
+            1, min(self._limits.total + self._limits.total_per_port * len(self._numbers), left)
         )
 
     def open(self, number: int, addresses: Collection[str] = EVERYWHERE) -> None:
@@ -258,10 +258,10 @@ class Ports:
         self._by_source.add(source, connection)
         if received:
             self._queue(connection)
-        if self._by_source.count(source) > self.most_from_one:
+        if self._by_source.count(source) > self.limit_per_source:
             self._end(self._by_source.oldest(source))
         elif (
-            len(self._connections) > self.most
+            len(self._connections) > self.limit
             and (oldest := self._by_source.oldest_of_largest()) is not None
         ):
             self._end(oldest)

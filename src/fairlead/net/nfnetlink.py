@@ -165,7 +165,7 @@ class Nfnetlink:
         attempts."""
         try:
             for _ in range(_ATTEMPTS):
-                chains = list(self._dumped(table))
+                chains = list(self._dump_chains(table))
                 if "" not in chains:
                     return Counter(chains)
         except OSError as error:
@@ -178,7 +178,7 @@ class Nfnetlink:
             "them"
         )
 
-    def _dumped(self, table: str) -> Iterator[str]:
+    def _dump_chains(self, table: str) -> Iterator[str]:
         """Yield the chain of each rule, and an empty string if rules changed during the dump."""
         self._sequence += 1
         request = _message(

@@ -95,13 +95,13 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            follow_in_c(was, before, now, {place[name] for name in retained_nodes}),
+            previous_in_c(was, before, now, {place[name] for name in retained_nodes}),
             by_source,
         )
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
 
 
-def follow_in_python(
+def previous_in_python(
     was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
     """Compute `previous` slot by slot, for tables that are indexed by the same hash. This is the
@@ -111,7 +111,7 @@ def follow_in_python(
     return array("H", starmap(_rule(retained_nodes), stretched))
 
 
-def follow_in_c(
+def previous_in_c(
     was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
     """Compute the same with bpf/transition.c. Raise Refused if it has not been built."""
@@ -121,8 +121,10 @@ def follow_in_c(
         may_keep[retained_node] = 1
     previous = array("H", bytes(2 * size))
     tables = (number for each in (was, before, now) for number in (c_uint32(len(each)), at(each)))
-    keeping = (c_uint8 * TRACKED).from_buffer(may_keep)
-    library().follow(c_uint32(size), *tables, keeping, c_uint32(len(retained_nodes)), at(previous))
+    retained_flags = (c_uint8 * TRACKED).from_buffer(may_keep)
+    library().compute_previous(
+        c_uint32(size), *tables, retained_flags, c_uint32(len(retained_nodes)), at(previous)
+    )
     return previous
 
 
@@ -148,7 +150,7 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
     now = array("H", (node if node in stay else new for node, new in pairs))
     may_keep = {place[name] for name in retained_nodes}
     if before and old.by_source == old.previous_by_source and len(before) >= len(was):
-        previous = follow_in_c(was, before, now, may_keep)
+        previous = previous_in_c(was, before, now, may_keep)
     else:
         previous = _without_current(before, _rule(may_keep))
     return _canonical(names, now, previous, old.by_source, old.previous_by_source)
@@ -156,7 +158,7 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
 
 def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> bool:
     """Return whether the rule would leave `previous` unchanged: no slot gets another node, and
-    every retained node is still retained. This avoids computing all slots if nothing has
+    every node in `previous` is still retained. This avoids computing all slots if nothing has
     changed."""
     if (
         not old.previous
@@ -260,7 +262,9 @@ def nodes_in(*tables: "array[int]") -> list[int]:
     """Return the indices of nodes that occur in these tables, sorted."""
     occurs = bytearray(1 << 16)
     for table in tables:
-        library().note(c_uint32(len(table)), at(table), (c_uint8 * len(occurs)).from_buffer(occurs))
+        library().mark_nodes(
+            c_uint32(len(table)), at(table), (c_uint8 * len(occurs)).from_buffer(occurs)
+        )
     found, number = [], occurs.find(1)
     while 0 <= number < TRACKED:
         found.append(number)

@@ -46,7 +46,7 @@ async def ensure(device: Vxlan) -> None:
     Raise Refused if the kernel has no VXLAN, or another program uses the name or port."""
     async with open_iproute(f"creating the device {device.name}", _FIXES) as route:
         found = await _find(route, device.name)
-        if found is not None and _described(found) != device:
+        if found is not None and _properties(found) != device:
             _check_ours(found, device.name)
             await route.link("del", index=found["index"])
             found = None
@@ -121,7 +121,7 @@ def _check_ours(message: Any, name: str) -> None:
         )
 
 
-def _described(message: Any) -> Vxlan | None:
+def _properties(message: Any) -> Vxlan | None:
     """Return the properties of the device, if `ensure` could have created it."""
     if _kind(message) != "vxlan":
         return None
