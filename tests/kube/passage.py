@@ -58,47 +58,47 @@ class Passage:
             finally:
                 await runner.cleanup()
 
-    async def _pass(self, asked: web.Request) -> web.StreamResponse:
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         headers = {
             name: value
-            for name, value in asked.headers.items()
+            for name, value in request.headers.items()
             if name in ("Authorization", "Content-Type", "Accept")
         }
         async with self._session.request(
-            asked.method,
-            URL(self._access.server + asked.raw_path, encoded=True),
-            data=await asked.read() or None,
+            request.method,
+            URL(self._access.server + request.raw_path, encoded=True),
+            data=await request.read() or None,
             headers=headers,
             server_hostname=self._access.server_name or None,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
-            token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             now_s = asyncio.get_running_loop().time()
             self.requests.append(
-                RecordedRequest(now_s, token, asked.method, asked.raw_path, answer.status)
+                RecordedRequest(now_s, token, request.method, request.raw_path, answer.status)
             )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             reply = web.StreamResponse(status=answer.status, headers=kept)
-            await reply.prepare(asked)
-            assert isinstance(asked.transport, asyncio.Transport)
-            self._open.add(asked.transport)
+            await reply.prepare(request)
+            assert isinstance(request.transport, asyncio.Transport)
+            self._open.add(request.transport)
             with suppress(aiohttp.ClientError, ConnectionError):
                 async for chunk in answer.content.iter_any():
                     await reply.write(chunk)
-            self._open.discard(asked.transport)
+            self._open.discard(request.transport)
             return reply
 
 
 @asynccontextmanager
 async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
     """An HTTP proxy that supports CONNECT only. Yield its URL, and the list of requested hosts."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
-        asked.append(f"{method} {target}")
+        requested.append(f"{method} {target}")
         host, _, port = target.rpartition(":")
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -108,7 +108,7 @@ async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requested
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -141,10 +141,10 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
                 )
                 await asyncio.sleep(0.01)
 
-            async def told(last: int = first + 19) -> bool:
+            async def written_last(last: int = first + 19) -> bool:
                 return any(event.message.startswith(f"{last} of 1,000") for event in await there())
 
-            await until(told)
+            await until(written_last)
     [event] = await there()
     assert event.message == "119 of 1,000 entries are taken after 119.5 s"
     assert event.count == 39, "a Warning that a new process repeats has held all the time"
@@ -270,13 +270,13 @@ async def test_a_warning_that_returns_is_written_after_its_recovery(
     client: Client, web: ServiceKey, there: There
 ) -> None:
     """The next process writes it; `kubectl describe` sorts Events by their last time."""
-    said = (
+    reported = (
         ("Warning", "NoGateway", "no gateway is alive"),
         ("Normal", "Recovered", "NoGateway no longer holds"),
     )
     times = [datetime.now(UTC) - timedelta(seconds=passed) for passed in (30, 18)]
     async with recording(client) as recorder:
-        for event in said:
+        for event in reported:
             recorder.event(web, "uid-1", *event)
 
         async def both() -> bool:
@@ -289,7 +289,7 @@ async def test_a_warning_that_returns_is_written_after_its_recovery(
             EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)}
         )
     async with recording(client) as recorder:
-        recorder.event(web, "uid-1", *said[0])
+        recorder.event(web, "uid-1", *reported[0])
 
         async def warned_last() -> bool:
             return max(await there(), key=lambda each: each.last_timestamp or "").type == "Warning"

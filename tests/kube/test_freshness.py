@@ -42,7 +42,7 @@ class Bench:
         async for _ in self.reflector.changes():
             pass
 
-    async def ask(self) -> None:
+    async def send_requests(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(0.1):
@@ -70,7 +70,7 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
         asyncio.TaskGroup() as group,
     ):
         bench = Bench(server, client, custom=getattr(request, "param", False))
-        tasks = [group.create_task(bench.follow()), group.create_task(bench.ask())]
+        tasks = [group.create_task(bench.follow()), group.create_task(bench.send_requests())]
         await bench.until(lambda: bench.reflector.watching)
         yield bench
         for task in tasks:
@@ -94,8 +94,8 @@ async def test_a_server_that_hangs_makes_the_watch_stale_and_is_logged_once(benc
         await bench.until(
             lambda: not bench.stale and any("current again" in each["event"] for each in logs)
         )
-    told = [each["event"] for each in logs if "watches of the API server" in each["event"]]
-    assert told == [
+    logged = [each["event"] for each in logs if "watches of the API server" in each["event"]]
+    assert logged == [
         "watches of the API server are stale: continuing with the last known state",
         "watches of the API server are current again",
     ]
@@ -123,9 +123,12 @@ async def test_the_age_of_a_watch_survives_its_end(bench: Bench) -> None:
 async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: Bench) -> None:
     bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
     bench.server.faults.add(Fault("end", path="/services", count=1))
-    asked = len(bench.server.requests)
+    requests_before = len(bench.server.requests)
     await bench.until(
-        lambda: sum("/services" in each.path for each in list(bench.server.requests)[asked:]) > 2
+        lambda: (
+            sum("/services" in each.path for each in list(bench.server.requests)[requests_before:])
+            > 2
+        )
     )
     assert bench.reflector.watching
     assert not bench.stale

@@ -112,8 +112,8 @@ async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
                     if number % 5 == 0:
                         passage.cut()
                 await follower.until(lambda: len(reflector.objects) == 25)
-                told = [key for changed in follower.sets for key in changed]
-                assert sorted(told) == sorted(reflector.objects), "each was told once"
+                reported = [key for changed in follower.sets for key in changed]
+                assert sorted(reported) == sorted(reflector.objects), "each was reported once"
                 assert reflector.lists == 1
             watches = [
                 passed
