@@ -85,6 +85,7 @@ class Connection:
         headers = {} if data is None else {"Content-Type": content_type}
         try:
             async with asyncio.timeout(self._timeout_s):
+                # The second attempt follows only a 401 for which there are newer credentials.
                 for attempt in (1, 2):
                     response, used = await self._send(
                         method, path, parameters or {}, headers, data, None

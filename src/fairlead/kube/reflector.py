@@ -341,6 +341,7 @@ class Reflector(Generic[ObjectT]):
         # A watch that ended without a response, or with an error of a load balancer, gives no
         # information about what has happened to the server since.
         self._history_uncertain |= status in (0, *NO_BACKEND)
+        # kube-apiserver answers 504 while its cache has not reached the requested version.
         self._unknown_version += status == 504
         # A kind that was removed and installed again is a new collection: a watch from the old
         # version would receive nothing until an object changes, and this process would not notice

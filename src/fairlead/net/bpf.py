@@ -204,6 +204,8 @@ class Map(Descriptor):
     def create(cls, spec: MapSpec) -> Self:
         """Create an empty map."""
         name = spec.name[:15].encode()
+        # The attributes after map_flags are inner_map_fd and numa_node, then the name, then
+        # attributes for devices and BTF, which are not used.
         head = (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0)
         try:
             return cls(
@@ -308,14 +310,14 @@ class Map(Descriptor):
         If it is less than the number of keys, the caller has to process the remaining keys one by
         one."""
         joined = b"".join(keys)
-        self._check_sizes(
-            len(keys), joined, values or None
-        )  # the kernel would read beyond the buffers
+        # The kernel would read beyond buffers that are too short.
+        self._check_sizes(len(keys), joined, values or None)
         key_buffer, value_buffer = (
             ctypes.create_string_buffer(each, len(each) or 1) for each in (joined, values)
         )
         addresses = address_of(key_buffer), address_of(value_buffer) if values else 0
         attributes = bytearray(
+            # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags of union bpf_attr
             struct.pack("<QQQQIIQQ", 0, 0, *addresses, len(keys), self.descriptor, 0, 0)
         )
         try:
@@ -325,6 +327,7 @@ class Map(Descriptor):
                 return 0
             if error.errno not in (errno.ENOENT, errno.ENOSPC):
                 raise failure(error, tried) from error
+        # The kernel writes the number of processed elements into `count`, also after an error.
         (count,) = struct.unpack_from("<I", attributes, 32)
         return int(count)
 

@@ -244,6 +244,8 @@ def _filter(family: socket.AddressFamily, protocol: int, destination: _Packed) -
     wanted += attribute(
         _PROTOCOL | _NESTED, number + (attribute(_DESTINATION_PORT, port) if port else b"")
     )
+    # CTA_FILTER_ORIG_FLAGS and CTA_FILTER_REPLY_FLAGS: compare these fields of the original tuple,
+    # and none of the reply tuple.
     flags = attribute(1, struct.pack("=I", by)) + attribute(2, struct.pack("=I", 0))
     return attribute(_ORIGINAL | _NESTED, wanted) + attribute(_FILTER | _NESTED, flags)
 

@@ -132,6 +132,7 @@ def fill_in_python(given: Walks) -> "array[int]":
     filled = 0
     while filled < given.size:
         for i, weight in enumerate(given.weights):
+            # A node with the greatest weight takes a slot in every round, others in proportion.
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue

@@ -211,11 +211,15 @@ def _rule(retained_nodes: Set[int]) -> Callable[[int, int, int], int]:
         if before in retained_nodes:
             return before  # the oldest node: only its connections have no flow entries
         if before == NONE and was == now:
-            return NONE
+            return NONE  # the slot keeps its node, and all its connections are there
         if was != now and was in retained_nodes:
-            return was
+            return (
+                was  # the slot leaves this node: connections without a flow entry are still there
+            )
         if before == NONE:
             return NONE  # all connections were on a node that is gone
+        # Flow entries may name any retained node. If that can only be the current node, the slot
+        # needs no tracking any more.
         return TRACKED if retained_nodes - {now} else NONE
 
     return previous
