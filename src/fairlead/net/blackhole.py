@@ -200,11 +200,8 @@ class Blackholes:
                     return found
                 if got == ERROR:
                     code = code_of(body)
-                    if code in (
-                        errno.ENOENT,
-                        errno.EAFNOSUPPORT,
-                        errno.EOPNOTSUPP,
-                    ):  # no such table; no IPv6
+                    # There is no such table yet, or this kernel has no IPv6.
+                    if code in (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP):
                         return []
                     raise _failure(code, tried)
                 found.append(body)

@@ -132,10 +132,8 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 def _map(types: Types, name: str) -> MapSpec:
     fields = types.map_fields(name)
-    key_size, value_size = (
-        fields.get("key_size", 0),
-        fields.get("value_size", 0),
-    )  # a ring buffer has neither
+    # A ring buffer has neither.
+    key_size, value_size = fields.get("key_size", 0), fields.get("value_size", 0)
     return MapSpec(
         name,
         fields["type"],

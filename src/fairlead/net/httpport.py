@@ -165,9 +165,8 @@ class Ports:
             _Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)
         ]
         for listener in self._numbers[number]:
-            listener.socket.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-            )  # its connections inherit the option
+            # The accepted connections inherit this option.
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             descriptor = listener.socket.fileno()
             self._listeners[descriptor] = listener
             self._epoll.register(descriptor, select.EPOLLIN)
