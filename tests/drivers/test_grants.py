@@ -17,9 +17,9 @@ from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
 from fairlead.kube.events import stamp
 from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey, Service
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.model import LoadBalancer, ServiceKey

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from fairlead.kube.events import lasted, stamp
+from fairlead.kube.events import rounded_duration, stamp
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.roles.report import START_S, Reporter
@@ -287,5 +287,5 @@ def test_times_are_told_in_round_words() -> None:
         (timedelta(minutes=12, seconds=3), "12 minutes"),
         (timedelta(hours=5, minutes=7), "5 hours"),
     ):
-        assert lasted(stamp(now - passed), now) == words
-    assert lasted("soon", now) == "less than a minute"
+        assert rounded_duration(stamp(now - passed), now) == words
+    assert rounded_duration("soon", now) == "less than a minute"

@@ -76,7 +76,7 @@ def pools(source: Source) -> None:
     1."""
     import yaml
 
-    from fairlead.kube.own import AddressPool
+    from fairlead.kube.crds import AddressPool
     from fairlead.plan.migration import TAKEN_OVER, homeless
     from fairlead.plan.pools import read_pools
 
@@ -137,9 +137,9 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
 
 
 def _read_manifests(paths: Iterable[str]) -> "Inventory":
+    from fairlead.kube.crds import ADDRESS_POOLS
     from fairlead.kube.manifests import read_documents, typed
     from fairlead.kube.objects import SERVICES
-    from fairlead.kube.own import ADDRESS_POOLS
     from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 
     documents = list(read_documents(paths))

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import AddressGrant
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import LoadBalancerIngress, Service
-from fairlead.kube.own import AddressGrant
 from fairlead.model import Family, Finding, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted

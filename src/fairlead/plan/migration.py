@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import GROUP_VERSION, AddressPool
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
-from fairlead.kube.own import GROUP_VERSION, AddressPool
 from fairlead.model import Finding, about
 from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.kube.own import AddressPool, KeptAddresses
+from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import Family, Finding, ServiceKey, Value
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.config import LabelRequirement, LabelSelector, PoolConfig, parse_range
-from fairlead.kube.own import AddressPool
+from fairlead.kube.crds import AddressPool
 from fairlead.model import Family, Finding
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -8,7 +8,7 @@ Invariant: a sentence is the same as long as the matter is, so that it becomes o
 from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead.errors import Refused
-from fairlead.kube.own import grant_name
+from fairlead.kube.crds import grant_name
 from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Rival, Taken, Wanted

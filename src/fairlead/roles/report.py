@@ -3,7 +3,7 @@
 In: the loop's reports. Out: one Event for each news: a failure or a note is written when it begins
 or changes, not at every pass that meets it again. It is written again, into the same Event, before
 the API server would forget it (after an hour). A message of which only a number changed is the same
-matter (`kube.events.matter_of`): its Event shows the new number. When a Warning has not held for a
+matter (`kube.events.without_numbers`): its Event shows the new number. When a Warning has not held for a
 while, a Normal Event says so. Across restarts: `warned` is what a process must leave to its
 successor, and `resume` is called by the successor."""
 
@@ -12,7 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import RECOVERED, STAMP, Recorder, lasted, matter_of, stamp
+from fairlead.kube.events import (
+    RECOVERED,
+    STAMP,
+    Recorder,
+    rounded_duration,
+    stamp,
+    without_numbers,
+)
 from fairlead.kube.presence import Warned
 from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.state import State
@@ -96,7 +103,7 @@ class Reporter(Generic[IntentT]):
             self._tell_happened(key, outcome.notes)
             said = self._said.pop(key, {})
             still = {
-                (each.code, matter_of(str(each))): each
+                (each.code, without_numbers(str(each))): each
                 for each in self._to_say(intents.get(key), outcome)
             }
             for over in said.keys() - still.keys():
@@ -187,9 +194,7 @@ class Reporter(Generic[IntentT]):
         service = self._state.services.get(key)
         if service is None or service.metadata.uid != warned.uid:
             return
-        message = (
-            f"{self._who}{reason} no longer holds, after {lasted(warned.since, datetime.now(UTC))}"
-        )
+        message = f"{self._who}{reason} no longer holds, after {rounded_duration(warned.since, datetime.now(UTC))}"
         self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
 
     def _start_left_s(self, key: ServiceKey) -> float:

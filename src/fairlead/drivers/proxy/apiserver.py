@@ -128,7 +128,7 @@ class ApiServerBalancer(Component):
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # Of an address that the host has for other purposes too, nothing else is to be kept away.
-        brought = [key for key in keys if not await localroutes.borne(key.address)]
+        brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
         wanted = {key.address for key in brought}
         if (brought, shield.shown(shield.API_TABLE)) != self._shield:
             shield.put(brought, shield.API_TABLE)
