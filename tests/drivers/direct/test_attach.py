@@ -28,7 +28,7 @@ from tests.drivers.direct.site import (
 from tests.drivers.inside import run_inside
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct.host_network.attach import choose, tags_of
+from fairlead.drivers.direct.host_network.attach import accepted_frames, choose
 from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.errors import Refused
 from fairlead.lab import namespace
@@ -89,8 +89,8 @@ def test_choice(
 
 def test_frames_that_xdp_is_to_take() -> None:
     other = VLAN._replace(number=5, parent=9, vlan=8)
-    assert tags_of([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
-    assert tags_of([CARD, VETH, VLAN, other], set()) == {}
+    assert accepted_frames([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
+    assert accepted_frames([CARD, VETH, VLAN, other], set()) == {}
 
 
 @pytest.mark.root

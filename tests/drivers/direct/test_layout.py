@@ -20,13 +20,13 @@ TYPES = read_object(OBJECT).types
 RECORDS = {
     "listener_key": layout.LISTENER_KEY,
     "listener": layout.LISTENER,
-    "way": layout.WAY,
+    "way": layout.NEXT_HOP,
     "owner": layout.OWNER,
     "node_name": layout.NODE_NAME,
     "settings": layout.SETTINGS,
     "node_traffic": layout.NODE_TRAFFIC,
     "range_key": layout.RANGE_KEY,
-    "retained_node": layout.KEEPER,
+    "retained_node": layout.RETAINED_NODE,
 }
 
 

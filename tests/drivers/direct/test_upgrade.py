@@ -434,7 +434,7 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
 
         old["connections"].update_all({moved: note(2), added: note(3)})
         old["connections"].delete_all([removed])
-        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=False)
+        upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=False)
         assert nodes(new["connections"]) == {same: 1, moved: 2, met: 1, added: 3}
 
         old["connections"].update_all({moved: note(4), met: note(5), later: note(6)})
@@ -442,7 +442,7 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
         new["connections"].update_all(
             {met: note(7, room=20), added: note(8, room=20)}
         )  # ours forwards, and has met these
-        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=True)
+        upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=True)
         assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
     finally:
         bpffs.remove(folder)

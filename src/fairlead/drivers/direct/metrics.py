@@ -32,14 +32,14 @@ class CountsTraffic(Protocol):
     def untold(self) -> int:
         """New entries that other gateways were not told of."""
 
-    def entries(self) -> Mapping[str, "Filled"]:
+    def entries(self) -> Mapping[str, "Usage"]:
         """How full each table of connection entries is."""
 
-    def resources(self) -> Mapping[str, "Filled"]:
+    def resources(self) -> Mapping[str, "Usage"]:
         """How much is used of each resource whose size is fixed."""
 
 
-class Filled(Protocol):
+class Usage(Protocol):
     """A table of the data plane: how many entries it has, and can have."""
 
     @property

@@ -81,15 +81,17 @@ def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
     return Choice("xdp", f"it is a network card ({what})")
 
 
-def tags_of(interfaces: Iterable[Interface], fast: Collection[int]) -> dict[tuple[int, int], bytes]:
+def accepted_frames(
+    interfaces: Iterable[Interface], with_xdp: Collection[int]
+) -> dict[tuple[int, int], bytes]:
     """Which frames XDP is to take: (interface, VLAN or 0 for no tag) -> the hardware address that
     they must be for. They are those of the configured interfaces that have XDP, and of those that
     are VLANs of one of them."""
-    wanted = {(each.number, 0): each.mac for each in interfaces if each.number in fast}
+    wanted = {(each.number, 0): each.mac for each in interfaces if each.number in with_xdp}
     return wanted | {
         (each.parent, each.vlan): each.mac
         for each in interfaces
-        if each.vlan and each.parent in fast
+        if each.vlan and each.parent in with_xdp
     }
 
 
@@ -125,7 +127,7 @@ class Attachments:
         return self._selection.unmatched
 
     @property
-    def fast(self) -> frozenset[int]:
+    def xdp_interfaces(self) -> frozenset[int]:
         """The interfaces that have XDP."""
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
 
@@ -154,9 +156,9 @@ class Attachments:
             # All programs are loaded before the first one is attached: flows that begin in between
             # get entries that only the older programs know. They are loaded in a thread, because
             # the kernel takes a good part of a second to verify a program.
-            fast = await self._load_fast(programs, [choice for _, choice in chosen])
-            if isinstance(fast, Program):
-                loaded.enter_context(fast)
+            xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
+            if isinstance(xdp_program, Program):
+                loaded.enter_context(xdp_program)
             complete = loaded.enter_context(await asyncio.to_thread(programs.tc))
             programs.before_replacing()
             for interface, _ in chosen:
@@ -165,13 +167,15 @@ class Attachments:
                 )
             for interface, choice in chosen:
                 shown.append(
-                    Attachment(interface.name, *await self._front(interface, choice, fast))
+                    Attachment(
+                        interface.name, *await self._attach_xdp(interface, choice, xdp_program)
+                    )
                 )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)
-        self._tags = tags_of(there, self.fast)
+        self._tags = accepted_frames(there, self.xdp_interfaces)
         _set_tags(tags, self._tags)
-        await self._leave_others(name)
+        await self._detach_others(name)
         self.check(present)
 
     def _select(self, present: Mapping[str, Interface]) -> list[Interface]:
@@ -180,7 +184,7 @@ class Attachments:
         self._selection = select(self._selectors, found, self._selection)
         return [present[name] for name in self._selection.names if name in present]
 
-    async def _load_fast(
+    async def _load_xdp(
         self, programs: Programs, choices: Iterable[Choice]
     ) -> Program | Refused | None:
         """The program for XDP, or why the kernel refuses it; None if no interface is to have it.
@@ -194,17 +198,17 @@ class Attachments:
                 raise
             return error
 
-    async def _front(
-        self, interface: Interface, choice: Choice, fast: Program | Refused | None
+    async def _attach_xdp(
+        self, interface: Interface, choice: Choice, xdp_program: Program | Refused | None
     ) -> Choice:
         """Attach XDP if it was chosen; what came of it."""
-        if choice.mode == "tc" or fast is None:
+        if choice.mode == "tc" or xdp_program is None:
             return choice
         try:
-            if isinstance(fast, Refused):
-                raise fast
+            if isinstance(xdp_program, Refused):
+                raise xdp_program
             await xdp.attach(
-                interface.number, fast, self._pin(interface.number), mode=_MODES[choice.mode]
+                interface.number, xdp_program, self._pin(interface.number), mode=_MODES[choice.mode]
             )
         except Refused as error:
             if self._wanted != "auto":
@@ -212,26 +216,26 @@ class Attachments:
             return Choice("tc", f"{choice.why}, but {error}")
         return choice
 
-    async def _leave_others(self, name: str) -> None:
+    async def _detach_others(self, name: str) -> None:
         wanted = {(index, self._priority) for index in self._indexes.values()}
         for found in await tc.filters(name):
             if (found.interface, found.priority) not in wanted:
                 await tc.detach(found)
-        fast = {self._pin(index) for index in self.fast}
+        pins = {self._pin(index) for index in self.xdp_interfaces}
         for pin in _links(self._pin_path):
-            if pin not in fast:
+            if pin not in pins:
                 xdp.detach(pin)
 
-    async def whole(self, present: Mapping[str, Interface]) -> bool:
+    async def is_complete(self, present: Mapping[str, Interface]) -> bool:
         """Whether every interface that there is has what it should, and is what it was: a hardware
         address may have changed."""
         there = self._select(present)
-        if {each.name: each.number for each in there} != self._indexes or tags_of(
-            there, self.fast
+        if {each.name: each.number for each in there} != self._indexes or accepted_frames(
+            there, self.xdp_interfaces
         ) != self._tags:
             return False
         found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())
-        links = (xdp.read_link(self._pin(index)) for index in self.fast)
+        links = (xdp.read_link(self._pin(index)) for index in self.xdp_interfaces)
         return {each.interface for each in found} >= set(self._indexes.values()) and all(
             link and link.interface for link in links
         )
@@ -270,9 +274,9 @@ async def attached(pin_path: Path) -> Attached:
     return Attached(await tc.filters(_filter_name(pin_path)), tuple(_links(pin_path)))
 
 
-def works_on(before: Attached, worked_on: Map) -> bool:
+def uses_map(before: Attached, searched: Map) -> bool:
     """Whether one of these programs uses this map."""
-    number = worked_on.number
+    number = searched.number
     return any(number in maps_of(each.program) for each in before.filters)
 
 

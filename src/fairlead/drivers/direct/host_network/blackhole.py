@@ -36,14 +36,14 @@ class BlackholeRoutes:
     def __init__(self, interfaces: Callable[[], Collection[str]], priority: int) -> None:
         """`interfaces`: returns the names of the gateway's interfaces; called at each use."""
         self._interfaces = interfaces
-        self._seen: frozenset[str] = frozenset(interfaces())
+        self._ruled_interfaces: frozenset[str] = frozenset(interfaces())
         """The interfaces that the rules are for."""
         self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
-        self._held: set[str] = set()
+        self._installed: set[str] = set()
         """Those that have routes, and listeners or soon will."""
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Audits and changes run beside each other, and the kernel's answers come by one socket."""
-        self.elsewhere: tuple[str, ...] = ()
+        self.routed_elsewhere: tuple[str, ...] = ()
         """Addresses that others have a route to, or that are this host's own."""
 
     def close(self) -> None:
@@ -53,47 +53,51 @@ class BlackholeRoutes:
     @property
     def outdated(self) -> bool:
         """Whether the rules are for other interfaces than the gateway has now."""
-        return self._seen != frozenset(self._interfaces())
+        return self._ruled_interfaces != frozenset(self._interfaces())
 
-    def lacking(self, addresses: Collection[str]) -> set[str]:
+    def missing(self, addresses: Collection[str]) -> set[str]:
         """Those of these that should have routes and do not."""
-        return set(addresses) - self._held - set(self.elsewhere)
+        return set(addresses) - self._installed - set(self.routed_elsewhere)
 
-    async def have(self, new: Collection[str]) -> None:
+    async def add(self, new: Collection[str]) -> None:
         """These are about to have listeners, or have just got them."""
-        await self._try(lambda: self._add(set(new)))
+        await self._run(lambda: self._add(set(new)))
 
-    async def give_up(self, addresses: Collection[str]) -> None:
+    async def remove(self, addresses: Collection[str]) -> None:
         """These have no listeners any more."""
-        if gone := self._held.intersection(addresses):
-            await self._try(lambda: self._remove(gone))
+        if gone := self._installed.intersection(addresses):
+            await self._run(lambda: self._remove(gone))
 
-    async def renew(self, addresses: Collection[str]) -> None:
+    async def sync(self, addresses: Collection[str]) -> None:
         """Have exactly these, and those that are about to have listeners, whatever was done to the
         routes meanwhile."""
-        await self._try(lambda: self._renew(self._held.union(addresses)))
+        await self._run(lambda: self._sync(self._installed.union(addresses)))
 
     def _add(self, new: set[str]) -> None:
         self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
 
     def _remove(self, gone: set[str]) -> None:
-        self._held -= gone
+        self._installed -= gone
         self._kernel.delete_routes(gone)
 
-    def _renew(self, wanted: set[str]) -> None:
+    def _sync(self, wanted: set[str]) -> None:
         elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))
         there = self._kernel.routes()
-        self._held = there & (wanted - elsewhere)
-        self.elsewhere = tuple(each for each in self.elsewhere if each in elsewhere)
-        self._kernel.delete_routes(there - self._held)
-        self._put(wanted - self._held, elsewhere)
-        self._seen = frozenset(self._interfaces())
+        self._installed = there & (wanted - elsewhere)
+        self.routed_elsewhere = tuple(each for each in self.routed_elsewhere if each in elsewhere)
+        self._kernel.delete_routes(there - self._installed)
+        self._put(wanted - self._installed, elsewhere)
+        self._ruled_interfaces = frozenset(self._interfaces())
         self._kernel.add_rules(
-            {Rule(is_ipv6(address), name) for address in self._held for name in self._seen}
+            {
+                Rule(is_ipv6(address), name)
+                for address in self._installed
+                for name in self._ruled_interfaces
+            }
         )
         # Those of our interfaces stay without routes too, as they do when the last address goes.
         self._kernel.delete_rules(
-            {rule for rule in self._kernel.rules() if rule.interface not in self._seen}
+            {rule for rule in self._kernel.rules() if rule.interface not in self._ruled_interfaces}
         )
 
     def _put(self, new: set[str], elsewhere: set[str]) -> None:
@@ -102,15 +106,17 @@ class BlackholeRoutes:
             {Rule(is_ipv6(address), name) for address in usable for name in self._interfaces()}
         )
         self._kernel.add_routes(usable)
-        self._held |= usable
-        if told := sorted((new & elsewhere).difference(self.elsewhere)):
-            self.elsewhere = tuple(sorted({*self.elsewhere, *told}))
+        self._installed |= usable
+        if reported := sorted((new & elsewhere).difference(self.routed_elsewhere)):
+            self.routed_elsewhere = tuple(sorted({*self.routed_elsewhere, *reported}))
             log.warning(
-                "no blackhole route: another route leads there", addresses=told[:5], count=len(told)
+                "no blackhole route: another route leads there",
+                addresses=reported[:5],
+                count=len(reported),
             )
 
-    async def _try(self, step: Callable[[], None]) -> None:
-        async with self._one_at_a_time:
+    async def _run(self, step: Callable[[], None]) -> None:
+        async with self._lock:
             try:
                 await asyncio.to_thread(step)
             except FairleadError as error:

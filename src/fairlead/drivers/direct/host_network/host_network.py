@@ -1,11 +1,11 @@
-"""The ways to nodes as this host's networks are now, kept so by the kernel's events.
+"""The hops to nodes as this host's networks are now, kept so by the kernel's events.
 
 In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `NextHop` for each, or
 why there is none; and word of what changed. The kernel's neighbour table is not in use where XDP
 forwards, because the kernel does not see those packets: so a neighbour that XDP needs is looked for
 when it is not known and whenever the kernel grows unsure of it. One that does not answer is left
 alone for a while: what is sent to it meanwhile goes by the kernel, which asks for it itself.
-Invariant: a way has a hardware address only where XDP may send to it (the interface bears our
+Invariant: a hop has a hardware address only where XDP may send to it (the interface bears our
 program) and the neighbour is known; without one the XDP program leaves the packet to the tc
 program, which asks the kernel. Follows RFC 4861, 7.3 (states)."""
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fairlead.drivers.direct.host_network import blackhole
 from fairlead.drivers.direct.host_network.next_hops import Rules, next_hop_to
-from fairlead.drivers.direct.maps.records import HERE, NextHop
+from fairlead.drivers.direct.maps.records import LOCAL, NextHop
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.net.routes import Interface, Neighbour
 from fairlead.net.routing import Routing
@@ -25,13 +25,13 @@ from fairlead.net.routing import Routing
 Node = tuple[str, str]
 """Name and address."""
 
-UNKNOWN = bytes(6)
+UNKNOWN_MAC = bytes(6)
 RETRY_S = 10.0
 """A neighbour without a known hardware address is not looked for again sooner."""
 
 
 class NetworkChanges(NamedTuple):
-    """What to look at again. `networks`: everything. `neighbours`: ways whose next hop is one of
+    """What to look at again. `networks`: everything. `neighbours`: hops whose next hop is one of
     these (interface, address)."""
 
     networks: bool
@@ -48,15 +48,15 @@ class HostNetwork:
         self._neighbours: dict[tuple[int, str], Neighbour] = {}
         self._watched: dict[tuple[int, str], float] = {}
         """Neighbours that XDP needs, and when each was last looked for."""
-        self.fast: frozenset[int] = frozenset()
+        self.xdp_interfaces: frozenset[int] = frozenset()
         """Interfaces that XDP may send on."""
-        self.renew()
+        self.refresh()
 
     def close(self) -> None:
         """Hear no more."""
         self._routing.close()
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Read interfaces and neighbours anew."""
         self._interfaces = self._routing.interfaces()
         self._neighbours = self._routing.neighbours()
@@ -66,73 +66,73 @@ class HostNetwork:
         self._interfaces = self._routing.interfaces()
         return {each.name: each for each in self._interfaces.values()}
 
-    def ways(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
-        """The way to each of these, or why there is none. Takes 50 us for each: of many, ask in a
+    def find_next_hops(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
+        """The hop to each of these, or why there is none. Takes 50 us for each: of many, ask in a
         thread."""
-        return {node: self._way(node) for node in nodes}
+        return {node: self._find_next_hop(node) for node in nodes}
 
-    def _way(self, node: Node) -> NextHop | FairleadError:
+    def _find_next_hop(self, node: Node) -> NextHop | FairleadError:
         name, address = node
         try:
             route = self._routing.route(address)
             if route and route.interface not in self._interfaces:
-                self.renew()
+                self.refresh()
             interface = self._interfaces.get(route.interface) if route else None
             return self.with_mac(next_hop_to(name, address, route, interface, self._rules))
         except (Unavailable, Refused) as error:
             return error
 
-    def with_mac(self, way: NextHop) -> NextHop:
-        """The way with the hardware address that its next hop has now, if XDP may send there."""
-        if way.kind == HERE or (way.lower or way.interface) not in self.fast:
-            return way._replace(mac=UNKNOWN)
-        return way._replace(mac=self.mac_of(way) or UNKNOWN)
+    def with_mac(self, hop: NextHop) -> NextHop:
+        """The hop with the hardware address that its next hop has now, if XDP may send there."""
+        if hop.kind == LOCAL or (hop.lower or hop.interface) not in self.xdp_interfaces:
+            return hop._replace(mac=UNKNOWN_MAC)
+        return hop._replace(mac=self.mac_of(hop) or UNKNOWN_MAC)
 
-    def mac_of(self, way: NextHop) -> bytes:
+    def mac_of(self, hop: NextHop) -> bytes:
         """The hardware address of the next hop; empty while it is not known. It is looked for then,
         and kept an eye on."""
-        place = (way.interface, way.next_hop)
-        self._watched.setdefault(place, -math.inf)
-        known = self._neighbours.get(place)
+        neighbour = (hop.interface, hop.next_hop)
+        self._watched.setdefault(neighbour, -math.inf)
+        known = self._neighbours.get(neighbour)
         if known is None or known.unsure or not known.mac:
-            self._look_for(place, known)
+            self._resolve(neighbour, known)
         return known.mac if known else b""
 
-    def watch_only(self, ways: Iterable[NextHop]) -> None:
+    def watch_only(self, hops: Iterable[NextHop]) -> None:
         """Keep an eye on the next hops of these and of no others."""
-        needed = {(way.interface, way.next_hop) for way in ways}
-        for place in self._watched.keys() - needed:
-            self._watched.pop(place, None)
+        needed = {(hop.interface, hop.next_hop) for hop in hops}
+        for neighbour in self._watched.keys() - needed:
+            self._watched.pop(neighbour, None)
 
-    def _look_for(self, place: tuple[int, str], known: Neighbour | None) -> None:
+    def _resolve(self, neighbour: tuple[int, str], known: Neighbour | None) -> None:
         now_s = self._clock()
-        if not (known and known.mac) and now_s - self._watched.get(place, -math.inf) < RETRY_S:
+        if not (known and known.mac) and now_s - self._watched.get(neighbour, -math.inf) < RETRY_S:
             return
-        self._watched[place] = now_s
+        self._watched[neighbour] = now_s
         with suppress(
             Unavailable
         ):  # the interface is down or gone: an event of its own says when that is over
-            self._routing.look_for(*place)
+            self._routing.look_for(*neighbour)
 
-    async def news(self) -> NetworkChanges:
+    async def next_changes(self) -> NetworkChanges:
         """Wait until something is to be looked at again."""
         while True:
             changes = await self._routing.changes()
-            changed = frozenset(self._note(changes.neighbours))
+            changed = frozenset(self._record(changes.neighbours))
             if changes.others or changed:
                 return NetworkChanges(changes.others, changed)
 
-    def _note(self, told: Iterable[Neighbour]) -> Iterator[tuple[int, str]]:
+    def _record(self, neighbours: Iterable[Neighbour]) -> Iterator[tuple[int, str]]:
         """Those of the watched neighbours whose hardware address is another one now."""
-        for each in told:
-            place = (each.interface, each.address)
-            before = self._neighbours.get(place)
-            self._neighbours[place] = each
-            if place not in self._watched:
+        for each in neighbours:
+            neighbour = (each.interface, each.address)
+            before = self._neighbours.get(neighbour)
+            self._neighbours[neighbour] = each
+            if neighbour not in self._watched:
                 if not each.mac:
-                    del self._neighbours[place]
+                    del self._neighbours[neighbour]
                 continue
             if each.unsure:
-                self._look_for(place, each)
+                self._resolve(neighbour, each)
             if each.mac != (before.mac if before else b""):
-                yield place
+                yield neighbour

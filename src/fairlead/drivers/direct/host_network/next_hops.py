@@ -1,7 +1,7 @@
-"""Which way packets get to a node. Pure.
+"""Which hop packets get to a node. Pure.
 
 In: what the kernel says of the route to the node's address and of the interface there, and what is
-configured. Out: a `NextHop`. Invariant: a way to an address of this host is HERE, whatever is
+configured. Out: a `NextHop`. Invariant: a hop to an address of this host is LOCAL, whatever is
 configured; LINK only where no router is between, because the frame is addressed to the node itself.
 A tunnel's outer source is the address that the kernel would send from, so that a node can tell its
 gateways by their addresses."""
@@ -11,14 +11,14 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from fairlead.config import ForwardingMethod, TunnelKind
-from fairlead.drivers.direct.maps.records import HERE, IPIP, LINK, VXLAN, NextHop
+from fairlead.drivers.direct.maps.records import IPIP, LINK, LOCAL, VXLAN, NextHop
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import overhead
 from fairlead.net.routes import Interface, Route
 
-KINDS: dict[str, int] = {"l2": LINK, "ipip": IPIP, "vxlan": VXLAN}
-WAY_NAMES = {LINK: "l2", HERE: "here", IPIP: "ipip", VXLAN: "vxlan"}
+METHODS: dict[str, int] = {"l2": LINK, "ipip": IPIP, "vxlan": VXLAN}
+METHOD_NAMES = {LINK: "l2", LOCAL: "here", IPIP: "ipip", VXLAN: "vxlan"}
 
 
 class Rules(NamedTuple):
@@ -42,18 +42,18 @@ def next_hop_to(
             f"there is no route to node {node} at {address}", fix="check the gateway's routes"
         )
     if route.here:
-        return NextHop(HERE, route.interface, address)
+        return NextHop(LOCAL, route.interface, address)
     kind = _kind(node, address, route, rules)
     mtu = route.mtu or interface.mtu
-    way = NextHop(kind, interface.number, route.via or address, own_mac=interface.mac, mtu=mtu)
+    hop = NextHop(kind, interface.number, route.via or address, own_mac=interface.mac, mtu=mtu)
     # XDP cannot send on the device of a VLAN: it writes the tag itself, on the device below.
-    way = way._replace(lower=interface.parent, tag=interface.vlan)
+    hop = hop._replace(lower=interface.parent, tag=interface.vlan)
     if kind == LINK:
-        return way
+        return hop
     _check_source(node, address, route, rules)
     mtu -= overhead(vxlan=kind == VXLAN, outer_ipv6=is_ipv6(address))
     vni = rules.vni if kind == VXLAN else 0
-    return way._replace(outer_source=route.source, outer_destination=address, mtu=mtu, vni=vni)
+    return hop._replace(outer_source=route.source, outer_destination=address, mtu=mtu, vni=vni)
 
 
 def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
@@ -68,7 +68,7 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
                 fix="put the gateway on the nodes' network, or set tunnel.kind for gateways and "
                 "nodes",
             )
-        return KINDS[rules.tunnel]
+        return METHODS[rules.tunnel]
     if wanted == "l2" and route.via:
         raise Refused(
             f"node {node} at {address} is not on a link with this gateway: the route leads "
@@ -76,7 +76,7 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
             fix="set gateway.forwarding to auto and tunnel.kind to ipip or vxlan, or put the gateway on "
             "the nodes' network",
         )
-    return KINDS[wanted]
+    return METHODS[wanted]
 
 
 def _check_source(node: str, address: str, route: Route, rules: Rules) -> None:

@@ -1,7 +1,7 @@
 """What a gateway needs of its host: room in the kernel's tables of neighbours for all nodes on
 links with it.
 
-In: the next hops of its ways. Out: `Need`s. Pure. Where a table is full the kernel takes in a new
+In: the next hops of its hops. Out: `Need`s. Pure. Where a table is full the kernel takes in a new
 neighbour only if it can throw another out that has not been used for 5 s; to one that is not taken
 in nothing can be sent ("neighbor table overflow" in the kernel's log). The limit is one for all
 network namespaces of the machine, and shown in the first of them alone. Follows Linux

@@ -18,7 +18,7 @@ from fairlead.drivers.direct.spec import ListenerKey
 CONVERGENCE_S = 10.0
 """A listener's tables have been the same for so long before all gateways are taken to have the
 same."""
-AT_ONCE = 256
+BATCH = 256
 
 
 class Convergence:
@@ -29,17 +29,19 @@ class Convergence:
         self._clock = clock
         self._since_s: dict[ListenerKey, float] = {}
 
-    def note(self, key: ListenerKey, new: InstalledListener, old: InstalledListener | None) -> None:
+    def record(
+        self, key: ListenerKey, new: InstalledListener, old: InstalledListener | None
+    ) -> None:
         """What has been put into force, and what was there before it."""
         if new.record.converging and (
             key not in self._since_s or old is None or old.slots != new.slots
         ):
             self._since_s[key] = self._clock() if self.peers else -math.inf
 
-    def over(self) -> list[ListenerKey]:
+    def take_converged(self) -> list[ListenerKey]:
         """Some whose tables have been the same for long enough; each is named once."""
         end_s = self._clock() - CONVERGENCE_S
-        keys = [key for key, since_s in self._since_s.items() if since_s <= end_s][:AT_ONCE]
+        keys = [key for key, since_s in self._since_s.items() if since_s <= end_s][:BATCH]
         for key in keys:
             del self._since_s[key]
         return keys

@@ -11,7 +11,7 @@ from fairlead.drivers.direct.maps.records import COUNTER, INDEX, TRAFFIC
 from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
-CLEARED = 64
+CLEAR_BATCH = 64
 """So many places are set to zero in one go: by itself each takes a system call."""
 
 
@@ -26,11 +26,11 @@ class CounterIndexPool:
         self.used: set[int] = set()
         """Where packets have been counted."""
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """One for a new listener. Raises Refused when there are no more."""
         if not self._cleared:
-            self._cleared = self._idle[-CLEARED:]
-            del self._idle[-CLEARED:]
+            self._cleared = self._idle[-CLEAR_BATCH:]
+            del self._idle[-CLEAR_BATCH:]
             self._statistics.clear_all([INDEX.pack(index) for index in self._cleared])
         if not self._cleared:
             limit = self._statistics.spec.max_entries
@@ -41,21 +41,21 @@ class CounterIndexPool:
         self.used.discard(index)
         return index
 
-    def give_back(self, index: int) -> None:
+    def release(self, index: int) -> None:
         """Its listener is gone."""
         self._idle.append(index)
 
-    def all_but(self, counting: Collection[int]) -> None:
+    def set_in_use(self, in_use: Collection[int]) -> None:
         """Those that are idle are all but these."""
         self._idle = [
-            index for index in range(self._statistics.spec.max_entries) if index not in counting
+            index for index in range(self._statistics.spec.max_entries) if index not in in_use
         ]
         self._cleared = []
 
-    def notice(self, indexes: Iterable[int]) -> None:
+    def find_used(self, indexes: Iterable[int]) -> None:
         """Find out of all of these where packets have been counted, many at a time."""
-        unsure = [index for index in indexes if index not in self.used]
-        for index, counts in self._statistics.rows(unsure):
+        unknown = [index for index in indexes if index not in self.used]
+        for index, counts in self._statistics.rows(unknown):
             if any(
                 array("Q", counts)[:: TRAFFIC.size // COUNTER.size]
             ):  # the first of a CPU's counters is that of packets

@@ -33,7 +33,7 @@ from fairlead.drivers.direct.maps.records import (
 from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
 from fairlead.drivers.direct.maps.sizing import Fitting, claim, fittings
 from fairlead.drivers.direct.maps.source_ranges import Ranges
-from fairlead.drivers.direct.maps.survey import NOBODY, Known, Survey, Surveyor
+from fairlead.drivers.direct.maps.survey import NO_OWNER, Baseline, Survey, Surveyor
 from fairlead.drivers.direct.maps.table_allocator import TableAllocator
 from fairlead.drivers.direct.spec import DirectActual, ListenerKey, ListenerSpec, SetListener
 from fairlead.errors import FairleadError, Unavailable
@@ -57,8 +57,8 @@ def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
     alone."""
     owners: dict[int, ServiceKey] = {}
     for each in mirror.listeners.values():
-        if each.record.sets is not None:
-            owners.setdefault(each.record.sets, each.service)
+        if each.record.range_sets is not None:
+            owners.setdefault(each.record.range_sets, each.service)
     return {service: number for number, service in owners.items()}
 
 
@@ -81,23 +81,23 @@ class ListenerMaps:
         self._owners, self._addresses = maps["owners"], maps["addresses"]
         self._memory = maps["arena"].memory()
         self._clock = clock
-        self._places = CounterIndexPool(maps["statistics"])
-        self._room = TableAllocator(
-            self._memory, maps["arena"].spec.max_entries, self._places, clock
+        self._counter_indexes = CounterIndexPool(maps["statistics"])
+        self._allocator = TableAllocator(
+            self._memory, maps["arena"].spec.max_entries, self._counter_indexes, clock
         )
         self.quotas = Quotas.of({name: each.spec.max_entries for name, each in maps.items()}, share)
         self._mirror = Mirror(self.quotas)
-        self._touched: set[ListenerKey] = set()
+        self._changed_since_survey: set[ListenerKey] = set()
         """Listeners that were changed since the last survey began."""
-        self._youth = Convergence(peers, clock)
-        self._looked_for_unused_s = -math.inf
+        self._convergence = Convergence(peers, clock)
+        self._unused_checked_s = -math.inf
         self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
-        self._keepers = RetainedNodes(maps["retained_nodes"], self.quotas.retained)
+        self._retained_nodes = RetainedNodes(maps["retained_nodes"], self.quotas.retained)
         self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(
-            maps, self._memory, self.nodes, self._ranges, self._keepers, clock
+            maps, self._memory, self.nodes, self._ranges, self._retained_nodes, clock
         )
-        self.touched: set[ListenerKey] = set()
+        self.changed_listeners: set[ListenerKey] = set()
         """Listeners whose slots have changed; whoever wants to know empties it."""
 
     def close(self) -> None:
@@ -105,37 +105,43 @@ class ListenerMaps:
         self._memory.close()
         self._listeners.close()
 
-    def known(self) -> Known:
+    def baseline(self) -> Baseline:
         """What a survey begins with. To be asked for where changes are made, so that none is half
         done; from here on it is noted what is changed."""
-        for touched in (
-            self._touched,
-            self.nodes.touched,
-            self._ranges.touched,
-            self._keepers.touched,
+        for changed in (
+            self._changed_since_survey,
+            self.nodes.changed_since_survey,
+            self._ranges.changed_since_survey,
+            self._retained_nodes.changed_since_survey,
         ):
-            touched.clear()
-        return Known(self._mirror.listeners.copy(), self.nodes.names())
+            changed.clear()
+        return Baseline(self._mirror.listeners.copy(), self.nodes.names())
 
-    def surveying(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
+    def survey_in_parts(
+        self, baseline: Baseline, *, with_entries: bool = False
+    ) -> Iterator[Survey | None]:
         """See `Surveyor.survey`."""
-        return self._surveyor.survey(known, with_entries=with_entries)
+        return self._surveyor.survey(baseline, with_entries=with_entries)
 
-    def survey(self, known: Known, *, with_entries: bool = False) -> Survey:
+    def survey(self, baseline: Baseline, *, with_entries: bool = False) -> Survey:
         """The same at once."""
-        *_, survey = self.surveying(known, with_entries=with_entries)
+        *_, survey = self.survey_in_parts(baseline, with_entries=with_entries)
         assert survey is not None
         return survey
 
     def adopt(self, survey: Survey) -> None:
         """Have the mirror be what was found, but for what was changed since `known`: of that it
         says more. One survey at a time."""
-        self._listeners.renew()  # somebody else may have changed them
+        self._listeners.invalidate_caches()  # somebody else may have changed them
         for mark in survey.stale_marks:
-            if unpack_listener_key(mark) not in self._touched:
+            if unpack_listener_key(mark) not in self._changed_since_survey:
                 self._owners.delete(mark)
-        changed = {key: each for key, each in survey.changed.items() if key not in self._touched}
-        gone = survey.gone - self._touched
+        changed = {
+            key: each
+            for key, each in survey.changed.items()
+            if key not in self._changed_since_survey
+        }
+        gone = survey.gone - self._changed_since_survey
         elsewhere = bool(gone)
         for key in gone:
             self._mirror.count(self._mirror.take(key), None)
@@ -144,15 +150,18 @@ class ListenerMaps:
             self._mirror.count(old, each)
             elsewhere |= old is None or old.record != each.record
         if elsewhere:  # somebody else has changed where tables are
-            self._room.find([each.record for each in self._mirror.listeners.values()])
+            self._allocator.set_in_force([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
         self._ranges.adopt(survey.ranges, _named_sets(self._mirror))
         namespaces = {
             each.record.statistics: each.service.namespace
             for each in self._mirror.listeners.values()
         }
-        self._keepers.adopt(survey.retained_nodes, namespaces)
-        at, settled = self._mirror.addresses.keys(), {key.address for key in self._touched}
+        self._retained_nodes.adopt(survey.retained_nodes, namespaces)
+        at, settled = (
+            self._mirror.addresses.keys(),
+            {key.address for key in self._changed_since_survey},
+        )
         for address in at - survey.addresses - settled:
             self._addresses.update(pack_address(address), _PRESENT)
         for address in survey.addresses - at - settled:
@@ -161,7 +170,7 @@ class ListenerMaps:
     def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
         """Note it in the mirror; what was there before it."""
         old = self._mirror.put(key, installed)
-        self._youth.note(key, installed, old)
+        self._convergence.record(key, installed, old)
         return old
 
     def end_convergence(self) -> None:
@@ -169,13 +178,15 @@ class ListenerMaps:
         slots are in transition by then stay tracked where they are. To be called often: each time
         some are seen to."""
         prepared = []
-        for key in self._youth.over():
+        for key in self._convergence.take_converged():
             old = self.installed(key)
             if old is None or not old.record.converging:
                 continue
-            self._touched.add(key)
+            self._changed_since_survey.add(key)
             new = old._replace(record=old.record._replace(flags=old.record.flags & ~CONVERGING))
-            retained_nodes = self._keeping(key, new.slots, old.keeping, converging=False)
+            retained_nodes = self._retained_numbers(
+                key, new.slots, old.nodes_with_connections, converging=False
+            )
             prepared.append(Prepared(key, pack_listener_key(key), new, old, retained_nodes))
         for key, error in self._go_live(prepared).items():
             log.warning(
@@ -209,11 +220,11 @@ class ListenerMaps:
             if services is None
             else self._mirror.listeners_of(services)
         )
-        self._places.notice(each.record.statistics for each in listeners)
-        used = self._places.used
+        self._counter_indexes.find_used(each.record.statistics for each in listeners)
+        used = self._counter_indexes.used
         return self._mirror.actual(
             services,
-            self.nodes.usable,
+            self.nodes.reachable_addresses,
             self._ranges.of,
             lambda each: each.record.statistics in used,
             self._clock(),
@@ -221,8 +232,8 @@ class ListenerMaps:
 
     def is_used(self, installed: InstalledListener) -> bool:
         """Whether packets have been sent on for the listener."""
-        self._places.notice((installed.record.statistics,))
-        return installed.record.statistics in self._places.used
+        self._counter_indexes.find_used((installed.record.statistics,))
+        return installed.record.statistics in self._counter_indexes.used
 
     def draining(self) -> list[Draining]:
         """Which nodes keep connections of which listener without getting new ones, where that has a
@@ -258,10 +269,10 @@ class ListenerMaps:
         """The listeners that there are."""
         return set(self._mirror.listeners)
 
-    def short(self, service: ServiceKey) -> list[str]:
+    def shortfalls(self, service: ServiceKey) -> list[str]:
         """What the listeners of the Service lack because there was no room: one text for each
         listener that lacks something."""
-        return [each.short for each in self._mirror.listeners_of((service,)) if each.short]
+        return [each.shortfall for each in self._mirror.listeners_of((service,)) if each.shortfall]
 
     def count_of(self, service: ServiceKey) -> int:
         """How many listeners the Service has."""
@@ -271,14 +282,14 @@ class ListenerMaps:
         """Whether any listener of the Service has a node within reach, or refuses connections
         because the Service has no endpoint."""
         return any(
-            not each.slots.nodes or self._has_reach(key, each.slots.nodes)
+            not each.slots.nodes or self._reaches_any(key, each.slots.nodes)
             for key in self._mirror.of_service.get(service, ())
             if (each := self._mirror.listeners[key])
         )
 
-    def _has_reach(self, key: ListenerKey, nodes: Collection[str]) -> bool:
+    def _reaches_any(self, key: ListenerKey, nodes: Collection[str]) -> bool:
         ipv6 = ":" in key.address
-        return any(self.nodes.within_reach((node,), ipv6=ipv6) for node in nodes)
+        return any(self.nodes.all_reachable((node,), ipv6=ipv6) for node in nodes)
 
     def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
         """The Services of which these nodes have or keep connections."""
@@ -318,7 +329,7 @@ class ListenerMaps:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
         # The last line of defence, which decides no conflict: the plan gives a port to one Service
         # (see `plan.conflicts`). Until the other one is planned without the port, it keeps it.
-        if old and old.service not in (change.service, change.taken_from, NOBODY):
+        if old and old.service not in (change.service, change.taken_from, NO_OWNER):
             raise Unavailable(
                 f"listener {key} is held by Service {old.service}",
                 fix="give one of the two another address or port",
@@ -326,25 +337,25 @@ class ListenerMaps:
         now_s, listener = self._clock(), change.listener
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
-        converging = self._is_young(old, slots)
+        converging = self._is_converging(old, slots)
         sets = self._ranges.number(change.service) if listener.restricted else None
         granted, room = (
-            self._granted(change.service, old, leaving),
-            self._may_claim(change.service, old),
+            self._granted_size(change.service, old, leaving),
+            self._available_chunks(change.service, old),
         )
         owner, why = (change.service, change.uid), None
         for fitting in fittings(change, old and old.slots, room, granted):
-            retained_nodes = self._keeping(
+            retained_nodes = self._retained_numbers(
                 key,
                 fitting.slots,
                 (*listener.retained_nodes, *listener.left),
                 converging=converging,
             )
             try:
-                made = self._written(
+                made = self._write_tables(
                     *(key, owner, fitting.slots, listener, idle_since, sets, retained_nodes),
                     converging=converging,
-                    over=fitting.over,
+                    in_place=fitting.in_place,
                 )
             except OutOfMemory as error:
                 self.quotas.memory.waiting.add(change.service)
@@ -352,15 +363,17 @@ class ListenerMaps:
                 continue
             if fitting.slots == slots:
                 return made
-            lack = _lack(fitting, why or self.quotas.memory.refusal(change.service))
-            return made._replace(new=made.new._replace(short=lack))
+            shortfall = _describe_shortfall(
+                fitting, why or self.quotas.memory.refusal(change.service)
+            )
+            return made._replace(new=made.new._replace(shortfall=shortfall))
         raise why or self.quotas.memory.refusal(change.service)
 
-    def _may_claim(self, service: ServiceKey, old: InstalledListener | None) -> int:
+    def _available_chunks(self, service: ServiceKey, old: InstalledListener | None) -> int:
         """Chunks that the listener may use."""
-        return self.quotas.memory.room(service.namespace) + (claim(old.record) if old else 0)
+        return self.quotas.memory.available(service.namespace) + (claim(old.record) if old else 0)
 
-    def _granted(
+    def _granted_size(
         self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]
     ) -> int:
         """The size of table that a listener may have however much its namespace uses: its own, or
@@ -373,13 +386,13 @@ class ListenerMaps:
                 if leaving and listeners.used < listeners.capacity
                 else None
             )
-            if old is None and not listeners.room(
+            if old is None and not listeners.available(
                 service.namespace, changing=service in self._mirror.of_service
             ):
                 raise listeners.refusal(service)
         return max(old.record.current_size, SMALLEST) if old else -1
 
-    def _keeping(
+    def _retained_numbers(
         self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, converging: bool
     ) -> frozenset[int]:
         """Those of these nodes whose entries count. Connections of one that is not converging, without a
@@ -387,13 +400,13 @@ class ListenerMaps:
         asked = key.protocol == "UDP" or slots.previous or converging
         return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
-    def carry_over(
+    def set_peer_slots(
         self,
         key: ListenerKey,
         service: ServiceKey,
         uid: str,
         slots: Slots,
-        keeping: Collection[str],
+        nodes_with_connections: Collection[str],
         *,
         restricted: bool,
         used: bool,
@@ -408,14 +421,16 @@ class ListenerMaps:
         Raises the errors that `set_listeners` returns.
         """
         old = self.installed(key)
-        converging |= self._is_young(old, slots)
-        retained_nodes = self._keeping(key, slots, keeping, converging=converging)
+        converging |= self._is_converging(old, slots)
+        retained_nodes = self._retained_numbers(
+            key, slots, nodes_with_connections, converging=converging
+        )
         prepared = []
         if old is None:
-            since_s = dict.fromkeys({*slots.nodes, *keeping}, self._clock())
+            since_s = dict.fromkeys({*slots.nodes, *nodes_with_connections}, self._clock())
             sets = self._ranges.number(service) if restricted else None
             prepared.append(
-                self._written(
+                self._write_tables(
                     key,
                     (service, uid),
                     slots,
@@ -428,23 +443,23 @@ class ListenerMaps:
             )
         elif old.slots != slots or old.record.converging != converging:
             owner = old.service, old.uid
-            made = self._written(
+            made = self._write_tables(
                 key,
                 owner,
                 slots,
                 old.spec,
                 old.idle_since,
-                old.record.sets,
+                old.record.range_sets,
                 retained_nodes,
                 converging=converging,
             )
-            prepared.append(made._replace(new=made.new._replace(short=old.short)))
+            prepared.append(made._replace(new=made.new._replace(shortfall=old.shortfall)))
         for error in self._go_live(prepared).values():
             raise error
         if used:
-            self._places.used.add(self._mirror.listeners[key].record.statistics)
+            self._counter_indexes.used.add(self._mirror.listeners[key].record.statistics)
 
-    def _written(
+    def _write_tables(
         self,
         key: ListenerKey,
         owner: tuple[ServiceKey, str],
@@ -455,36 +470,36 @@ class ListenerMaps:
         retained_nodes: frozenset[int],
         *,
         converging: bool,
-        over: bool = False,
+        in_place: bool = False,
     ) -> Prepared:
         """Write the tables to memory in which no packet is looked up, unless the listener has
         exactly these. `over`: they are to be written over its present tables, once everything else
         is ready."""
         old = self.installed(key)
-        self._touched.add(key)
+        self._changed_since_survey.add(key)
         if old and old.slots == slots:
             record, digest = old.record._replace(flags=old.record.flags & ~CONVERGING), old.digest
-        elif old and over:
-            digest = hash(self._room.encode(slots, self.nodes.numbers_of(slots.nodes)))
+        elif old and in_place:
+            digest = hash(self._allocator.encode(slots, self.nodes.numbers_of(slots.nodes)))
             record = old.record._replace(flags=old.record.flags & ~CONVERGING)
             record = record if slots.current else record._replace(current_offset=0, current_size=0)
         else:
-            record = self._room.reserve(slots, old and old.record)
+            record = self._allocator.reserve(slots, old and old.record)
             try:
-                tables = self._room.encode(slots, self.nodes.numbers_of(slots.nodes))
+                tables = self._allocator.encode(slots, self.nodes.numbers_of(slots.nodes))
             except FairleadError:
-                self._room.give_back(record, old and old.record)
+                self._allocator.cancel(record, old and old.record)
                 raise
-            self._room.write(tables, record)
+            self._allocator.write(tables, record)
             digest = hash(tables)
-        record = record.following(sets, ipv6=is_ipv6(key.address))
+        record = record.with_range_sets(sets, ipv6=is_ipv6(key.address))
         refuses = listener is not None and listener.refuses
         record = record._replace(
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
         )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
         self._mirror.count(old, new)
-        return Prepared(key, pack_listener_key(key), new, old, retained_nodes, over)
+        return Prepared(key, pack_listener_key(key), new, old, retained_nodes, in_place)
 
     def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
         """Have packets find these from now on; what went wrong. Each map is written once for all of
@@ -498,10 +513,10 @@ class ListenerMaps:
         try:
             self._owners.update_all({each.packed: pack_owner(*each.new[:2]) for each in others})
             self._addresses.update_all(dict.fromkeys(map(pack_address, addresses), _PRESENT))
-            prepared = [self._with_keepers(each) for each in prepared]
+            prepared = [self._with_retained_nodes(each) for each in prepared]
             for each in prepared:
-                if each.over:
-                    self._room.rewrite(
+                if each.in_place:
+                    self._allocator.rewrite(
                         each.new.slots, each.new.record, self.nodes.numbers_of(each.new.slots.nodes)
                     )
             self._listeners.set({each.packed: LISTENER.pack(*each.new.record) for each in records})
@@ -512,37 +527,39 @@ class ListenerMaps:
                 }
             for each in prepared:
                 self._mirror.count(each.new, each.old)
-                if each.moves:
-                    self._room.give_back(each.new.record, each.old and each.old.record)
+                if each.has_new_tables:
+                    self._allocator.cancel(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
         for each in prepared:
-            self._keepers.only(each.new.record.statistics, each.retained_nodes)
-            if each.moves:
+            self._retained_nodes.only(each.new.record.statistics, each.retained_nodes)
+            if each.has_new_tables:
                 if each.old:
-                    self._room.release(each.old.record, each.new.record)
-                self.touched.add(each.key)
+                    self._allocator.release(each.old.record, each.new.record)
+                self.changed_listeners.add(each.key)
             self._put(each.key, each.new)
         return {}
 
-    def _with_keepers(self, each: Prepared) -> Prepared:
+    def _with_retained_nodes(self, each: Prepared) -> Prepared:
         """Let the nodes keep their flows of the listener, as far as there is room."""
         namespace, index = each.new.service.namespace, each.new.record.statistics
-        kept = self._keepers.add(
+        kept = self._retained_nodes.add(
             index, each.retained_nodes, namespace, changing=each.old is not None
         )
         if len(kept) == len(each.retained_nodes):
             return each
         why = self.quotas.retained.refusal(each.new.service)
-        lack = f"nodes whose connections may move, because not all are retained: {why}"
+        shortfall = f"nodes whose connections may move, because not all are retained: {why}"
         return each._replace(
-            new=each.new._replace(short="; ".join(filter(None, (each.new.short, lack))))
+            new=each.new._replace(
+                shortfall="; ".join(filter(None, (each.new.shortfall, shortfall)))
+            )
         )
 
-    def _is_young(self, old: InstalledListener | None, slots: Slots) -> bool:
+    def _is_converging(self, old: InstalledListener | None, slots: Slots) -> bool:
         """Whether a listener that gets these slots is: a new one, and one that gets other ones
         before its first packet."""
-        if not self._youth.peers or old is None or old.record.converging:
-            return self._youth.peers
+        if not self._convergence.peers or old is None or old.record.converging:
+            return self._convergence.peers
         return old.slots != slots and not self.is_used(old)
 
     def remove_listener(self, key: ListenerKey, service: ServiceKey) -> None:
@@ -550,16 +567,16 @@ class ListenerMaps:
         old = self.installed(key)
         if old is None or old.service != service:
             return
-        self._touched.add(key)
+        self._changed_since_survey.add(key)
         packed = pack_listener_key(key)
         self._listeners.remove(packed)
         self._owners.delete(packed)
         self._mirror.count(self._mirror.take(key), None)
         if key.address not in self._mirror.addresses:
             self._addresses.delete(pack_address(key.address))
-        self._room.release(old.record)
-        self._keepers.only(old.record.statistics, frozenset())
-        self._places.give_back(old.record.statistics)
+        self._allocator.release(old.record)
+        self._retained_nodes.only(old.record.statistics, frozenset())
+        self._counter_indexes.release(old.record.statistics)
 
     def forget_unused_nodes(self) -> None:
         """Free what stands for nodes that no listener names any more, and no connection entry that
@@ -568,15 +585,15 @@ class ListenerMaps:
         now_s = self._clock()
         # Not with every change: it goes through all nodes, and the grace that they have is no
         # shorter.
-        if not self._mirror.unplanned and now_s - self._looked_for_unused_s >= GRACE_S:
-            self._looked_for_unused_s = now_s
+        if not self._mirror.unplanned and now_s - self._unused_checked_s >= GRACE_S:
+            self._unused_checked_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
-def _lack(fitting: Fitting, why: OutOfMemory) -> str:
+def _describe_shortfall(fitting: Fitting, why: OutOfMemory) -> str:
     """What a listener with these slots lacks of what it asks for. Listeners that lack the same have
     the same text."""
-    if fitting.over:
+    if fitting.in_place:
         return (
             f"tables that were changed in place, so that shares may differ from the weights: {why}"
         )

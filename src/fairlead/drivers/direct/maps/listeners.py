@@ -24,7 +24,7 @@ class Listeners:
         self._records = maps["listeners"]
         self._memory = maps["generation"].memory()
         self._cached = "PREEMPT_RT" not in kernel
-        self.renew()
+        self.invalidate_caches()
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -36,16 +36,16 @@ class Listeners:
         try:
             self._records.update_all(records)
         finally:
-            self.renew()
+            self.invalidate_caches()
 
     def remove(self, key: bytes) -> None:
         """Take one away."""
         try:
             self._records.delete(key)
         finally:
-            self.renew()
+            self.invalidate_caches()
 
-    def renew(self) -> None:
+    def invalidate_caches(self) -> None:
         """Have each CPU read anew what it needs."""
         # One store of a word: no program may see half of it.
         number = ctypes.c_uint64.from_buffer(self._memory)

@@ -43,7 +43,7 @@ class InstalledListener(NamedTuple):
     digest: int
     spec: ListenerSpec | None
     idle_since: Mapping[str, float]
-    short: str = ""
+    shortfall: str = ""
 
     @property
     def uses(self) -> set[str]:
@@ -55,7 +55,7 @@ class InstalledListener(NamedTuple):
         }
 
     @property
-    def keeping(self) -> tuple[str, ...]:
+    def nodes_with_connections(self) -> tuple[str, ...]:
         """The nodes that may have connections."""
         return tuple(
             sorted({*self.spec.retained_nodes, *self.spec.left} if self.spec else self.idle_since)
@@ -69,9 +69,9 @@ class InstalledListener(NamedTuple):
         """The nodes that have a limit to meet."""
         if self.spec is None or not self.spec.drain_s:
             return []
-        limit_s, waning = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
+        limit_s, draining = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
         since = sorted(
-            (node, since_s) for node, since_s in self.idle_since.items() if node in waning
+            (node, since_s) for node, since_s in self.idle_since.items() if node in draining
         )
         return [
             Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since
@@ -88,10 +88,10 @@ class Prepared(NamedTuple):
     new: InstalledListener
     old: InstalledListener | None
     retained_nodes: frozenset[int]
-    over: bool = False
+    in_place: bool = False
 
     @property
-    def moves(self) -> bool:
+    def has_new_tables(self) -> bool:
         """Whether the tables are other ones than before."""
         return self.old is None or self.old.slots != self.new.slots
 
@@ -156,34 +156,36 @@ class Mirror:
     def actual(
         self,
         services: Collection[ServiceKey] | None,
-        usable: Callable[[str], Iterable[tuple[str, str]]],
+        reachable_addresses: Callable[[str], Iterable[tuple[str, str]]],
         ranges_of: Callable[[ServiceKey], tuple[str, ...]],
         is_used: Callable[[InstalledListener], bool],
         now_s: float,
     ) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them. `usable` says of a node its addresses that can
+        """What these Services have, or all of them. `reachable_addresses` says of a node its addresses that can
         be used, `ranges_of` of a Service its source ranges, `is_used` whether packets have been
         sent on for a listener."""
         wanted: Iterable[ServiceKey] = self.of_service if services is None else services
         found = {}
         for service in wanted:
             if keys := sorted(self.of_service.get(service, ())):
-                mine = [self.listeners[key] for key in keys]
+                installed = [self.listeners[key] for key in keys]
                 listeners = tuple(
                     ActualListener(
                         key,
                         each.slots,
                         each.spec,
-                        each.keeping,
+                        each.nodes_with_connections,
                         each.idle_s(now_s),
                         is_used(each),
-                        bool(each.short),
+                        bool(each.shortfall),
                     )
-                    for key, each in zip(keys, mine, strict=True)
+                    for key, each in zip(keys, installed, strict=True)
                 )
-                names = sorted({name for each in mine for name in each.slots.nodes})
-                addresses = tuple(chain.from_iterable(map(usable, names)))
-                found[service] = DirectActual(mine[0].uid, listeners, addresses, ranges_of(service))
+                names = sorted({name for each in installed for name in each.slots.nodes})
+                addresses = tuple(chain.from_iterable(map(reachable_addresses, names)))
+                found[service] = DirectActual(
+                    installed[0].uid, listeners, addresses, ranges_of(service)
+                )
         return found
 
 

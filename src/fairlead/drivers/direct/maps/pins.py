@@ -86,24 +86,24 @@ class Pins(NamedTuple):
         return _load(read_object(self.objects / _XDP_OBJECT), self.maps, PROGRAM_TYPE_XDP)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether our maps hold all there is to forward by. If not, the program of an older layout
         is to go on."""
         return not self.older or self.predecessor is not None
 
-    def follow_older(self, *, forwarding: bool) -> None:
+    def copy_changes_of_older(self, *, forwarding: bool) -> None:
         """Have in our tables of flows what an older program has changed in its own since. See
-        `upgrade.follow_up`."""
+        `upgrade.copy_changes`."""
         if self.older and self.predecessor:
-            upgrade.follow_up(
+            upgrade.copy_changes(
                 *(self.older[-1], self.predecessor, self.description, self.maps, self.copied),
                 forwarding=forwarding or not self.copied,
             )
 
-    def leave_older(self) -> Self:
+    def remove_older(self) -> Self:
         """Take away what older layouts left, now that our program forwards: but for it, nothing
         works on their maps."""
-        self.follow_older(forwarding=True)
+        self.copy_changes_of_older(forwarding=True)
         for path in self.older:
             bpffs.remove(path)
         return self._replace(older=(), predecessor=None, copied={})
@@ -157,8 +157,8 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     directory = pin_path / f"layout-{_digest(description)}"
     others = [path for path in pin_path.glob("layout-*") if path != directory]
     older = [path for path in others if (path / _COMPLETE).exists()]
-    for half_made in set(others) - set(older):
-        bpffs.remove(half_made)
+    for incomplete in set(others) - set(older):
+        bpffs.remove(incomplete)
     older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
     predecessor = _describe_predecessor(older, description)
     copied: upgrade.Copied = {}

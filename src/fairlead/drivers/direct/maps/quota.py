@@ -29,7 +29,7 @@ class OutOfMemory(Unavailable):
     """A resource of fixed size is used up. The Service is retried as soon as some of it is free."""
 
 
-class Filled(NamedTuple):
+class Usage(NamedTuple):
     """How much of a resource is used, and how much of it there is."""
 
     used: int
@@ -63,14 +63,14 @@ class Quota:
                 if not self._of[namespace]:
                     del self._of[namespace]
 
-    def room(self, namespace: str, *, changing: bool = False) -> int:
+    def available(self, namespace: str, *, changing: bool = False) -> int:
         """How much more the namespace may take now. `changing`: for a Service that is served, which
         may use the reserve."""
         own = self._of[namespace]
         most = self.capacity if changing else self.capacity - self.capacity // RESERVE
         return max(0, int(self._share * (most - (self.used - own))) - own)
 
-    def relieved(self) -> set[ServiceKey]:
+    def take_retriable(self) -> set[ServiceKey]:
         """The Services that wait, if some of the resource was released since the last call. They
         are then no longer registered as waiting, until they are refused again."""
         if not self._freed:
@@ -95,9 +95,9 @@ class Quota:
         )
 
     @property
-    def filled(self) -> Filled:
+    def usage(self) -> Usage:
         """For gauges."""
-        return Filled(self.used, self.capacity)
+        return Usage(self.used, self.capacity)
 
 
 class Quotas(NamedTuple):
@@ -109,15 +109,15 @@ class Quotas(NamedTuple):
     retained: Quota
     ranges: Quota
 
-    def relieved(self) -> set[ServiceKey]:
+    def take_retriable(self) -> set[ServiceKey]:
         """The Services that wait for a resource of which some was released since the last call."""
-        return set().union(*(each.relieved() for each in self))
+        return set().union(*(each.take_retriable() for each in self))
 
-    def filled(self) -> dict[str, Filled]:
+    def usage(self) -> dict[str, Usage]:
         """How full each resource is, by the name that metrics have for it. Table memory is in
         bytes."""
-        memory = Filled(*(each * CHUNK_BYTES for each in self.memory.filled))
-        rest = (self.listeners.filled, self.retained.filled, self.ranges.filled)
+        memory = Usage(*(each * CHUNK_BYTES for each in self.memory.usage))
+        rest = (self.listeners.usage, self.retained.usage, self.ranges.usage)
         return dict(
             zip(
                 ("table_memory", "listeners", "retained_nodes", "source_ranges"),

@@ -14,10 +14,10 @@ from fairlead.net.address import pack_address, unpack_address
 
 CHUNK_BYTES = 64
 BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, CONVERGING, REFUSES = 1, 2, 4, 8, 16
-AMONG_NODES, TELL = 1, 2
+IS_NODE, REPORT_ENTRIES = 1, 2
 CLOSING = 0x10000
 """With the node of an entry that is told: its connection ends."""
-NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
+UNREACHABLE, LINK, LOCAL, IPIP, VXLAN = range(5)
 HOPS_LEFT = 16
 """The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a
 gateway (bpf/hops.h)."""
@@ -38,14 +38,14 @@ LISTENER_KEY = struct.Struct("=16s2sB5x")
 LISTENER = struct.Struct("=7I4x")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
 FLOW = struct.Struct("=4s4x")
-WAY = struct.Struct("=III2sH6s6sI16s16s16s")
+NEXT_HOP = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
 SETTINGS = struct.Struct("=4I2s2x")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
-KEEPER = struct.Struct("=II")
+RETAINED_NODE = struct.Struct("=II")
 TAG_KEY = struct.Struct("=II")
 MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
@@ -77,26 +77,26 @@ class ListenerRecord(NamedTuple):
         return bool(self.flags & CONVERGING)
 
     @property
-    def sets(self) -> int | None:
-        """The number of the Service's sets of source ranges; None if everybody is let in."""
+    def range_sets(self) -> int | None:
+        """The number of the Service's range_sets of source ranges; None if everybody is let in."""
         return self.ranges >> 1 if self.flags & RANGES else None
 
-    def following(self, sets: int | None, *, ipv6: bool) -> "ListenerRecord":
-        """The record with these sets of source ranges, of which its family's is the one that
+    def with_range_sets(self, range_sets: int | None, *, ipv6: bool) -> "ListenerRecord":
+        """The record with these range_sets of source ranges, of which its family's is the one that
         counts."""
-        if sets is None:
+        if range_sets is None:
             if not self.flags & RANGES and not self.ranges:
                 return self  # as mostly
             return self._replace(flags=self.flags & ~RANGES, ranges=0)
-        return self._replace(flags=self.flags | RANGES, ranges=2 * sets + ipv6)
+        return self._replace(flags=self.flags | RANGES, ranges=2 * range_sets + ipv6)
 
 
 class NextHop(NamedTuple):
-    """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware
+    """How packets of one family get to a node. `kind`: UNREACHABLE where they cannot. Hardware
     addresses are 6 bytes, zeros where they are not known. `lower`: the parent of a VLAN's
-    interface, 0 for others. See `struct way`."""
+    interface, 0 for others. See `struct hop`."""
 
-    kind: int = NOWHERE
+    kind: int = UNREACHABLE
     interface: int = 0
     next_hop: str = ""
     outer_source: str = ""
@@ -135,26 +135,26 @@ def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
     return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
 
 
-def pack_next_hop(way: NextHop) -> bytes:
-    """The record of a way."""
+def pack_next_hop(hop: NextHop) -> bytes:
+    """The record of a hop."""
     addresses = (
         pack_address(each) if each else bytes(16)
-        for each in (way.next_hop, way.outer_source, way.outer_destination)
+        for each in (hop.next_hop, hop.outer_source, hop.outer_destination)
     )
     link = (
-        way.interface,
-        way.lower or way.interface,
-        way.tag.to_bytes(2, "big"),
-        way.mtu,
-        way.mac,
-        way.own_mac,
+        hop.interface,
+        hop.lower or hop.interface,
+        hop.tag.to_bytes(2, "big"),
+        hop.mtu,
+        hop.mac,
+        hop.own_mac,
     )
-    return WAY.pack(way.kind, *link, way.vni, *addresses)
+    return NEXT_HOP.pack(hop.kind, *link, hop.vni, *addresses)
 
 
 def unpack_next_hop(data: bytes) -> NextHop:
-    """The way that a record stands for."""
-    kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = WAY.unpack(data)
+    """The hop that a record stands for."""
+    kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = NEXT_HOP.unpack(data)
     next_hop, source, destination = (
         unpack_address(each) if any(each) else "" for each in addresses
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 import structlog
 
 from fairlead.drivers.direct.maps.quota import NO_USE, Quota
-from fairlead.drivers.direct.maps.records import INDEX, KEEPER
+from fairlead.drivers.direct.maps.records import INDEX, RETAINED_NODE
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
 
@@ -29,17 +29,17 @@ class RetainedNodes:
         self._map = retained_nodes
         self._quota = quota
         self._of: dict[int, tuple[str, frozenset[int]]] = {}
-        self.touched: set[int] = set()
+        self.changed_since_survey: set[int] = set()
         """Indexes whose nodes were changed since whoever surveys has emptied it."""
 
     def survey(self) -> Iterator[tuple[int, int]]:
         """What is in the map, an index and a node at a time; changes nothing."""
-        return (KEEPER.unpack(key) for key, _ in self._map.items())
+        return (RETAINED_NODE.unpack(key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[int]], namespaces: Mapping[int, str]) -> None:
         """Set the mirror to what was found, except for what has changed since, and remove what
         belongs to no listener. `namespaces`: of listeners, by index."""
-        for index in (found.keys() | self._of.keys()) - self.touched:
+        for index in (found.keys() | self._of.keys()) - self.changed_since_survey:
             namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
             if self._of.get(index) != (namespace, nodes):
                 self._note(index, namespace, frozenset(nodes))
@@ -52,15 +52,15 @@ class RetainedNodes:
         their flows."""
         held = self._held(index)
         new = sorted(nodes - held)
-        granted = new[: self._quota.room(namespace, changing=changing)] if new else new
-        self.touched.add(index)
+        granted = new[: self._quota.available(namespace, changing=changing)] if new else new
+        self.changed_since_survey.add(index)
         try:
-            self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in granted})
+            self._map.update_all({RETAINED_NODE.pack(index, node): _PRESENT for node in granted})
         except FairleadError as error:
             # Some may have been added. The change must not fail because of this: a dead node could
             # not be removed then.
             log.warning("the kernel has no room for more retained nodes", problem=str(error))
-            self._map.delete_all([KEEPER.pack(index, node) for node in granted])
+            self._map.delete_all([RETAINED_NODE.pack(index, node) for node in granted])
             granted = []
         self._note(index, namespace, held | frozenset(granted))
         return nodes & self._held(index)
@@ -68,8 +68,8 @@ class RetainedNodes:
     def only(self, index: int, nodes: Set[int]) -> None:
         """None but these keep their flows any more."""
         namespace, held = self._of.get(index, ("", _NONE))
-        self.touched.add(index)
-        self._map.delete_all([KEEPER.pack(index, node) for node in held - nodes])
+        self.changed_since_survey.add(index)
+        self._map.delete_all([RETAINED_NODE.pack(index, node) for node in held - nodes])
         self._note(index, namespace, held & nodes)
 
     def _held(self, index: int) -> frozenset[int]:

@@ -24,7 +24,7 @@ class Fitting(NamedTuple):
     """Slots that a listener may have. `over`: they are written over its present slots."""
 
     slots: Slots
-    over: bool = False
+    in_place: bool = False
 
 
 def chunks(size: int) -> int:
@@ -60,7 +60,7 @@ def fittings(change: SetListener, old: Slots | None, room: int, granted: int) ->
                 slots_of(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
-        yield Fitting(_over(change, old, has), over=True)
+        yield Fitting(_over(change, old, has), in_place=True)
 
 
 def _over(change: SetListener, old: Slots, size: int) -> Slots:

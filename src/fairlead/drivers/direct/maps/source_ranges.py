@@ -5,7 +5,7 @@ In: CIDRs as a plan writes them. Out: the same in a trie that the program asks f
 listener with RANGES. The sets of a Service are 2 * n for IPv4 and 2 * n + 1 for IPv6 and `struct
 listener` names the one of its own family, so that ::/0 lets no IPv4 client in. A set may be empty:
 then nobody is let in. Invariant: what this mirrors is in the map. A set is changed in place, what
-comes before what goes; of a change that fails only what is to go has gone, so that an error lets
+comes before what goes; of a change that fails only what is to go has removed, so that an error lets
 nobody in who should not be."""
 
 import socket
@@ -42,7 +42,7 @@ class Ranges:
         self._of: dict[ServiceKey, Sets] = {}
         self._free: list[int] = []
         self._next = 0
-        self.touched: set[int] = set()
+        self.changed_since_survey: set[int] = set()
         """Numbers of sets that were changed since whoever surveys has emptied it."""
 
     def survey(self) -> Iterator[tuple[int, bytes]]:
@@ -54,12 +54,12 @@ class Ranges:
         that a Service's listeners name. What none names is left of an interrupted change, and
         goes."""
         for service, sets in tuple(self._of.items()):
-            if sets.number not in self.touched and named.get(service) != sets.number:
+            if sets.number not in self.changed_since_survey and named.get(service) != sets.number:
                 self._note(service, None)
-        for number in found.keys() - set(named.values()) - self.touched:
+        for number in found.keys() - set(named.values()) - self.changed_since_survey:
             self._map.delete_all(found[number])
         for service, number in named.items():
-            if number in self.touched:
+            if number in self.changed_since_survey:
                 continue
             members, old = frozenset(found.get(number, ())), self._of.get(service)
             if old is None or (old.number, old.members) != (number, members):
@@ -82,7 +82,7 @@ class Ranges:
             number = self._free.pop() if self._free else self._next
             self._next = max(self._next, number + 1)
             self._note(service, Sets(number, frozenset(), ()))
-            self.touched.add(number)
+            self.changed_since_survey.add(number)
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
@@ -90,9 +90,11 @@ class Ranges:
         and the kernel's error if the kernel has no room."""
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
-        self.touched.add(number)
+        self.changed_since_survey.add(number)
         try:
-            if len(wanted) - len(held) > self._quota.room(service.namespace, changing=bool(held)):
+            if len(wanted) - len(held) > self._quota.available(
+                service.namespace, changing=bool(held)
+            ):
                 raise self._quota.refusal(service)
             self._map.update_all(dict.fromkeys(wanted - held, _VALUE))
         except FairleadError:
@@ -106,11 +108,11 @@ class Ranges:
 
     def remove(self, service: ServiceKey) -> None:
         """Take the Service's sets away. No listener may name them any more."""
-        if (gone := self._of.get(service)) is not None:
-            self.touched.add(gone.number)
-            self._map.delete_all(gone.members)
+        if (removed := self._of.get(service)) is not None:
+            self.changed_since_survey.add(removed.number)
+            self._map.delete_all(removed.members)
             self._note(service, None)
-            self._free.append(gone.number)
+            self._free.append(removed.number)
 
     def _note(self, service: ServiceKey, sets: Sets | None) -> None:
         """Record the sets that the Service has from now on."""

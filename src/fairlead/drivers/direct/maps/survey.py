@@ -31,7 +31,7 @@ from fairlead.net.address import unpack_address
 from fairlead.net.bpf import Map
 from fairlead.net.transition import Slots, nodes_in, renumber
 
-NOBODY = ServiceKey("", "")
+NO_OWNER = ServiceKey("", "")
 """Owner of a listener without a mark. It is wanted by no plan, so it is taken away."""
 
 
@@ -44,7 +44,7 @@ PAIRS_AT_ONCE = 250
 """Elements of other maps, which are only taken in."""
 
 
-class Known(NamedTuple):
+class Baseline(NamedTuple):
     """What is known when a survey begins: what has not changed need not be read in full."""
 
     listeners: Mapping[ListenerKey, InstalledListener]
@@ -55,7 +55,7 @@ class Survey(NamedTuple):
     """What was found in the maps."""
 
     changed: Mapping[ListenerKey, InstalledListener]
-    """Listeners that are other than was known, or were not known."""
+    """Listeners that are other than was baseline, or were not baseline."""
     gone: frozenset[ListenerKey]
     """Listeners that were known and are not there."""
     nodes: NodesFound
@@ -87,9 +87,9 @@ class Surveyor:
         )
         self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
         self._memory, self._clock = memory, clock
-        self._nodes, self._ranges, self._keepers = nodes, ranges, retained_nodes
+        self._nodes, self._ranges, self._retained_nodes = nodes, ranges, retained_nodes
 
-    def survey(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
+    def survey(self, baseline: Baseline, *, with_entries: bool = False) -> Iterator[Survey | None]:
         """Read the maps anew. Gives None after each part, and the whole at last: for 10,000
         listeners that takes a third of a second. It changes nothing, so that it may be run in a
         thread.
@@ -98,26 +98,26 @@ class Surveyor:
         the plan has said more."""
         nodes = NodesFound({}, {})
         for count, (name, node, ways) in enumerate(self._nodes.survey(), 1):
-            nodes.numbers[name], nodes.by_name[name] = node, ways
+            nodes.numbers[name], nodes.next_hops[name] = node, ways
             if count % AT_ONCE == 0:
                 yield None
         names = nodes.names()
         decode = cache(
             partial(_decode, names)
         )  # most Services have several listeners with equal tables
-        renamed = {name for _, name in names.items() ^ known.names.items()}
+        renamed = {name for _, name in names.items() ^ baseline.names.items()}
         entries = self._named_by_entries(names) if with_entries else {}
         retained_nodes: dict[int, set[int]] = {}
-        yield from _group(self._keepers.survey(), retained_nodes)
+        yield from _group(self._retained_nodes.survey(), retained_nodes)
         owners: dict[bytes, bytes] = {}
         yield from _gather(self._owners.items(), owners)
         changed: dict[ListenerKey, InstalledListener] = {}
-        gone = set(known.listeners)
+        gone = set(baseline.listeners)
         for number, (packed, value) in enumerate(self._listeners.items(), 1):
             key, record = unpack_listener_key(packed), ListenerRecord(*LISTENER.unpack(value))
-            owner = unpack_owner(owners.pop(packed)) if packed in owners else (NOBODY, "")
+            owner = unpack_owner(owners.pop(packed)) if packed in owners else (NO_OWNER, "")
             tables = self._table(*record[:2]), self._table(*record[2:4])
-            old, digest = known.listeners.get(key), hash(tables)
+            old, digest = baseline.listeners.get(key), hash(tables)
             gone.discard(key)
             same = old and (old[:2], old.record, old.digest) == (owner, record, digest)
             if not (same and old and renamed.isdisjoint(old.slots.nodes)):

@@ -38,29 +38,29 @@ class TableAllocator:
     """The memory of `size` chunks, all free at first."""
 
     def __init__(
-        self, memory: mmap, size: int, places: CounterIndexPool, clock: Callable[[], float]
+        self, memory: mmap, size: int, counter_indexes: CounterIndexPool, clock: Callable[[], float]
     ) -> None:
         self._memory = memory
         self._size = size
-        self._places = places
+        self._counter_indexes = counter_indexes
         self._clock = clock
         self._arena = Arena(size)
 
-    def find(self, records: Collection[ListenerRecord]) -> None:
+    def set_in_force(self, records: Collection[ListenerRecord]) -> None:
         """See anew what is free, where these records are in force."""
         self._arena = Arena(
             self._size,
             (region for each in records for region in regions(each)),
-            self._arena.resting,
+            self._arena.in_grace,
         )
-        self._places.all_but({each.statistics for each in records})
+        self._counter_indexes.set_in_use({each.statistics for each in records})
 
     def reserve(self, slots: Slots, old: ListenerRecord | None) -> ListenerRecord:
         """Allocate room for the tables, and a place for counters: the place of `old`, if the
         listener replaces that. Raises OutOfMemory."""
         current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
-        statistics = old.statistics if old else self._places.take()
+        statistics = old.statistics if old else self._counter_indexes.allocate()
         record = ListenerRecord(0, 0, 0, 0, flags, statistics)
         try:
             offset = self._arena.reserve(chunks(current), now_s) if current else 0
@@ -69,15 +69,15 @@ class TableAllocator:
                 offset = self._arena.reserve(chunks(previous), now_s)
                 record = record._replace(previous_offset=offset, previous_size=previous)
         except FairleadError:
-            self.give_back(record, old)
+            self.cancel(record, old)
             raise
         return record
 
-    def give_back(self, reserved: ListenerRecord, old: ListenerRecord | None) -> None:
+    def cancel(self, reserved: ListenerRecord, old: ListenerRecord | None) -> None:
         """What was reserved in the place of `old` is not needed."""
         self.release(reserved, old)
         if old is None:
-            self._places.give_back(reserved.statistics)
+            self._counter_indexes.release(reserved.statistics)
 
     def release(self, record: ListenerRecord, but: ListenerRecord | None = None) -> None:
         """The tables of the record are no longer in force, except the tables that are in `but` as
@@ -85,7 +85,7 @@ class TableAllocator:
         kept = regions(but) if but else ()
         for region in regions(record):
             if region not in kept:
-                self._arena.give_back(*region, self._clock())
+                self._arena.release(*region, self._clock())
 
     def encode(self, slots: Slots, numbers: "array[int]") -> Encoded:
         """The tables with the numbers of nodes."""

@@ -7,7 +7,7 @@ one, filled. A record is copied field by field, by name: fields that are new are
 have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
 Invariant: the maps that are there are only read. Their program goes on changing its tables of flows
 until ours takes its place, some seconds later. What it has changed is done to ours as well
-(`follow_up`) right before and once more right after that, because entries are the one thing that
+(`copy_changes`) right before and once more right after that, because entries are the one thing that
 only the kernel knows. A description is JSON in a map of one element: a bpffs holds no files. Table
 memory of another size is filled table by table without gaps, because it may be smaller; the
 listeners, which contain the offsets of their tables, are copied with it."""
@@ -31,12 +31,12 @@ DESCRIPTION = "description"
 
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
-_PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
+_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
 """Maps whose contents mean something for a moment only."""
 _ARENA, _LISTENERS = "arena", "listeners"
-_NOTES = "new_"
+_ONE_PACKET_PREFIX = "new_"
 """What the names of the tables begin with that hold flows of which one packet was seen."""
-_OWN = "listener_cache"
+_CACHE = "listener_cache"
 """What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
 
 Copied = dict[str, dict[bytes, bytes]]
@@ -107,7 +107,7 @@ def check(before: Description, after: Description) -> None:
     what cannot."""
     for name, new in after.maps.items():
         old = before.maps.get(name)
-        if old is None or name in _PASSING:
+        if old is None or name in _TRANSIENT:
             continue
         same_keys = (old.key_size, old.key) == (new.key_size, new.key)
         if old.type != new.type or (
@@ -155,12 +155,12 @@ def carry_over(
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
-            shared = name != _OWN and not (name == "events" and before.events != after.events)
+            shared = name != _CACHE and not (name == "events" and before.events != after.events)
             if present == after.maps[name] and shared and not (moved and name == _LISTENERS):
                 made[name] = Map.open(old / name)
                 continue
             made[name] = Map.create(spec)
-            if present and name not in _PASSING and name != _ARENA:
+            if present and name not in _TRANSIENT and name != _ARENA:
                 with Map.open(old / name) as source:
                     there = dict(source.items())
                 made[name].update_all(dict(_translated(name, there.items(), before, after)))
@@ -196,7 +196,7 @@ def _move_tables(listeners: Map, source: Map, target: Map) -> None:
     listeners.update_all(moved)
 
 
-def follow_up(
+def copy_changes(
     old: Path,
     before: Description,
     after: Description,
@@ -212,10 +212,12 @@ def follow_up(
     and stays."""
     # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two
     # tables, or in both.
-    for name, shape in sorted(after.maps.items(), key=lambda each: not each[0].startswith(_NOTES)):
+    for name, shape in sorted(
+        after.maps.items(), key=lambda each: not each[0].startswith(_ONE_PACKET_PREFIX)
+    ):
         if (
             shape.type == _LRU_HASH
-            and name not in _PASSING
+            and name not in _TRANSIENT
             and before.maps.get(name, shape) != shape
         ):
             with Map.open(old / name) as source:

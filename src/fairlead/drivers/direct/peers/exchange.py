@@ -26,8 +26,8 @@ import structlog
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import InstalledListener
 from fairlead.drivers.direct.maps.records import CLOSING, FLOW, INDEX
-from fairlead.drivers.direct.peers.messages import ENTRY, MOST_ENTRIES, FlowsMessage, TablesMessage
-from fairlead.drivers.direct.peers.recent import Recent
+from fairlead.drivers.direct.peers.messages import ENTRY, MAX_ENTRIES, FlowsMessage, TablesMessage
+from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import FairleadError, Refused
 from fairlead.model import ServiceKey
@@ -61,29 +61,29 @@ class Exchange:
         """Let go of the ring."""
         self._ring.close()
 
-    def news(self) -> Iterator[FlowsMessage]:
+    def new_entries(self) -> Iterator[FlowsMessage]:
         """The entries that have come to be since it was asked last."""
-        while records := self._ring.read(MOST_ENTRIES):
+        while records := self._ring.read(MAX_ENTRIES):
             yield self.entries(records)
 
-    def unread(self) -> Set[bytes]:
-        """The flows that there is news of, which counts as told then. If no process was there to
+    def drain_unread(self) -> Set[bytes]:
+        """The flows that there is news of, which counts as node_field then. If no process was there to
         tell it, others know only what was before."""
         flows = set[bytes]()
-        while records := self._ring.read(MOST_ENTRIES):
+        while records := self._ring.read(MAX_ENTRIES):
             flows.update(record[: -INDEX.size] for record in records)
         return flows
 
-    def present(self, recent: Recent, now_s: float) -> Iterator[FlowsMessage]:
+    def current_entries(self, recent: RecentFlows, now_s: float) -> Iterator[FlowsMessage]:
         """The entries of these flows as they are now, and of which there is none; since when."""
-        for records in _batched(flow + self._present(flow) for flow in tuple(recent.flows)):
-            ages_s = tuple(now_s - recent.met_s(record[: -INDEX.size]) for record in records)
+        for records in _batched(flow + self._current_node(flow) for flow in tuple(recent.flows)):
+            ages_s = tuple(now_s - recent.changed_s(record[: -INDEX.size]) for record in records)
             yield msgspec.structs.replace(self.entries(records), ages_s=ages_s)
 
-    def touched(self) -> set[ListenerKey]:
+    def take_changed_listeners(self) -> set[ListenerKey]:
         """The listeners whose tables have changed since it was asked last."""
-        touched, self._tables.touched = self._tables.touched, set()
-        return touched
+        changed, self._tables.changed_listeners = self._tables.changed_listeners, set()
+        return changed
 
     def listeners(self) -> set[ListenerKey]:
         """All that there are."""
@@ -97,28 +97,30 @@ class Exchange:
         ):  # a slot that names nobody is of no use to others
             return None
         whose = (found.service.namespace, found.service.name), found.uid
-        keeping = tuple(filter(None, found.keeping))
+        nodes_with_connections = tuple(filter(None, found.nodes_with_connections))
         return TablesMessage(
-            *(key.address, key.port, key.protocol, *whose, *found.slots, keeping),
-            restricted=found.record.sets is not None,
+            *(key.address, key.port, key.protocol, *whose, *found.slots, nodes_with_connections),
+            restricted=found.record.range_sets is not None,
             used=self._tables.is_used(found),
             converging=found.record.converging,
         )
 
-    def stored(self) -> Iterator[list[bytes]]:
+    def all_entries(self) -> Iterator[list[bytes]]:
         """Every entry there is, as records. It reads the kernel's maps: to be gone through in a
         thread.
 
         Those of which one packet was seen (new_connections) are left out: a flood of such would
         push out what matters."""
         for name in _TABLES:
-            yield from _batched(key + _told(name, value) for key, value in self._maps[name].items())
+            yield from _batched(
+                key + _encode_node(name, value) for key, value in self._maps[name].items()
+            )
 
-    def _present(self, flow: bytes) -> bytes:
-        """Where a flow is now, as it is told."""
+    def _current_node(self, flow: bytes) -> bytes:
+        """Where a flow is now, as it is node_field."""
         for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _ENDING):
             if value := self._maps[name].lookup(flow):
-                return _told(name, value)
+                return _encode_node(name, value)
         return _GONE
 
     def entries(self, records: list[bytes]) -> FlowsMessage:
@@ -129,18 +131,18 @@ class Exchange:
             {number: names[number] for number in numbers & names.keys()}, b"".join(records)
         )
 
-    def put(self, message: FlowsMessage, *, known: Sequence[Set[bytes]] = ()) -> None:
+    def merge_flows(self, message: FlowsMessage, *, ignored: Sequence[Set[bytes]] = ()) -> None:
         """Have these entries too, but for flows in one of the sets `known`. One whose node is not
         named says nothing."""
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {name: {} for name in _TABLES}
         deletes: dict[str, list[bytes]] = {name: [] for name in _TABLES}
-        for key, told in split(message.records):
+        for key, node_field in split(message.records):
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
-            if table is None or any(key in each for each in known):
+            if table is None or any(key in each for each in ignored):
                 continue
-            ending, node = _is_ending(told), _node(told)
-            if told != _GONE and node not in numbers:
+            ending, node = _is_ending(node_field), _node(node_field)
+            if node_field != _GONE and node not in numbers:
                 continue
             if (
                 ending
@@ -149,13 +151,13 @@ class Exchange:
             ):
                 continue  # a connection that came after the one that ends, with the same ports
             # Of two about one flow the later one counts.
-            if told == _GONE or ending:
+            if node_field == _GONE or ending:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
-            if told == _GONE or not ending:
+            if node_field == _GONE or not ending:
                 sets[_ENDING].pop(key, None)
                 deletes[_ENDING].append(key)
-            if told != _GONE:
+            if node_field != _GONE:
                 sets[_ENDING if ending else table][key] = FLOW.pack(numbers[node])
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
@@ -173,7 +175,7 @@ class Exchange:
                 log.warning("entries of a peer not taken over", node=name, problem=str(error))
         return found
 
-    def known(self) -> Set[bytes]:
+    def present_flows(self) -> Set[bytes]:
         """The flows that have an entry here. It reads the kernel's maps: to be asked for in a
         thread."""
         return {key for name in _TABLES for key, _ in self._maps[name].items()}
@@ -182,10 +184,12 @@ class Exchange:
         """See `TablesMessage.end_convergence`."""
         self._tables.end_convergence()
 
-    def begin_with(self, message: TablesMessage) -> None:
+    def inherit_tables(self, message: TablesMessage) -> None:
         """Before anything is planned: have this listener as the peer has it."""
         own = self._tables.installed(message.key)
-        self._carry_over(message, tracked_as(message.slots, own.slots) if own else message.slots)
+        self._set_peer_slots(
+            message, tracked_as(message.slots, own.slots) if own else message.slots
+        )
 
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
         """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word
@@ -194,14 +198,20 @@ class Exchange:
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
         if behind or not self._tables.is_used(own):
-            self._carry_over(message, tracked_as(_caught_up(own, message), own.slots))
+            self._set_peer_slots(message, tracked_as(_slots_after_outage(own, message), own.slots))
         else:
-            self._carry_over(message, tracked_as(own.slots, message.slots))
+            self._set_peer_slots(message, tracked_as(own.slots, message.slots))
 
-    def _carry_over(self, message: TablesMessage, slots: Slots) -> None:
+    def _set_peer_slots(self, message: TablesMessage, slots: Slots) -> None:
         try:
-            self._tables.carry_over(
-                *(message.key, ServiceKey(*message.service), message.uid, slots, message.keeping),
+            self._tables.set_peer_slots(
+                *(
+                    message.key,
+                    ServiceKey(*message.service),
+                    message.uid,
+                    slots,
+                    message.nodes_with_connections,
+                ),
                 restricted=message.restricted,
                 used=message.used,
                 converging=message.converging,
@@ -212,9 +222,11 @@ class Exchange:
             )
 
 
-def _caught_up(own: InstalledListener, message: TablesMessage) -> Slots:
+def _slots_after_outage(own: InstalledListener, message: TablesMessage) -> Slots:
     """What the peer has, and from there to what serves new connections here."""
-    retained_nodes = frozenset((*own.keeping, *message.keeping, *message.nodes))
+    retained_nodes = frozenset(
+        (*own.nodes_with_connections, *message.nodes_with_connections, *message.nodes)
+    )
     return by_rule(
         message.slots,
         Table(own.slots.nodes, own.slots.current),
@@ -240,8 +252,8 @@ def parts_of(message: FlowsMessage, most: int) -> Iterator[FlowsMessage]:
         yield FlowsMessage(message.names, message.records[at : at + size])
 
 
-def _told(table: str, value: bytes) -> bytes:
-    """The node of an entry of this table, as it is told."""
+def _encode_node(table: str, value: bytes) -> bytes:
+    """The node of an entry of this table, as it is node_field."""
     return (
         INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
         if table == _ENDING
@@ -249,15 +261,15 @@ def _told(table: str, value: bytes) -> bytes:
     )
 
 
-def _node(told: bytes) -> int:
-    number: int = INDEX.unpack(told)[0]
+def _node(node_field: bytes) -> int:
+    number: int = INDEX.unpack(node_field)[0]
     return number & ~CLOSING
 
 
-def _is_ending(told: bytes) -> bool:
-    return bool(INDEX.unpack(told)[0] & CLOSING)
+def _is_ending(node_field: bytes) -> bool:
+    return bool(INDEX.unpack(node_field)[0] & CLOSING)
 
 
 def _batched(records: Iterator[bytes]) -> Iterator[list[bytes]]:
-    while batch := list(islice(records, MOST_ENTRIES)):
+    while batch := list(islice(records, MAX_ENTRIES)):
         yield batch

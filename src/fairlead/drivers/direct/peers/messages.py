@@ -23,11 +23,11 @@ from fairlead.net.maglev import DOUBLINGS, SMALLEST
 from fairlead.net.transition import NONE, TRACKED, Slots
 
 VERSION = 1
-LONGEST_BYTES = 1 << 22
+MAX_BYTES = 1 << 22
 ENTRY = struct.Struct(f"={FLOW_KEY.size}sI")
 """`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection
 ends; NONE: there is no such entry any more."""
-MOST_ENTRIES = 4096
+MAX_ENTRIES = 4096
 """So many at most in one message."""
 _LENGTH = struct.Struct("!I")
 _SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
@@ -57,7 +57,7 @@ class TablesMessage(msgspec.Struct, frozen=True, tag="tables"):
     previous: bytes
     by_source: bool
     previous_by_source: bool
-    keeping: tuple[str, ...]
+    nodes_with_connections: tuple[str, ...] = msgspec.field(name="keeping")
     restricted: bool
     used: bool
     converging: bool = False
@@ -88,7 +88,7 @@ class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
 
 
 class CompleteMessage(msgspec.Struct, frozen=True, tag="whole"):
-    """All that there was has been said."""
+    """All that there was has been values."""
 
 
 class AliveMessage(msgspec.Struct, frozen=True, tag="alive"):
@@ -113,10 +113,8 @@ async def read_message(reader: asyncio.StreamReader, *, within_s: float) -> Mess
     try:
         async with asyncio.timeout(within_s):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            if length > LONGEST_BYTES:
-                raise Unavailable(
-                    f"it sent {length} bytes in one message, more than {LONGEST_BYTES}"
-                )
+            if length > MAX_BYTES:
+                raise Unavailable(f"it sent {length} bytes in one message, more than {MAX_BYTES}")
             return decode(await reader.readexactly(length))
     except TimeoutError:
         raise Unavailable(f"it said nothing for {within_s:g} s") from None
@@ -138,26 +136,26 @@ def decode(body: bytes) -> Message:
                 f"it speaks version {version}, not {VERSION}",
                 fix="run the same version on all gateways",
             )
-        case TablesMessage() if not _sound(message):
+        case TablesMessage() if not _tables_are_valid(message):
             raise Unavailable(f"it sent tables of {message.key} that are none")
-        case FlowsMessage() if not _whole(message):
+        case FlowsMessage() if not _flows_are_valid(message):
             raise Unavailable("it sent entries that are none")
     return message
 
 
-def _whole(message: FlowsMessage) -> bool:
+def _flows_are_valid(message: FlowsMessage) -> bool:
     """Whether its records are, and its numbers such as nodes have."""
     records = len(message.records)
     if (
         records % ENTRY.size
-        or records > MOST_ENTRIES * ENTRY.size
+        or records > MAX_ENTRIES * ENTRY.size
         or len(message.ages_s) not in (0, message.count)
     ):
         return False
     return all(0 <= each < NONE for each in message.names)
 
 
-def _sound(message: TablesMessage) -> bool:
+def _tables_are_valid(message: TablesMessage) -> bool:
     """Whether it is of a listener that can be, and every slot names a node that the message
     names."""
     count = len(message.nodes)
@@ -165,7 +163,7 @@ def _sound(message: TablesMessage) -> bool:
         return False
     if not all(message.nodes) or not {len(message.current), len(message.previous)} <= _SIZES:
         return False
-    said = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
+    values = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
     return all(
-        each < count or each == NONE for each in said - {TRACKED}
+        each < count or each == NONE for each in values - {TRACKED}
     ) and TRACKED not in memoryview(message.current).cast("H")

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 
-class Heard(Protocol):
+class PeerState(Protocol):
     """Another gateway."""
 
     @property
@@ -19,11 +19,11 @@ class Heard(Protocol):
     def connected(self) -> bool: ...
 
 
-class Exchanges(Protocol):
+class PeersState(Protocol):
     """What gateways tell each other."""
 
     @property
-    def shown(self) -> Sequence[Heard]: ...
+    def shown(self) -> Sequence[PeerState]: ...
 
     @property
     def followers(self) -> int: ...
@@ -36,19 +36,19 @@ class Exchanges(Protocol):
 
 
 class PeersCollector(Collector):
-    """Whether other gateways are heard, and what they tell each other."""
+    """Whether other gateways are connected, and what they tell each other."""
 
-    def __init__(self, peers: Exchanges) -> None:
+    def __init__(self, peers: PeersState) -> None:
         self._peers = peers
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        heard = GaugeMetricFamily(
+        connected = GaugeMetricFamily(
             "fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"]
         )
         for peer in self._peers.shown:
-            heard.add_metric([peer.address], peer.connected)
+            connected.add_metric([peer.address], peer.connected)
         return [
-            heard,
+            connected,
             GaugeMetricFamily(
                 "fairlead_peer_followers", "Gateways that follow this one", self._peers.followers
             ),

@@ -21,7 +21,6 @@ import structlog
 from fairlead.backoff import Backoff
 from fairlead.drivers import Component
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
-from fairlead.drivers.direct.peers.entry import Entry, entered
 from fairlead.drivers.direct.peers.exchange import Exchange, parts_of, split
 from fairlead.drivers.direct.peers.followers import STALLED_S, Follower
 from fairlead.drivers.direct.peers.messages import (
@@ -34,9 +33,10 @@ from fairlead.drivers.direct.peers.messages import (
     read_message,
 )
 from fairlead.drivers.direct.peers.metrics import PeersCollector
-from fairlead.drivers.direct.peers.recent import Recent
+from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
-from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
+from fairlead.drivers.direct.peers.server import PeerServer, serving
+from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, describe
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
 from fairlead.model import Value
@@ -47,23 +47,23 @@ log = structlog.get_logger()
 
 HELLO_S = 2.0
 """A start waits so long for a peer to answer, and so long again for each thing that one tells."""
-TELL_S = 0.002
+COLLECT_S = 0.002
 """New entries are collected for so long."""
 TABLES_S = 0.1
-"""TablesMessage that changed are told so often."""
-HEED_S = 0.5
+"""TablesMessage that changed are answers so often."""
+MERGE_S = 0.5
 """What peers say of tables is heeded so often: mostly all gateways make the same change in the same
 moment, and nothing is left to do by then."""
 SILENCE_S = 3.5
 """A peer that says nothing for so long is lost; it says each second that it is alive."""
 AWAY_S = 5.0
 """A gateway that heard no peer for so long has been away."""
-UNNOTICED_S = 15.0
-"""Longer than it takes to notice that a peer hears nothing any more: what it was told within that
+UNDELIVERED_S = 15.0
+"""Longer than it takes to notice that a peer hears nothing any more: what it was answers within that
 time may not have arrived."""
-INHERIT_AT_ONCE = 128
+INHERIT_BATCH = 128
 """Number of entries of a peer that are put at once. It takes about half a millisecond."""
-SEASONED_S = 30.0
+TRUSTED_AFTER_S = 30.0
 """The word of a peer that has followed the cluster for less than this never counts against our own
 tables. And for so long one that has begun tells each that comes what happened while no process was
 there."""
@@ -119,21 +119,21 @@ class Peers(Component):
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
-        self._heard = {each: Peer(each, False) for each in peers if each != listen}
+        self._peers = {each: Peer(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
-        self._told: dict[ListenerKey, TablesMessage] = {}
-        self._recent = Recent()
+        self._received_tables: dict[ListenerKey, TablesMessage] = {}
+        self._recent = RecentFlows()
         """Flows whose entries changed here while no process was there to tell it, or some peer
-        could not be told."""
+        could not be answers."""
         self._began_s = self._alone_since_s = time.monotonic()
-        self._fresh_until_s = 0.0
+        self._recent_start_until_s = 0.0
         self.sent = 0
-        """FlowsMessage that came to be here and were told to others."""
+        """FlowsMessage that came to be here and were answers to others."""
 
     @property
     def shown(self) -> list[Peer]:
         """The other gateways."""
-        return list(self._heard.values())
+        return list(self._peers.values())
 
     def status(self) -> PeersStatus:
         return PeersStatus(tuple(self.shown))
@@ -156,40 +156,40 @@ class Peers(Component):
 
         TablesMessage that are here already are those of a predecessor that has ended, some time ago.
         Others know more by now, unless they have begun just now themselves; but not of flows that
-        the program has met since, which nobody told them of."""
+        the program has met since, which nobody answers them of."""
         self._exchange = exchange = Exchange(tables, maps)
-        patience_s = SEASONED_S if exchange.listeners() else 0.0
-        told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
+        patience_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
+        answers = [each for each in await self._fetch_all() if each[0].age_s >= patience_s]
         self._alone_since_s = time.monotonic()
-        self._recent.meet(exchange.unread(), time.monotonic())
-        if not told:
+        self._recent.record(exchange.drain_unread(), time.monotonic())
+        if not answers:
             return
-        hello, messages = max(told, key=lambda each: each[0].age_s)
+        hello, messages = max(answers, key=lambda each: each[0].age_s)
         self._began_s = time.monotonic() - hello.age_s
         for message in messages:
             match message:
                 case TablesMessage():
-                    exchange.begin_with(message)
+                    exchange.inherit_tables(message)
                 case FlowsMessage():
                     # The program forwards meanwhile. A new connection with the ports of an older
                     # one is known only from what the program has reported by then, so few entries
                     # are put at a time.
-                    for part in parts_of(message, INHERIT_AT_ONCE):
-                        self._recent.meet(exchange.unread(), time.monotonic())
-                        exchange.put(part, known=(self._recent.flows,))
-        exchange.touched()
+                    for part in parts_of(message, INHERIT_BATCH):
+                        self._recent.record(exchange.drain_unread(), time.monotonic())
+                        exchange.merge_flows(part, ignored=(self._recent.flows,))
+        exchange.take_changed_listeners()
         log.info(
             "began with what a peer has",
             listeners=len(exchange.listeners()),
             entries=exchange.received,
         )
 
-    async def _ask_all(self) -> list[tuple[HelloMessage, list[Message]]]:
+    async def _fetch_all(self) -> list[tuple[HelloMessage, list[Message]]]:
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(self._ask(each)) for each in self._heard]
-        return [answer for task in asking if (answer := task.result()) is not None]
+            fetching = [group.create_task(self._fetch(each)) for each in self._peers]
+        return [answer for task in fetching if (answer := task.result()) is not None]
 
-    async def _ask(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
+    async def _fetch(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
         messages: list[Message] = []
         try:
             async with self._following(peer) as (hello, reader):
@@ -216,7 +216,7 @@ class Peers(Component):
         except TimeoutError:
             raise Unavailable(f"no answer within {HELLO_S:g} s") from None
         except OSError as error:
-            raise Unavailable(f"connecting failed: {words(error)}") from error
+            raise Unavailable(f"connecting failed: {describe(error)}") from error
         try:
             yield await self._hello_of(host, reader), reader
         finally:
@@ -241,7 +241,7 @@ class Peers(Component):
             hello = await read_message(reader, within_s=HELLO_S)
         except Unavailable as problem:
             if isinstance(problem.__cause__, ssl.SSLError):
-                raise Unavailable(words(problem.__cause__)) from problem
+                raise Unavailable(describe(problem.__cause__)) from problem
             # In TLS 1.3 a server may still refuse the client's certificate after the client has
             # finished the handshake.
             hint = (
@@ -263,7 +263,7 @@ class Peers(Component):
         if exchange is None:
             raise RuntimeError("there is nothing to tell yet")
         loop = asyncio.get_running_loop()
-        entry = Entry(
+        server = PeerServer(
             self._allowed,
             partial(self._follower, exchange),
             self._hello,
@@ -271,13 +271,13 @@ class Peers(Component):
             Refusals(self._log_s),
             self._tls,
         )
-        self._fresh_until_s = time.monotonic() + SEASONED_S
+        self._recent_start_until_s = time.monotonic() + TRUSTED_AFTER_S
         try:
-            async with entered(entry, self._listen), asyncio.TaskGroup() as group:
-                group.create_task(self._tell_news(exchange))
-                group.create_task(self._tell_tables(exchange))
-                group.create_task(self._heed(exchange))
-                for peer in self._heard:
+            async with serving(server, self._listen), asyncio.TaskGroup() as group:
+                group.create_task(self._send_entries(exchange))
+                group.create_task(self._send_tables(exchange))
+                group.create_task(self._merge_tables(exchange))
+                for peer in self._peers:
                     group.create_task(self._follow(peer, exchange))
         finally:
             loop.remove_reader(exchange.descriptor)
@@ -285,56 +285,56 @@ class Peers(Component):
             self._exchange = None
 
     @property
-    def _fresh(self) -> bool:
+    def _recently_started(self) -> bool:
         """Whether this process has begun just now. What is here of other flows may be older than
         what peers have."""
-        return time.monotonic() <= self._fresh_until_s
+        return time.monotonic() <= self._recent_start_until_s
 
     def _follower(self, exchange: Exchange) -> Follower:
-        """One more. What it is told of all entries does not count against those that it has: what
-        is newer it is told again."""
-        return Follower(exchange, lambda: self._again(exchange), stalled_s=self._stalled_s)
+        """One more. What it is answers of all entries does not count against those that it has: what
+        is newer it is answers again."""
+        return Follower(exchange, lambda: self._recent_entries(exchange), stalled_s=self._stalled_s)
 
-    def _again(self, exchange: Exchange) -> list[bytes]:
-        return [frame(each) for each in exchange.present(self._recent, time.monotonic())]
+    def _recent_entries(self, exchange: Exchange) -> list[bytes]:
+        return [frame(each) for each in exchange.current_entries(self._recent, time.monotonic())]
 
     def _hello(self) -> HelloMessage:
         return HelloMessage(self._instance, time.monotonic() - self._began_s)
 
-    async def _tell_news(self, exchange: Exchange) -> None:
+    async def _send_entries(self, exchange: Exchange) -> None:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         while True:
             news.clear()
             loop.add_reader(exchange.descriptor, news.set)
             await news.wait()
             loop.remove_reader(exchange.descriptor)  # until then it would be readable all the time
-            await asyncio.sleep(TELL_S)
-            for message in exchange.news():
-                self._tell(message)
+            await asyncio.sleep(COLLECT_S)
+            for message in exchange.new_entries():
+                self._send(message)
                 await asyncio.sleep(0)  # a flood may make news as fast as they are read
 
-    def _tell(self, news: FlowsMessage) -> None:
-        told = frame(news)
+    def _send(self, news: FlowsMessage) -> None:
+        data = frame(news)
         self.sent += news.count
-        self._recent.meet((flow for flow, _ in split(news.records)), time.monotonic())
+        self._recent.record((flow for flow, _ in split(news.records)), time.monotonic())
         for follower in self._followers:
-            follower.tell((), (told,))
+            follower.enqueue((), (data,))
 
-    async def _tell_tables(self, exchange: Exchange) -> None:
+    async def _send_tables(self, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(TABLES_S)
             exchange.end_convergence()
-            if not self._fresh and all(each.connected for each in self._heard.values()):
-                self._recent.forget(time.monotonic() - UNNOTICED_S)
-            if touched := exchange.touched():
+            if not self._recently_started and all(each.connected for each in self._peers.values()):
+                self._recent.forget_before(time.monotonic() - UNDELIVERED_S)
+            if changed := exchange.take_changed_listeners():
                 for follower in self._followers:
-                    follower.tell(touched, ())
+                    follower.enqueue(changed, ())
 
-    async def _heed(self, exchange: Exchange) -> None:
+    async def _merge_tables(self, exchange: Exchange) -> None:
         while True:
-            await asyncio.sleep(HEED_S)
-            told, self._told = self._told, {}
-            for message in told.values():
+            await asyncio.sleep(MERGE_S)
+            received, self._received_tables = self._received_tables, {}
+            for message in received.values():
                 exchange.merge_peer_tables(message, behind=False)
                 await asyncio.sleep(
                     0
@@ -347,14 +347,14 @@ class Peers(Component):
             try:
                 async with self._following(peer) as (hello, reader):
                     if hello.instance == self._instance:
-                        del self._heard[peer]
+                        del self._peers[peer]
                         return
-                    await self._listen_to(peer, hello, reader, exchange, backoff)
+                    await self._receive(peer, hello, reader, exchange, backoff)
             except Unavailable as problem:
                 self._lost(peer, str(problem))
             await asyncio.sleep(backoff.next_s())
 
-    async def _listen_to(
+    async def _receive(
         self,
         peer: str,
         hello: HelloMessage,
@@ -363,46 +363,46 @@ class Peers(Component):
         backoff: Backoff,
     ) -> None:
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
-        behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
+        behind = away_s >= AWAY_S and hello.age_s >= max(TRUSTED_AFTER_S, away_s)
         known: tuple[Set[bytes], ...] = (self._recent.flows,)
-        if not behind and not self._fresh:
-            known += (await asyncio.to_thread(exchange.known),)
+        if not behind and not self._recently_started:
+            known += (await asyncio.to_thread(exchange.present_flows),)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case TablesMessage() as message if behind:
                     exchange.merge_peer_tables(message, behind=True)
                     await asyncio.sleep(0)
                 case TablesMessage() as message:
-                    self._told[message.key] = message
+                    self._received_tables[message.key] = message
                 case FlowsMessage() as message:
                     if known or message.ages_s:
                         # What the program has met by now is younger than what the peer has had for
                         # a while.
-                        for news in exchange.news():
-                            self._tell(news)
-                    exchange.put(
-                        message, known=(self._younger(message),) if message.ages_s else known
+                        for news in exchange.new_entries():
+                            self._send(news)
+                    exchange.merge_flows(
+                        message, ignored=(self._newer_here(message),) if message.ages_s else known
                     )
                 case CompleteMessage():
                     behind, known = False, ()
-                    self._heard[peer] = Peer(peer, True)
+                    self._peers[peer] = Peer(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
-    def _younger(self, message: FlowsMessage) -> Set[bytes]:
+    def _newer_here(self, message: FlowsMessage) -> Set[bytes]:
         """Of these flows, those that this gateway has met later than who tells of them."""
         now_s = time.monotonic()
         flows = zip(split(message.records), message.ages_s, strict=True)
-        return {flow for (flow, _), age_s in flows if self._recent.met_s(flow) > now_s - age_s}
+        return {flow for (flow, _), age_s in flows if self._recent.changed_s(flow) > now_s - age_s}
 
     @property
     def _connected(self) -> bool:
-        return any(each.connected for each in self._heard.values())
+        return any(each.connected for each in self._peers.values())
 
     def _lost(self, peer: str, problem: str) -> None:
-        if self._heard[peer] != Peer(peer, False, problem):
+        if self._peers[peer] != Peer(peer, False, problem):
             log.warning("not following a gateway", peer=peer, problem=problem)
         was_connected = self._connected
-        self._heard[peer] = Peer(peer, False, problem)
+        self._peers[peer] = Peer(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()

@@ -10,34 +10,34 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Set
 
-MOST = 200_000
+MAX_FLOWS = 200_000
 
 
-class Recent:
+class RecentFlows:
     """`most`: so many flows at most, those that were met last. Times are seconds of one clock."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._met: OrderedDict[bytes, float] = OrderedDict()  # in the order of the times
+    def __init__(self, limit: int = MAX_FLOWS) -> None:
+        self._limit = limit
+        self._changed_s: OrderedDict[bytes, float] = OrderedDict()  # in the order of the times
 
     @property
     def flows(self) -> Set[bytes]:
         """All of them; follows what happens later."""
-        return self._met.keys()
+        return self._changed_s.keys()
 
-    def meet(self, flows: Iterable[bytes], now_s: float) -> None:
+    def record(self, flows: Iterable[bytes], now_s: float) -> None:
         """FlowsMessage of these have come to be, or have gone."""
         for flow in flows:
-            self._met[flow] = now_s
-            self._met.move_to_end(flow)
-            if len(self._met) > self._most:
-                self._met.popitem(last=False)
+            self._changed_s[flow] = now_s
+            self._changed_s.move_to_end(flow)
+            if len(self._changed_s) > self._limit:
+                self._changed_s.popitem(last=False)
 
-    def met_s(self, flow: bytes) -> float:
+    def changed_s(self, flow: bytes) -> float:
         """When; long ago if it is not known."""
-        return self._met.get(flow, -math.inf)
+        return self._changed_s.get(flow, -math.inf)
 
-    def forget(self, before_s: float) -> None:
+    def forget_before(self, before_s: float) -> None:
         """What was met before that time."""
-        while self._met and next(iter(self._met.values())) < before_s:
-            self._met.popitem(last=False)
+        while self._changed_s and next(iter(self._changed_s.values())) < before_s:
+            self._changed_s.popitem(last=False)

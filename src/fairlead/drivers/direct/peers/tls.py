@@ -110,7 +110,7 @@ class PeerTLS:
         files = f"{self._files.certificate}, {self._files.key}, {self._files.ca}"
         return Refused(
             f"reading the certificate, key and CA for gateway.peers ({files}) failed: "
-            f"{words(error)}",
+            f"{describe(error)}",
             fix="set gateway.peerTLS to a certificate, its key without a password, and the CA, "
             "each as a PEM file",
         )
@@ -120,7 +120,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def stranger(connection: ssl.SSLObject) -> str:
+def identity_problem(connection: ssl.SSLObject) -> str:
     """Why the peer of a verified connection is not accepted; empty if it is accepted."""
     entries = (connection.getpeercert() or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
@@ -132,19 +132,19 @@ def stranger(connection: ssl.SSLObject) -> str:
     )
 
 
-def words(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """What went wrong, and, where known, what to do."""
     match error:
         case ssl.SSLCertVerificationError(verify_message=message):
             return f"its certificate is not accepted here: {message.rstrip('.')}"
         case ssl.SSLError(reason=reason):
-            return _words_of_tls(str(reason or error))
+            return _describe_tls(str(reason or error))
         case OSError():
             return str(error.strerror or error)
     return str(error)
 
 
-def _words_of_tls(reason: str) -> str:
+def _describe_tls(reason: str) -> str:
     code, plain = reason.upper(), reason.lower().replace("_", " ")
     if code == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it showed no certificate"
