@@ -480,6 +480,7 @@ def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
     with pytest.raises(
         Refused,
-        match="map node_names cannot be carried over to this version: its name has become smaller",
+        match="the content of map node_names cannot be copied to this version: "
+        "its name has become smaller",
     ):
         upgrade.check(upgrade.describe(read_object(OBJECT)), upgrade.describe(shrunk))

@@ -1,10 +1,13 @@
-"""Which chunks of the slot memory are free.
+"""The free chunks of the slot memory.
 
-In: sizes to reserve, regions to give back, the time. Out: offsets. Best fit; neighbours are joined.
-The cost of a call does not grow with the number of regions, only with that of different lengths
-among the free ones. Invariant: a region that was given back is handed out again only after a grace
-period, because a packet that was looked up before the change may still be read there. (A program
-runs for microseconds; the grace is a million times that.)"""
+In: sizes to reserve, regions to release, the time. Out: offsets. The allocation is best fit, and
+adjacent free regions are merged. The cost of a call depends on the number of different lengths
+among the free regions, not on the number of regions.
+
+Invariant: a released region is reserved again only after a grace period, because a packet whose
+lookup began before the change may still read it. (A program runs for microseconds; the grace period
+is a million times longer.)
+"""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -16,11 +19,11 @@ GRACE_S = 1.0
 
 
 class Arena:
-    """A memory of `size` chunks of which `taken` regions (offset, length) are in use. Times are
-    monotonic seconds.
+    """A memory of `size` chunks, of which the regions `taken` (offset, length) are in use.
 
-    in_grace: regions that were given back a moment ago, as `in_grace` of another says; those that are
-    taken again are not."""
+    Times are monotonic seconds. `in_grace`: regions that were released recently, as the property
+    `in_grace` of another Arena returns them; regions that are in `taken` as well are ignored.
+    """
 
     def __init__(
         self,
@@ -30,16 +33,17 @@ class Arena:
     ) -> None:
         self.size = size
         self._ends: dict[int, int] = {}
-        """Free regions: where each begins, by where it ends."""
+        """The start of each free region, keyed by its end."""
         self._begins: dict[int, int] = {}
-        """The same the other way round."""
+        """The end of each free region, keyed by its start."""
         self._by_length: dict[int, dict[int, None]] = {}
-        """Where the free regions of each length begin; a dictionary for its order."""
+        """The starts of the free regions of each length, in the order in which they became free."""
         self._lengths: list[int] = []
+        """The lengths in `_by_length`, sorted."""
         in_use = sorted(taken)
         self._in_grace = deque(each for each in in_grace if not _overlaps(in_use, *each[1:]))
         self.free_chunks = 0
-        """Chunks that can be reserved now."""
+        """The number of chunks that can be reserved now."""
         end = 0
         for offset, length in sorted([*in_use, *(each[1:] for each in self._in_grace)]):
             if offset > end:
@@ -50,12 +54,15 @@ class Arena:
 
     @property
     def in_grace(self) -> tuple[tuple[float, int, int], ...]:
-        """Since when, offset, length of the regions that wait for the end of the grace period."""
+        """The regions in their grace period: time of the release, offset, length."""
         return tuple(self._in_grace)
 
     def reserve(self, length: int, now_s: float) -> int:
-        """The offset of `length` free chunks in a row. Raises OutOfMemory if there are none: memory in
-        its grace period may be free later."""
+        """Return the offset of `length` contiguous free chunks, and reserve them.
+
+        Raise OutOfMemory if no region is long enough. Regions in their grace period may be free
+        later.
+        """
         while self._in_grace and now_s - self._in_grace[0][0] >= GRACE_S:
             _, offset, freed = self._in_grace.popleft()
             self._add_free(offset, freed)
@@ -74,12 +81,12 @@ class Arena:
         return offset
 
     def release(self, offset: int, length: int, now_s: float) -> None:
-        """Nothing new will be looked up here from `now_s` on."""
+        """Release a region in which no lookup begins after `now_s`."""
         if length:
             self._in_grace.append((now_s, offset, length))
 
     def _add_free(self, offset: int, length: int) -> None:
-        """Free a region, as one with the free ones beside it."""
+        """Add a free region, merged with the free regions next to it."""
         if (before := self._ends.get(offset)) is not None:
             self._remove_free(before, offset - before)
             offset, length = before, length + offset - before
@@ -102,7 +109,7 @@ class Arena:
 
 
 def _overlaps(regions: Sequence[tuple[int, int]], offset: int, length: int) -> bool:
-    """Whether one of these regions, which are sorted, has a chunk of this one. They do not overlap
-    each other."""
+    """Return whether the region shares a chunk with one of `regions`, which are sorted and
+    disjoint."""
     at = bisect_left(regions, (offset + length, 0))
     return at > 0 and sum(regions[at - 1]) > offset

@@ -1,10 +1,13 @@
-"""The listeners in the maps: whose they are, and the slots of each.
+"""The listeners in the maps: the Service of each, and its slots.
 
-In: slots by node name. Out: the same, read back. The mirror holds what was last read or written;
-one process writes. Invariant: at every moment a packet finds either the old tables of its listener
-or the new ones, whole: new tables are written where nobody reads, and one update of the listener's
-record makes both live (see `listeners`). A change that cannot be made changes nothing. Whoever asks
-the mirror sees all listeners at every moment, also while they are being read anew."""
+In: slots by node name. Out: the same, read back. The mirror holds the content that was last read or
+written; one process writes.
+
+Invariant: at every moment a packet finds either the old tables of its listener or the new ones,
+complete. New tables are written to memory that no packet reads, and one update of the listener's
+record puts both tables into effect (see `listeners`). A failed change changes nothing. The mirror
+contains all listeners at every moment, also during a survey.
+"""
 
 import math
 import time
@@ -47,14 +50,16 @@ log = structlog.get_logger()
 
 _PRESENT = INDEX.pack(1)
 _DEADLINE_MARGIN_S = 0.01
-"""A deadline is looked at so much later, not a moment too early, when there would be nothing to do
-yet."""
+"""A deadline is checked this much later, because there would be nothing to do a moment before
+it."""
 
 
 def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
-    """The sets of source ranges that Services' listeners name. A change that was interrupted may
-    have left a listener with the sets of the Service that had it before: they stay that one's
-    alone."""
+    """Return the number of the range sets that each Service's listeners name.
+
+    A change that was interrupted may have left a listener of a Service with the range sets of its
+    previous Service. They belong to the previous Service only.
+    """
     owners: dict[int, ServiceKey] = {}
     for each in mirror.listeners.values():
         if each.record.range_sets is not None:
@@ -64,10 +69,11 @@ def _named_sets(mirror: Mirror) -> dict[ServiceKey, int]:
 
 class ListenerMaps:
     """The maps `listeners`, `owners`, `addresses`, `ranges`, `arena` and `statistics`, mirrored;
-    and the nodes. To be filled by a first survey.
+    and the nodes. The mirror is empty until a first survey is adopted.
 
-    peers: other gateways serve the same addresses; see `convergence`. share: the fraction of each limited
-    resource that one namespace may have; see `quota`."""
+    `peers`: whether other gateways serve the same addresses, see `convergence`. `share`: the
+    fraction of each limited resource that one namespace may use, see `quota`.
+    """
 
     def __init__(
         self,
@@ -98,16 +104,19 @@ class ListenerMaps:
             maps, self._memory, self.nodes, self._ranges, self._retained_nodes, clock
         )
         self.changed_listeners: set[ListenerKey] = set()
-        """Listeners whose slots have changed; whoever wants to know empties it."""
+        """Listeners whose slots have changed. The reader of this set empties it."""
 
     def close(self) -> None:
-        """Let go of the maps' memory."""
+        """Release the memory of the maps."""
         self._memory.close()
         self._listeners.close()
 
     def baseline(self) -> Baseline:
-        """What a survey begins with. To be asked for where changes are made, so that none is half
-        done; from here on it is noted what is changed."""
+        """Return the known state with which a survey begins.
+
+        Call it in the task that applies changes, so that no change is half done. From now on,
+        changed objects are recorded, and `adopt` keeps them.
+        """
         for changed in (
             self._changed_since_survey,
             self.nodes.changed_since_survey,
@@ -120,36 +129,38 @@ class ListenerMaps:
     def survey_in_parts(
         self, baseline: Baseline, *, with_entries: bool = False
     ) -> Iterator[Survey | None]:
-        """See `Surveyor.survey`."""
+        """Yield the survey in parts; see `Surveyor.survey`."""
         return self._surveyor.survey(baseline, with_entries=with_entries)
 
     def survey(self, baseline: Baseline, *, with_entries: bool = False) -> Survey:
-        """The same at once."""
+        """Return the survey, without interruption."""
         *_, survey = self.survey_in_parts(baseline, with_entries=with_entries)
         assert survey is not None
         return survey
 
     def adopt(self, survey: Survey) -> None:
-        """Have the mirror be what was found, but for what was changed since `known`: of that it
-        says more. One survey at a time."""
-        self._listeners.invalidate_caches()  # somebody else may have changed them
-        for mark in survey.stale_marks:
-            if unpack_listener_key(mark) not in self._changed_since_survey:
-                self._owners.delete(mark)
+        """Set the mirror to what the survey found, except for objects that were changed since
+        `baseline` was called: for them the mirror is newer. Only one survey may run at a time."""
+        # Another process may have changed the records.
+        self._listeners.invalidate_caches()
+        for stale in survey.stale_owners:
+            if unpack_listener_key(stale) not in self._changed_since_survey:
+                self._owners.delete(stale)
         changed = {
             key: each
             for key, each in survey.changed.items()
             if key not in self._changed_since_survey
         }
         gone = survey.gone - self._changed_since_survey
-        elsewhere = bool(gone)
+        tables_moved = bool(gone)
         for key in gone:
             self._mirror.count(self._mirror.take(key), None)
         for key, each in changed.items():
             old = self._put(key, each)
             self._mirror.count(old, each)
-            elsewhere |= old is None or old.record != each.record
-        if elsewhere:  # somebody else has changed where tables are
+            tables_moved |= old is None or old.record != each.record
+        # Another process has changed the offsets of tables.
+        if tables_moved:
             self._allocator.set_in_force([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
         self._ranges.adopt(survey.ranges, _named_sets(self._mirror))
@@ -158,25 +169,27 @@ class ListenerMaps:
             for each in self._mirror.listeners.values()
         }
         self._retained_nodes.adopt(survey.retained_nodes, namespaces)
-        at, settled = (
+        at, changed_addresses = (
             self._mirror.addresses.keys(),
             {key.address for key in self._changed_since_survey},
         )
-        for address in at - survey.addresses - settled:
+        for address in at - survey.addresses - changed_addresses:
             self._addresses.update(pack_address(address), _PRESENT)
-        for address in survey.addresses - at - settled:
+        for address in survey.addresses - at - changed_addresses:
             self._addresses.delete(pack_address(address))
 
     def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
-        """Note it in the mirror; what was there before it."""
+        """Store the listener in the mirror, and return the listener that it replaces."""
         old = self._mirror.put(key, installed)
         self._convergence.record(key, installed, old)
         return old
 
     def end_convergence(self) -> None:
-        """Listeners whose tables have been the same for a while are converging no more. Those whose
-        slots are in transition by then stay tracked where they are. To be called often: each time
-        some are seen to."""
+        """End the convergence of listeners whose tables have been the same for some time.
+
+        Slots that are in transition by then stay tracked. Call this often, because each call
+        handles a limited number of listeners.
+        """
         prepared = []
         for key in self._convergence.take_converged():
             old = self.installed(key)
@@ -190,31 +203,32 @@ class ListenerMaps:
             prepared.append(Prepared(key, pack_listener_key(key), new, old, retained_nodes))
         for key, error in self._go_live(prepared).items():
             log.warning(
-                "all connections of a listener go on having entries",
+                "a listener could not end its convergence, and still tracks every connection",
                 listener=str(key),
                 problem=str(error),
             )
 
     @property
     def addresses(self) -> Collection[str]:
-        """Where there are listeners."""
+        """The addresses of all listeners."""
         return self._mirror.addresses.keys()
 
     @property
     def services(self) -> Collection[ServiceKey]:
-        """Those that have listeners."""
+        """The Services that have listeners."""
         return self._mirror.of_service.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Whose listener counts at which index of the map `statistics`. May be asked for in a
-        thread, as `draining`."""
+        """Return the Service of each listener, and the index at which the listener counts in the
+        map `statistics`. Like `draining`, it may be called in another thread."""
         return [
             (each.service, each.record.statistics)
             for each in self._mirror.listeners.copy().values()
         ]
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them; from the mirror."""
+        """Return the actual state of these Services, or with None of all Services, from the
+        mirror."""
         listeners = (
             self._mirror.listeners.values()
             if services is None
@@ -231,20 +245,19 @@ class ListenerMaps:
         )
 
     def is_used(self, installed: InstalledListener) -> bool:
-        """Whether packets have been sent on for the listener."""
+        """Return whether packets have been forwarded for the listener."""
         self._counter_indexes.find_used((installed.record.statistics,))
         return installed.record.statistics in self._counter_indexes.used
 
     def draining(self) -> list[Draining]:
-        """Which nodes keep connections of which listener without getting new ones, where that has a
-        limit."""
+        """Return the draining nodes of all listeners whose drain time is limited."""
         listeners, keys = self._mirror.listeners, self._mirror.draining.copy()
         found = ((key, listeners.get(key)) for key in keys)
         return [drain for key, each in found if each for drain in each.drains(key, self._clock())]
 
     def next_deadline_s(self, service: ServiceKey) -> float:
-        """In how many seconds the time of a node to keep connections of the Service is over; 0 if
-        none has such a limit."""
+        """Return in how many seconds the first drain of the Service ends; 0 if no drain has a
+        limit."""
         if not self._mirror.draining:
             return 0.0
         keys = self._mirror.draining & self._mirror.of_service.get(service, set())
@@ -254,11 +267,11 @@ class ListenerMaps:
         return max(0.0, min(each.left_s for each in drains)) + _DEADLINE_MARGIN_S if drains else 0.0
 
     def set_ranges(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Set the source ranges of the Service. Raises OutOfMemory, see `ranges`."""
+        """Set the source ranges of the Service. Raise OutOfMemory, see `Ranges.set`."""
         self._ranges.set(service, cidrs)
 
     def forget_ranges(self, service: ServiceKey) -> None:
-        """Take the Service's source ranges away if none of its listeners follows them any more."""
+        """Remove the Service's source ranges if none of its listeners uses them any more."""
         if not self._ranges.has(service):
             return
         keys = self._mirror.of_service.get(service, ())
@@ -266,20 +279,20 @@ class ListenerMaps:
             self._ranges.remove(service)
 
     def keys(self) -> set[ListenerKey]:
-        """The listeners that there are."""
+        """Return the keys of all listeners."""
         return set(self._mirror.listeners)
 
     def shortfalls(self, service: ServiceKey) -> list[str]:
-        """What the listeners of the Service lack because there was no room: one text for each
-        listener that lacks something."""
+        """Return what the listeners of the Service lack because a resource is short: one text for
+        each listener that lacks something."""
         return [each.shortfall for each in self._mirror.listeners_of((service,)) if each.shortfall]
 
     def count_of(self, service: ServiceKey) -> int:
-        """How many listeners the Service has."""
+        """Return the number of listeners of the Service."""
         return len(self._mirror.of_service.get(service, ()))
 
     def serves(self, service: ServiceKey) -> bool:
-        """Whether any listener of the Service has a node within reach, or refuses connections
+        """Return whether any listener of the Service has a reachable node, or refuses connections
         because the Service has no endpoint."""
         return any(
             not each.slots.nodes or self._reaches_any(key, each.slots.nodes)
@@ -292,7 +305,7 @@ class ListenerMaps:
         return any(self.nodes.all_reachable((node,), ipv6=ipv6) for node in nodes)
 
     def services_of(self, nodes: Collection[str]) -> set[ServiceKey]:
-        """The Services of which these nodes have or keep connections."""
+        """Return the Services for which these nodes get or keep connections."""
         return {
             each.service
             for each in self._mirror.listeners.values()
@@ -300,7 +313,7 @@ class ListenerMaps:
         }
 
     def installed(self, key: ListenerKey) -> InstalledListener | None:
-        """A listener as it was last read or written."""
+        """Return the listener as it was last read or written."""
         return self._mirror.listeners.get(key)
 
     def set_listeners(
@@ -308,14 +321,17 @@ class ListenerMaps:
         changes: Iterable[SetListener],
         leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({}),
     ) -> dict[ListenerKey, FairleadError]:
-        """Give listeners, no two of them the same, these slots and these owners, each from one
-        packet to the next. `leaving`: listeners of Services that are to be removed later; a new
-        listener may use the room of one of them, which is then removed from the list.
+        """Set the slots and the owners of listeners, each in one step for its packets. No two
+        changes may be of the same listener.
 
-        Returns the errors: Unavailable where another Service holds a listener, OutOfMemory where there
-        is no room for a new one, Refused where something is too long or too many. Such a listener
-        is unchanged; the others have what they ask for, or as much of it as there is room for
-        (`InstalledListener.short`)."""
+        `leaving`: listeners that will be removed later, by Service. A new listener of the same
+        Service may use the quota of one of them; the listener is then removed from the list.
+
+        Return the errors: Unavailable if another Service has the listener, OutOfMemory if a
+        resource is used up, Refused if a value is too long or a limit is exceeded. A listener with
+        an error is unchanged. Every other listener has its new slots, or as much of them as fits
+        (`InstalledListener.shortfall`).
+        """
         failures: dict[ListenerKey, FairleadError] = {}
         prepared = []
         for change in changes:
@@ -327,8 +343,9 @@ class ListenerMaps:
 
     def _prepare(self, change: SetListener, leaving: list[ListenerKey]) -> Prepared:
         key, slots, old = change.listener.key, change.slots, self.installed(change.listener.key)
-        # The last line of defence, which decides no conflict: the plan gives a port to one Service
-        # (see `plan.conflicts`). Until the other one is planned without the port, it keeps it.
+        # This is a safety net and resolves no conflict: the plan gives a port to one Service (see
+        # `plan.conflicts`). The Service that has the port keeps it until it is planned without the
+        # port.
         if old and old.service not in (change.service, change.taken_from, NO_OWNER):
             raise Unavailable(
                 f"listener {key} is held by Service {old.service}",
@@ -338,13 +355,13 @@ class ListenerMaps:
         since_s = old.idle_since if old else {}
         idle_since = {node: since_s.get(node, now_s) for node in listener.idle}
         converging = self._is_converging(old, slots)
-        sets = self._ranges.number(change.service) if listener.restricted else None
-        granted, room = (
+        range_sets = self._ranges.number(change.service) if listener.restricted else None
+        granted, available = (
             self._granted_size(change.service, old, leaving),
             self._available_chunks(change.service, old),
         )
         owner, why = (change.service, change.uid), None
-        for fitting in fittings(change, old and old.slots, room, granted):
+        for fitting in fittings(change, old and old.slots, available, granted):
             retained_nodes = self._retained_numbers(
                 key,
                 fitting.slots,
@@ -353,7 +370,7 @@ class ListenerMaps:
             )
             try:
                 made = self._write_tables(
-                    *(key, owner, fitting.slots, listener, idle_since, sets, retained_nodes),
+                    *(key, owner, fitting.slots, listener, idle_since, range_sets, retained_nodes),
                     converging=converging,
                     in_place=fitting.in_place,
                 )
@@ -370,15 +387,17 @@ class ListenerMaps:
         raise why or self.quotas.memory.refusal(change.service)
 
     def _available_chunks(self, service: ServiceKey, old: InstalledListener | None) -> int:
-        """Chunks that the listener may use."""
+        """Return the number of chunks that the listener may use."""
         return self.quotas.memory.available(service.namespace) + (claim(old.record) if old else 0)
 
     def _granted_size(
         self, service: ServiceKey, old: InstalledListener | None, leaving: list[ListenerKey]
     ) -> int:
-        """The size of table that a listener may have however much its namespace uses: its own, or
-        that of the listener that it replaces. Raises OutOfMemory for a new listener if its namespace may
-        have no more listeners."""
+        """Return the table size that a listener may have regardless of its namespace's usage: its
+        own size, or the size of the listener that it replaces; -1 if there is none.
+
+        Raise OutOfMemory for a new listener if its namespace may not have another listener.
+        """
         listeners = self.quotas.listeners
         if old is None:
             old = (
@@ -395,8 +414,9 @@ class ListenerMaps:
     def _retained_numbers(
         self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, converging: bool
     ) -> frozenset[int]:
-        """Those of these nodes whose entries count. Connections of one that is not converging, without a
-        previous table, have none to ask for."""
+        """Return the numbers of the nodes whose flow entries the program must follow. The set is
+        empty if the program looks up no flow entry: for TCP and SCTP, without a previous table,
+        after convergence."""
         asked = key.protocol == "UDP" or slots.previous or converging
         return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
 
@@ -412,13 +432,16 @@ class ListenerMaps:
         used: bool,
         converging: bool = False,
     ) -> None:
-        """Make the listener have slots that no plan has asked for, because another gateway's
-        connections need them. `service`, `uid`: whose it is if it is not there yet; `keeping`: the
-        nodes that may have connections of it then; `restricted`: whether only those in the
-        Service's source ranges are let in, so that nobody is until these are set; `used`: whether
-        the other gateway has sent packets on for it; `converging`: whether its listener is.
+        """Give the listener slots that no plan contains, because connections of another gateway
+        need them.
 
-        Raises the errors that `set_listeners` returns.
+        For a listener that does not exist yet, `service` and `uid` are its owner, and
+        `nodes_with_connections` the nodes that may have connections of it. `restricted`: whether
+        only the Service's source ranges may connect; until these are set, no client can. `used`:
+        whether the other gateway has forwarded packets for the listener. `converging`: whether its
+        listener is converging.
+
+        Raise the errors that `set_listeners` returns.
         """
         old = self.installed(key)
         converging |= self._is_converging(old, slots)
@@ -428,7 +451,7 @@ class ListenerMaps:
         prepared = []
         if old is None:
             since_s = dict.fromkeys({*slots.nodes, *nodes_with_connections}, self._clock())
-            sets = self._ranges.number(service) if restricted else None
+            range_sets = self._ranges.number(service) if restricted else None
             prepared.append(
                 self._write_tables(
                     key,
@@ -436,7 +459,7 @@ class ListenerMaps:
                     slots,
                     None,
                     since_s,
-                    sets,
+                    range_sets,
                     retained_nodes,
                     converging=converging,
                 )
@@ -466,15 +489,17 @@ class ListenerMaps:
         slots: Slots,
         listener: ListenerSpec | None,
         idle_since: Mapping[str, float],
-        sets: int | None,
+        range_sets: int | None,
         retained_nodes: frozenset[int],
         *,
         converging: bool,
         in_place: bool = False,
     ) -> Prepared:
         """Write the tables to memory in which no packet is looked up, unless the listener has
-        exactly these. `over`: they are to be written over its present tables, once everything else
-        is ready."""
+        exactly these tables already.
+
+        `in_place`: the tables will overwrite the present tables, once everything else is ready.
+        """
         old = self.installed(key)
         self._changed_since_survey.add(key)
         if old and old.slots == slots:
@@ -492,7 +517,7 @@ class ListenerMaps:
                 raise
             self._allocator.write(tables, record)
             digest = hash(tables)
-        record = record.with_range_sets(sets, ipv6=is_ipv6(key.address))
+        record = record.with_range_sets(range_sets, ipv6=is_ipv6(key.address))
         refuses = listener is not None and listener.refuses
         record = record._replace(
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
@@ -502,11 +527,13 @@ class ListenerMaps:
         return Prepared(key, pack_listener_key(key), new, old, retained_nodes, in_place)
 
     def _go_live(self, prepared: Sequence[Prepared]) -> dict[ListenerKey, FairleadError]:
-        """Have packets find these from now on; what went wrong. Each map is written once for all of
-        them: marks and addresses first, records last. Where that fails each is tried by itself."""
-        there = (
-            self._mirror.addresses
-        )  # a Counter, of which `difference` would look at every address that there is
+        """Put these listeners into effect, and return the errors.
+
+        Each map is written once for all listeners: owners and addresses first, records last. If
+        this fails, each listener is tried separately.
+        """
+        # `Counter.difference` would visit every address.
+        there = self._mirror.addresses
         addresses = {each.key.address for each in prepared if each.key.address not in there}
         others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
         records = [each for each in prepared if not each.old or each.old.record != each.new.record]
@@ -540,7 +567,7 @@ class ListenerMaps:
         return {}
 
     def _with_retained_nodes(self, each: Prepared) -> Prepared:
-        """Let the nodes keep their flows of the listener, as far as there is room."""
+        """Let the nodes keep their flows of the listener, as far as the quota permits."""
         namespace, index = each.new.service.namespace, each.new.record.statistics
         kept = self._retained_nodes.add(
             index, each.retained_nodes, namespace, changing=each.old is not None
@@ -556,14 +583,14 @@ class ListenerMaps:
         )
 
     def _is_converging(self, old: InstalledListener | None, slots: Slots) -> bool:
-        """Whether a listener that gets these slots is: a new one, and one that gets other ones
-        before its first packet."""
+        """Return whether a listener with these slots converges: a new listener, or a listener whose
+        slots change before its first packet."""
         if not self._convergence.peers or old is None or old.record.converging:
             return self._convergence.peers
         return old.slots != slots and not self.is_used(old)
 
     def remove_listener(self, key: ListenerKey, service: ServiceKey) -> None:
-        """Take the listener away, unless it has passed to another Service meanwhile."""
+        """Remove the listener, unless another Service has it now."""
         old = self.installed(key)
         if old is None or old.service != service:
             return
@@ -579,20 +606,22 @@ class ListenerMaps:
         self._counter_indexes.release(old.record.statistics)
 
     def forget_unused_nodes(self) -> None:
-        """Free what stands for nodes that no listener names any more, and no connection entry that
-        counts. Which those are only the plan knows: after a start nothing is forgotten until it has
-        spoken of every listener."""
+        """Free the numbers of nodes that no listener names and that no flow entry needs.
+
+        Only the plan knows which flow entries are needed. After a start nothing is freed until
+        every listener has been planned.
+        """
         now_s = self._clock()
-        # Not with every change: it goes through all nodes, and the grace that they have is no
-        # shorter.
+        # This visits all nodes, so it does not run with every change. The grace period is no
+        # shorter anyway.
         if not self._mirror.unplanned and now_s - self._unused_checked_s >= GRACE_S:
             self._unused_checked_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
 def _describe_shortfall(fitting: Fitting, why: OutOfMemory) -> str:
-    """What a listener with these slots lacks of what it asks for. Listeners that lack the same have
-    the same text."""
+    """Return what a listener with these slots lacks, and why. The text is the same for all
+    listeners that lack the same."""
     if fitting.in_place:
         return (
             f"tables that were changed in place, so that shares may differ from the weights: {why}"

@@ -1,9 +1,10 @@
-"""The nodes in the maps: which number stands for which node, and where what it gets is sent.
+"""The nodes in the maps: the number of each node, and its next hops.
 
-In: names and hops. Out: numbers for slots. Names are pinned beside the records, so that a successor
-knows them. Invariant: a number is taken from a node only after a grace period without any use (a
-slot, or a Service whose connection entries count), and numbers are reused as late as can be,
-because an entry that does not count may still hold one."""
+In: names and next hops. Out: numbers for slots. The names are pinned beside the records, so that
+the next process knows them. Invariant: a node loses its number only after a grace period in which
+neither a slot uses it nor a Service whose flow entries are followed. Numbers are reused as late as
+possible, because an entry that is no longer followed may still contain one.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -23,7 +24,7 @@ from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
 NextHops = tuple[NextHop, NextHop]
-"""How packets get to one node: IPv4, IPv6."""
+"""The next hops of one node: IPv4, IPv6."""
 
 NO_NEXT_HOPS = (NextHop(), NextHop())
 
@@ -35,11 +36,11 @@ class NodesFound(NamedTuple):
     next_hops: dict[str, NextHops]
 
     def names(self) -> dict[int, str]:
-        """Which node each number stands for."""
+        """Return the name of each number's node."""
         return {number: name for name, number in self.numbers.items()}
 
     def addresses(self) -> list[tuple[str, str]]:
-        """(node, address) of all that have a hop, sorted."""
+        """Return (node, address) for every next hop, sorted."""
         return _addresses(self.next_hops)
 
 
@@ -50,24 +51,24 @@ def _addresses(next_hops: Mapping[str, NextHops]) -> list[tuple[str, str]]:
 
 
 class Nodes:
-    """The maps `hops` and `node_names`, mirrored. Times are monotonic seconds."""
+    """The maps `ways` (next hops) and `node_names`, mirrored. Times are monotonic seconds."""
 
     def __init__(self, hops: Map, names: Map, statistics: Map) -> None:
         self._next_hops_map, self._names, self._statistics = hops, names, statistics
         self._next = 0
         self._unused_since: dict[str, float] = {}
         self.changed_since_survey: set[str] = set()
-        """Nodes that were changed since whoever surveys has emptied it."""
+        """Nodes that were changed since the last survey began."""
         self.numbers: dict[str, int] = {}
         self.next_hops: dict[str, NextHops] = {}
         self._reachable: tuple[set[str], set[str]] = (set(), set())
-        """Those that can get packets over IPv4, over IPv6."""
+        """Nodes that can be reached over IPv4, and over IPv6."""
         self._reachable_addresses: dict[str, tuple[tuple[str, str], ...]] = {}
-        """What `usable` has been asked for since it last changed: every change of a Service asks
-        for each of its nodes."""
+        """Cached results of `reachable_addresses`, which every change of a Service calls for each
+        of its nodes."""
 
     def survey(self) -> Iterator[tuple[str, int, NextHops]]:
-        """Read the maps anew, a node at a time; changes nothing."""
+        """Read the maps: name, number and next hops of one node at a time. Nothing is changed."""
         named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
         names = {number: name for number, name in named if name}
         records = self._next_hops_map.rows(
@@ -77,7 +78,8 @@ class Nodes:
             yield names[at // 2], at // 2, (unpack_next_hop(ipv4), unpack_next_hop(ipv6))
 
     def adopt(self, found: NodesFound) -> None:
-        """Have the mirror be what was found, but for what was changed since."""
+        """Set the mirror to what was found, except for nodes that have changed since the survey
+        began."""
         for name in self.numbers.keys() - found.numbers.keys() - self.changed_since_survey:
             self._drop(name)
         for name, number in found.numbers.items():
@@ -93,7 +95,8 @@ class Nodes:
             self.numbers[name], self.next_hops[name] = number, hops
             for ipv6 in (False, True):
                 self._set_reachable(name, bool(hops[ipv6].address), ipv6=ipv6)
-        # Only a start has to guess: later the numbers that were taken away last would be the next.
+        # Only the first survey has to guess. Later, the guess would be the numbers that were freed
+        # last.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
 
     def _drop(self, name: str) -> None:
@@ -107,31 +110,32 @@ class Nodes:
             self._next_hops_map.update(INDEX.pack(2 * number + place), pack_next_hop(hop))
 
     def names(self) -> dict[int, str]:
-        """Which node each number stands for."""
+        """Return the name of each number's node."""
         return {number: name for name, number in self.numbers.items()}
 
     def addresses(self) -> list[tuple[str, str]]:
-        """(node, address) of all that have a hop, sorted."""
+        """Return (node, address) for every next hop, sorted."""
         return _addresses(self.next_hops)
 
     def reachable(self, name: str, *, ipv6: bool) -> str:
-        """The address of that family at which the node can get packets; empty if it cannot."""
+        """Return the address of that family at which the node can be reached; empty if there is
+        none."""
         return self.next_hops[name][ipv6].address if name in self._reachable[ipv6] else ""
 
     def is_reachable_at(self, name: str, address: str) -> bool:
-        """Whether the node gets packets at this address."""
+        """Return whether the node can be reached at this address."""
         return (name, address) in self.reachable_addresses(name)
 
     def all_reachable(self, names: Iterable[str], *, ipv6: bool) -> bool:
-        """Whether all of these nodes can get packets of that family."""
+        """Return whether all of these nodes can be reached over that family."""
         return self._reachable[ipv6].issuperset(names)
 
     def unreachable(self, names: Set[str], *, ipv6: bool) -> list[str]:
-        """Those of these nodes that cannot get packets of that family, sorted."""
+        """Return the nodes that cannot be reached over that family, sorted."""
         return sorted(names - self._reachable[ipv6])
 
     def reachable_addresses(self, name: str) -> tuple[tuple[str, str], ...]:
-        """(node, address) for each address at which the node can get packets, sorted."""
+        """Return (node, address) for each address at which the node can be reached, sorted."""
         if (found := self._reachable_addresses.get(name)) is None:
             addresses = {self.reachable(name, ipv6=False), self.reachable(name, ipv6=True)} - {""}
             found = self._reachable_addresses[name] = tuple(
@@ -140,13 +144,13 @@ class Nodes:
         return found
 
     def numbers_of(self, names: Iterable[str]) -> "array[int]":
-        """The numbers that stand for these nodes, in their order. Raises what `number` raises."""
+        """Return the numbers of these nodes, in the same order. Raise the errors of `number`."""
         known = self.numbers
         return array("H", [known[name] if name in known else self.number(name) for name in names])
 
     def number(self, name: str) -> int:
-        """The number that stands for the node, a new one if it has none. Raises Refused when there
-        are no more."""
+        """Return the number of the node, a new one if it has none. Raise Refused if none is
+        left."""
         if name in self.numbers:
             return self.numbers[name]
         limit, taken = self._names.spec.max_entries, set(self.numbers.values())
@@ -158,7 +162,8 @@ class Nodes:
         number = next(free, None)
         if number is None:
             raise Refused(
-                f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes"
+                f"node {name} cannot be served: all {limit} node numbers are in use",
+                fix=f"one gateway can serve {limit} nodes",
             )
         self.changed_since_survey.add(name)
         self._write(number, NO_NEXT_HOPS)
@@ -169,7 +174,7 @@ class Nodes:
         return number
 
     def set_next_hop(self, name: str, hop: NextHop, *, ipv6: bool) -> None:
-        """Send what the node gets in that family this hop from now on."""
+        """Set the next hop of one family, which takes effect at once."""
         number = self.number(name)
         self.changed_since_survey.add(name)
         self._next_hops_map.update(INDEX.pack(2 * number + ipv6), pack_next_hop(hop))
@@ -178,8 +183,11 @@ class Nodes:
         self._set_reachable(name, bool(hop.address), ipv6=ipv6)
 
     def mark_unreachable(self, name: str, *, ipv6: bool) -> None:
-        """There is no hop for that family any more: not usable until one is set anew. The kernel's
-        record stays: open connections lose nothing by going on as before."""
+        """Record that the node has no route for that family until a next hop is set.
+
+        The kernel's record stays: open connections lose nothing if their packets take the previous
+        path.
+        """
         self.changed_since_survey.add(name)
         self._set_reachable(name, False, ipv6=ipv6)
 
@@ -188,7 +196,7 @@ class Nodes:
         self._reachable_addresses.pop(name, None)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
-        """Take the numbers from nodes that have not been used for the grace period."""
+        """Free the numbers of nodes that were in no call's `used` for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [

@@ -26,22 +26,24 @@ NO_USE: Use = ("", 0)
 
 
 class OutOfMemory(Unavailable):
-    """A resource of fixed size is used up. The Service is retried as soon as some of it is free."""
+    """A resource of fixed size is used up. The Service is retried as soon as part of the resource
+    is free."""
 
 
 class Usage(NamedTuple):
-    """How much of a resource is used, and how much of it there is."""
+    """How much of a resource is used, and its size."""
 
     used: int
     most: int
 
 
 class Quota:
-    """One resource. For messages: `what` names the resource, `users` names what uses it, and
-    `remedy` says how to get more of it.
+    """The usage of one resource by namespaces.
 
-    share: the part of what other namespaces leave that one namespace may have; 1: there is no limit
-    for a namespace."""
+    For messages, `what` names the resource, `users` names what uses it, and `remedy` says how to
+    get more of it. `share`: the fraction that one namespace may have of what other namespaces leave
+    free; with 1 a namespace has no limit.
+    """
 
     def __init__(self, what: str, users: str, capacity: int, share: float, remedy: str) -> None:
         self._what, self._users, self._remedy = what, users, remedy
@@ -49,7 +51,7 @@ class Quota:
         self.capacity = capacity
         self.used = 0
         self.waiting: set[ServiceKey] = set()
-        """Services that did not get all that they ask for."""
+        """Services that did not get everything that they requested."""
         self._freed = False
         self._of: Counter[str] = Counter()
 
@@ -64,15 +66,17 @@ class Quota:
                     del self._of[namespace]
 
     def available(self, namespace: str, *, changing: bool = False) -> int:
-        """How much more the namespace may take now. `changing`: for a Service that is served, which
-        may use the reserve."""
+        """Return how much more the namespace may use now.
+
+        `changing`: the request is of a Service that is served already, and may use the reserve.
+        """
         own = self._of[namespace]
         most = self.capacity if changing else self.capacity - self.capacity // RESERVE
         return max(0, int(self._share * (most - (self.used - own))) - own)
 
     def take_retriable(self) -> set[ServiceKey]:
-        """The Services that wait, if some of the resource was released since the last call. They
-        are then no longer registered as waiting, until they are refused again."""
+        """Return the waiting Services if some of the resource was released since the last call, and
+        remove them from `waiting`. They wait again when they are refused again."""
         if not self._freed:
             return set()
         self._freed = False
@@ -80,8 +84,8 @@ class Quota:
         return waiting
 
     def refusal(self, service: ServiceKey) -> OutOfMemory:
-        """The error for a Service that may not have what it asks for. The Service is registered as
-        waiting. The text does not change while the cause lasts."""
+        """Return the error for a Service that may not have what it requests, and add the Service to
+        `waiting`. The text does not change while the cause lasts."""
         self.waiting.add(service)
         if self._of[service.namespace] and self._share < 1:
             return OutOfMemory(
@@ -96,13 +100,13 @@ class Quota:
 
     @property
     def usage(self) -> Usage:
-        """For gauges."""
+        """The usage of the whole resource, for gauges."""
         return Usage(self.used, self.capacity)
 
 
 class Quotas(NamedTuple):
-    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its
-    tables, see `sizing.claim`."""
+    """The quotas of a gateway. `memory` counts chunks, and counts two tables for each listener, see
+    `sizing.claim`."""
 
     memory: Quota
     listeners: Quota
@@ -110,12 +114,12 @@ class Quotas(NamedTuple):
     ranges: Quota
 
     def take_retriable(self) -> set[ServiceKey]:
-        """The Services that wait for a resource of which some was released since the last call."""
+        """Return the Services that wait for a resource of which some was released since the last
+        call."""
         return set().union(*(each.take_retriable() for each in self))
 
     def usage(self) -> dict[str, Usage]:
-        """How full each resource is, by the name that metrics have for it. Table memory is in
-        bytes."""
+        """Return the usage of each resource, by its name in metrics. Table memory is in bytes."""
         memory = Usage(*(each * CHUNK_BYTES for each in self.memory.usage))
         rest = (self.listeners.usage, self.retained.usage, self.ranges.usage)
         return dict(
@@ -128,8 +132,10 @@ class Quotas(NamedTuple):
 
     @classmethod
     def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":
-        """The quotas for maps of these capacities. `capacities`: number of entries by the name of
-        the map."""
+        """Return the quotas for maps of these sizes.
+
+        `capacities`: the number of entries of each map, by name.
+        """
         gateways = "use more gateways with fewer Services each"
         return cls(
             Quota(

@@ -1,16 +1,19 @@
-"""Copy the contents of the maps to those of a program of another layout, or to other table memory,
-so that no connection moves.
+"""Copy the content of maps with another layout, or to table memory of another size, so that no
+connection moves.
 
-In: a directory of pins of another layout, with the description that lies there, and our own
-description. Out: a map for each of ours: the same one where nothing of it has changed, else a new
-one, filled. A record is copied field by field, by name: fields that are new are zero, those that
-have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
-Invariant: the maps that are there are only read. Their program goes on changing its tables of flows
-until ours takes its place, some seconds later. What it has changed is done to ours as well
-(`copy_changes`) right before and once more right after that, because entries are the one thing that
-only the kernel knows. A description is JSON in a map of one element: a bpffs holds no files. Table
-memory of another size is filled table by table without gaps, because it may be smaller; the
-listeners, which contain the offsets of their tables, are copied with it."""
+In: the pin directory of another layout, which contains its description, and the description of our
+layout. Out: our maps. A map whose layout has not changed is shared. Every other map is created and
+filled. Records are copied field by field, by name: new fields are zero, and grown fields are padded
+with zeros. Counters by reason are copied by the names of the reasons.
+
+Invariant: the existing maps are only read. Their program changes its flow tables until our program
+replaces it some seconds later. `copy_changes` copies these changes right before and once more right
+after the replacement, because flow entries are the one content that only the kernel knows.
+
+A description is JSON in a map with one element, because a bpffs cannot contain files. Table memory
+of another size is filled table by table without gaps, because it may be smaller; the listeners,
+which contain the offsets of their tables, are rewritten.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,24 +35,28 @@ DESCRIPTION = "description"
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
 _TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
-"""Maps whose contents mean something for a moment only."""
+"""Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS = "arena", "listeners"
 _ONE_PACKET_PREFIX = "new_"
-"""What the names of the tables begin with that hold flows of which one packet was seen."""
+"""The prefix of the names of tables for flows of which one packet was seen."""
 _CACHE = "listener_cache"
-"""What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
+"""The program's cache of `listeners`. Programs that do not share `listeners` must not share the
+cache."""
 
 Copied = dict[str, dict[bytes, bytes]]
-"""Of each table of flows that had to be translated what was in it, as the older program wrote
-it."""
+"""The content of each flow table that was translated, as the older program wrote it."""
 
 FieldPlace = tuple[str, int, int]
-"""Name, offset and size in bytes. A record that is no struct is one field without a name."""
+"""Name, offset and size in bytes of a field. A record that is not a struct is one field without a
+name."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map without its number of entries, which can be configured. `least`: for an array, the
-    number of entries that programs, or process and program together, need."""
+    """The layout of a map. The number of entries is not part of it, because it can be configured.
+
+    `least`: for an array, the number of entries that the programs, or process and program together,
+    require.
+    """
 
     type: int
     flags: int
@@ -61,8 +68,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """All that programs must agree on to work on the same maps. `events`: what is counted, with the
-    numbers."""
+    """Everything on which programs that share maps must agree. `events`: the counted events and
+    their numbers."""
 
     maps: Mapping[str, Shape]
     events: Mapping[str, int]
@@ -71,7 +78,8 @@ class Description(msgspec.Struct, frozen=True):
 def describe(
     object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})
 ) -> Description:
-    """The description of an object's maps, with these numbers of entries."""
+    """Return the description of an object's maps. `entries`: numbers of entries that differ from
+    the object file."""
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
@@ -87,7 +95,7 @@ def describe(
 
 
 def write(description: Description, directory: Path) -> None:
-    """Put it beside the maps."""
+    """Pin the description beside the maps."""
     data = msgspec.json.encode(description)
     with Map.create(MapSpec(DESCRIPTION, _ARRAY, 4, len(data), 1)) as made:
         made.update(_FIRST, data)
@@ -95,7 +103,8 @@ def write(description: Description, directory: Path) -> None:
 
 
 def read(directory: Path) -> Description | None:
-    """The description that lies there; None where a version without descriptions made the maps."""
+    """Return the description in this directory; None if the maps are of a version without
+    descriptions."""
     if not (directory / DESCRIPTION).exists():
         return None
     with Map.open(directory / DESCRIPTION) as opened:
@@ -103,8 +112,8 @@ def read(directory: Path) -> Description | None:
 
 
 def check(before: Description, after: Description) -> None:
-    """Whether all that the maps of `before` hold can be carried over. Raises Refused that names
-    what cannot."""
+    """Check that the whole content of the maps in `before` can be copied. Raise Refused with the
+    first obstacle."""
     for name, new in after.maps.items():
         old = before.maps.get(name)
         if old is None or name in _TRANSIENT:
@@ -113,7 +122,7 @@ def check(before: Description, after: Description) -> None:
         if old.type != new.type or (
             not same_keys and new.type in (_LPM_TRIE, _ARRAY, MAP_TYPE_PERCPU_ARRAY)
         ):
-            raise _refusal(name, "it is of another kind")
+            raise _refusal(name, "its type has changed")
         for fields, others in ((old.key, new.key), (old.value, new.value)):
             sizes = {field: size for field, _, size in others}
             for field, _, size in fields:
@@ -122,7 +131,7 @@ def check(before: Description, after: Description) -> None:
 
 
 def chunks_in_use(directory: Path) -> int:
-    """How many chunks of table memory the listeners at this path use."""
+    """Return the number of chunks of table memory that the listeners in this directory use."""
     description = read(directory)
     if description is None:
         return 0
@@ -139,7 +148,7 @@ def chunks_in_use(directory: Path) -> int:
 
 def _refusal(name: str, why: str) -> Refused:
     return Refused(
-        f"map {name} cannot be carried over to this version: {why}",
+        f"the content of map {name} cannot be copied to this version: {why}",
         fix="open connections in transition may move",
     )
 
@@ -147,8 +156,12 @@ def _refusal(name: str, why: str) -> Refused:
 def carry_over(
     old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]
 ) -> tuple[dict[str, Map], Copied]:
-    """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is
-    not enough memory or room."""
+    """Return our maps with the content of the maps in `old`, and the content of translated flow
+    tables.
+
+    The caller has called `check`. Raise Refused if there is not enough memory, or a map is too
+    small.
+    """
     made: dict[str, Map] = {}
     copied: Copied = {}
     moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
@@ -205,13 +218,14 @@ def copy_changes(
     *,
     forwarding: bool,
 ) -> None:
-    """Do to our tables of flows what was done to those in `old` since they were `copied`, which
-    then says what these hold now.
+    """Apply to our flow tables the changes since the last copy in the flow tables of `old`, and
+    update `copied`.
 
-    forwarding: our program has taken the other's place. What ours have changed since is newer then,
-    and stays."""
-    # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two
-    # tables, or in both.
+    `forwarding`: our program has replaced the other one. Entries that it has changed since are
+    newer, and stay.
+    """
+    # Tables of flows with one packet come first: a flow that moves to another table meanwhile is
+    # then found in one of the two tables, or in both.
     for name, shape in sorted(
         after.maps.items(), key=lambda each: not each[0].startswith(_ONE_PACKET_PREFIX)
     ):
@@ -224,7 +238,7 @@ def copy_changes(
                 there = dict(source.items())
             had, ours = copied.get(name, {}), maps[name]
             other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
-            # Mostly few: a full table takes a second to translate.
+            # Only the changed entries are translated, which are few: a full table takes a second.
             was, now = (
                 dict(
                     _translated(
@@ -248,7 +262,7 @@ def copy_changes(
 def _translated(
     name: str, elements: Iterable[tuple[bytes, bytes]], before: Description, after: Description
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The elements of the map of this name as our program reads them."""
+    """Yield the elements of the map in the layout of our program."""
     old, new = before.maps[name], after.maps[name]
     reasons = {
         before.events[event]: number
@@ -278,8 +292,10 @@ def translate(
     size: int,
     reasons: Mapping[int, int],
 ) -> bytes:
-    """The record with its fields where they are now. `reasons`: the new number for each old one,
-    for the field `drops`."""
+    """Return the record with its fields at their new offsets.
+
+    `reasons`: the new number of each old reason, for the field `drops`.
+    """
     made = bytearray(size)
     places = {name: (offset, length) for name, offset, length in before}
     for name, offset, length in after:
@@ -294,7 +310,7 @@ def translate(
 
 
 def _by_reason(counts: bytes, length: int, reasons: Mapping[int, int]) -> bytes:
-    """An array of 64-bit counters, one for each reason, in the new order."""
+    """Return an array of 64-bit counters, one for each reason, in the new order."""
     made = bytearray(length)
     for old, new in reasons.items():
         if old * 8 < len(counts) and new * 8 < length:
