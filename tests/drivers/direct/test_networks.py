@@ -129,7 +129,7 @@ def test_a_vlan_is_named_for_xdp() -> None:
             ROUTED._replace(source=""),
             Rules(forwarding="ipip"),
             Unavailable,
-            "this gateway has no address to send",
+            "this gateway has no source address",
         ),
         (
             ROUTED,

@@ -116,7 +116,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
         await ways.close()  # as a process that ends: the program stays
         await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
-        assert await remove_pins(PINS) == [f"probes' program at interface {left.interface}"]
+        assert await remove_pins(PINS) == [f"probe program at interface {left.interface}"]
         await until_at()
 
     run(scenario)

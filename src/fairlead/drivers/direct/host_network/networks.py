@@ -1,10 +1,11 @@
-"""What of the data plane depends on this host's networks: programs at interfaces, hops to nodes,
-VLAN tags.
+"""The parts of the data plane that depend on the host's networks: programs at interfaces, next
+hops, VLAN tags.
 
-In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps
-`hops`, `tags` and `settings` as they should be, programs where they should be. Invariant: each
-method brings all that it is about to what holds now, whatever was missed before. Nothing here knows
-Services."""
+In: the kernel's state and events, the nodes in the maps, the nodes of the cluster. Out: up-to-date
+maps `ways`, `tags` and `settings`, and attached programs. Invariant: each method brings everything
+that it is responsible for to the present state, even if earlier events were missed. This module
+knows nothing of Services.
+"""
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -35,8 +36,10 @@ _ONLY = INDEX.pack(0)
 
 
 class Limits(NamedTuple):
-    """What goes into the map `settings` as it is configured. `tell`: new entries are wanted in user
-    space."""
+    """The configured values of the map `settings`.
+
+    `report_entries`: whether the program reports new flow entries to user space.
+    """
 
     inserts_per_s: int
     notes_per_s: int
@@ -45,12 +48,13 @@ class Limits(NamedTuple):
 
 
 def is_node_of_cluster(hops: Iterable[NextHop | FairleadError]) -> bool:
-    """Whether this host is one of the nodes to which these hops lead."""
+    """Return whether this host is one of the nodes with these next hops."""
     return any(isinstance(hop, NextHop) and hop.kind == LOCAL for hop in hops)
 
 
 class Networks:
-    """Close it. Its methods are not to run beside each other."""
+    """The host's networks as the data plane needs them. The caller must close it. Its methods must
+    not run concurrently, except `next_changes`."""
 
     def __init__(
         self,
@@ -73,12 +77,11 @@ class Networks:
         (_, _, _, flags, _) = SETTINGS.unpack(
             maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
         )
-        self._set(
-            is_node=bool(flags & IS_NODE)
-        )  # as a predecessor knew it, until `update_next_hops` does
+        # The value of the previous process holds until `update_next_hops` knows better.
+        self._set(is_node=bool(flags & IS_NODE))
 
     def close(self) -> None:
-        """Hear of nothing more; what is attached stays."""
+        """Stop receiving events. Attached programs stay."""
         self._host_network.close()
 
     def _set(self, *, is_node: bool) -> None:
@@ -92,11 +95,11 @@ class Networks:
             self._maps["settings"].update(_ONLY, record)
 
     def check(self) -> None:
-        """Raises as `Attachments.check`."""
+        """Raise the errors of `Attachments.check`."""
         self.attachments.check(self._host_network.interfaces())
 
     async def attach(self) -> None:
-        """Have our programs on every interface. Raises as `Attachments.attach`."""
+        """Attach our programs to every interface. Raise the errors of `Attachments.attach`."""
         before = self.attachments.shown
         try:
             await self.attachments.attach(
@@ -116,17 +119,19 @@ class Networks:
         self._unmatched = unmatched
 
     async def reattach(self) -> None:
-        """Put back what an interface has lost. Raises as `Attachments.attach`."""
+        """Attach the programs again if an interface has lost one. Raise the errors of
+        `Attachments.attach`."""
         if not await self.attachments.is_complete(self._host_network.interfaces()):
             await self.attach()
 
     async def find_next_hops(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
-        """The hop to each of these nodes, or why there is none."""
+        """Return the next hop of each node, or why there is none."""
         wanted = tuple(nodes)
         return await asyncio.to_thread(self._host_network.find_next_hops, wanted) if wanted else {}
 
     async def update_next_hops(self) -> set[str]:
-        """Have the hops to all nodes be as they are now. The nodes that have lost one."""
+        """Bring the next hops of all nodes to the present state. Return the nodes that have become
+        unreachable."""
         hops = await self.find_next_hops({*self._nodes.addresses(), *(self._cluster or ())})
         self._host_network.watch_only(hop for hop in hops.values() if isinstance(hop, NextHop))
         if self._cluster is not None:
@@ -135,17 +140,17 @@ class Networks:
 
     @property
     def next_hops(self) -> frozenset[str]:
-        """The addresses that frames are sent to."""
+        """The addresses to which frames are sent."""
         hops = (hop for both in self._nodes.next_hops.values() for hop in both)
         return frozenset(hop.next_hop for hop in hops if hop.kind not in (UNREACHABLE, LOCAL))
 
     def write_next_hops(self, hops: Mapping[Node, NextHop | FairleadError]) -> set[str]:
-        """Write those that differ from what is there. The nodes that have lost theirs."""
+        """Write the next hops that have changed. Return the nodes that have become unreachable."""
         lost = set()
         for (name, address), hop in hops.items():
             ipv6, installed = is_ipv6(address), self._nodes.next_hops.get(name, NO_NEXT_HOPS)
             if installed[ipv6].address != address:
-                continue  # no Service needs it, or it was set anew meanwhile
+                continue  # no Service needs it, or it was changed meanwhile
             reachable = self._nodes.reachable(name, ipv6=ipv6)
             if not isinstance(hop, FairleadError):
                 if hop != installed[ipv6] or not reachable:
@@ -156,16 +161,17 @@ class Networks:
         return lost
 
     async def set_cluster(self, cluster: Collection[Node]) -> None:
-        """These are the nodes of the cluster, whether Services need them or not."""
+        """Set the nodes of the cluster, including nodes that no Service needs."""
         self._cluster = tuple(sorted(cluster))
         await self.update_next_hops()
 
     async def next_changes(self) -> NetworkChanges:
-        """Wait until something has changed. May run beside the other methods."""
+        """Wait until something has changed, and return it. May run beside the other methods."""
         return await self._host_network.next_changes()
 
     async def apply_changes(self, changes: NetworkChanges) -> set[str]:
-        """Bring what the changes is about to what holds now. The nodes that have lost their hop."""
+        """Bring everything that these changes concern to the present state. Return the nodes that
+        have become unreachable."""
         if not changes.networks and self._cluster is None:
             return self.write_next_hops(dict(self._hops_via(changes.neighbours)))
         try:
@@ -173,11 +179,11 @@ class Networks:
                 self._host_network.refresh()
                 await self.reattach()
         except FairleadError as error:
-            log.warning("not attached", error=str(error))
+            log.warning("attaching the programs failed", error=str(error))
         return await self.update_next_hops()
 
     def _hops_via(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, NextHop]]:
-        """The hops that lead over these next hops, with the hardware addresses of now."""
+        """Yield the next hops that use these neighbours, with their present MAC addresses."""
         for name, hops in self._nodes.next_hops.items():
             for hop in hops:
                 if (hop.interface, hop.next_hop) in next_hops:

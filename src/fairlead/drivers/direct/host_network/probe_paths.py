@@ -1,14 +1,17 @@
 """Send the gateway's probes of a node through the same tunnel as forwarded packets.
 
-In: the addresses of the nodes that are probed, the kernel's routes and events. Out: the program of
-bpf/probe.bpf.c at the egress of the interfaces by which tunnels leave, with its own maps, which
-hold the hop to each of these nodes. The program puts packets of marked sockets
-(`net.httpprobe.PROBE_MARK`) into the same envelopes as clients' packets. If a node is on a link
-with the gateway, or is this host, probes take the path of forwarded packets without the program,
-because `hops` takes interface and next hop from the host's route: such a node has no entry, and its
-probes pass the program untouched. Nothing is pinned: the attached program keeps its maps. A start
-fills new maps and replaces its predecessor's program in one step of the kernel. What a killed
-gateway leaves does no harm: no other process sets this mark."""
+In: the addresses of probed nodes, the kernel's routes and events. Out: the program of
+bpf/probe.bpf.c at the egress of each interface by which a tunnel leaves, with its own maps, which
+contain the next hop of each of these nodes. The program encapsulates packets of marked sockets
+(`net.httpprobe.PROBE_MARK`) in the same way as clients' packets. If a node is on a link with the
+gateway, or is this host, probes take the path of forwarded packets without the program, because
+`find_next_hops` takes interface and next hop from the host's route: such a node has no map entry,
+and its probes pass the program unchanged.
+
+Nothing is pinned, because the attached program keeps its maps. A start fills new maps, and the
+kernel replaces the program of the previous process in one step. A program that a killed gateway
+leaves does no harm, because no other process sets this mark.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -42,16 +45,17 @@ FOLLOW_PAUSE_S = 0.5
 """Time to wait after a change of the networks, so that changes that follow are handled together
 with it."""
 AUDIT_S = 60.0
-"""Period after which programs that others detached are attached again."""
+"""Period after which programs that another process has detached are attached again."""
 
 
 class ProbePaths(Component):
-    """Call `open` first and `close` last, in the gateway's network namespace. Without a tunnel in
-    `rules` it does nothing.
+    """The paths of probes. Call `open` first and `close` last, in the gateway's network namespace.
+    Without a tunnel in `rules` it does nothing.
 
-    pin_path, priority: of the gateway's own filters, whose name and priority these filters share.
-    tell: called with the kind of the tunnel that each node is asked through, by address, when that
-    changes."""
+    `pin_path`, `priority`: of the gateway's own filters, from which these filters take their name
+    and priority. `on_change`: called with the kind of tunnel of each probed node, by address, when
+    it changes.
+    """
 
     name = "probe paths"
 
@@ -78,8 +82,8 @@ class ProbePaths(Component):
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Load the program into the kernel, but do not attach it. Raises Refused if the kernel or
-        the rights forbid it."""
+        """Load the program into the kernel, but do not attach it. Raise Refused if the kernel or
+        missing privileges prevent it."""
         if not self.needed:
             await detach(self._filter_name)
             return
@@ -107,8 +111,11 @@ class ProbePaths(Component):
         self._host_network, self.program, self._maps = None, None, {}
 
     async def add(self, addresses: Collection[str]) -> None:
-        """From now on probes of these nodes take the path of forwarded packets. Probes of a node
-        without a hop follow the host's routes: the driver that forwards says what is wrong."""
+        """From now on, send probes of these nodes on the path of forwarded packets.
+
+        Probes of a node without a next hop follow the host's routes. The driver that forwards
+        reports what is wrong.
+        """
         if self._host_network is None or self._probed.issuperset(addresses):
             return
         async with self._lock:
@@ -120,7 +127,7 @@ class ProbePaths(Component):
         return await detach(self._filter_name)
 
     async def run(self) -> None:
-        """Update the hops after changes of the host's networks, until cancelled."""
+        """Update the next hops after changes of the host's networks, until cancelled."""
         if self._host_network is None:
             return
         while True:
@@ -140,8 +147,8 @@ class ProbePaths(Component):
             await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def refresh(self) -> None:
-        """Update the hops to all nodes from the host's present networks, and attach again what
-        others detached."""
+        """Bring the next hops of all nodes to the present state, and attach programs again that
+        another process has detached."""
         if self._host_network is None:
             return
         async with self._lock:
@@ -149,8 +156,8 @@ class ProbePaths(Component):
             await self._update(self._probed)
 
     async def _update(self, addresses: Collection[str]) -> None:
-        """Update the hops to these nodes, and attach the program at the interfaces by which they
-        leave."""
+        """Update the next hops of these nodes, and attach the program to the interfaces by which
+        they leave."""
         assert self._host_network is not None
         found = await asyncio.to_thread(
             self._host_network.find_next_hops, [(address, address) for address in addresses]
@@ -176,10 +183,11 @@ class ProbePaths(Component):
             )
 
     async def _attach(self) -> None:
-        """Attach the program at every interface by which a tunnel leaves, and at no other."""
+        """Attach the program to every interface by which a tunnel leaves, and to no other."""
         assert self.program is not None
         interfaces = {hop.interface for hop in self._hops.values()}
         for interface in sorted(interfaces):
+            # The interface was just removed: an event of the kernel follows.
             try:
                 await tc.attach(
                     interface,
@@ -188,9 +196,7 @@ class ProbePaths(Component):
                     priority=self._priority,
                     egress=True,
                 )
-            except (
-                Unavailable
-            ) as problem:  # the interface was just removed: an event of the kernel follows
+            except Unavailable as problem:
                 log.warning(
                     "probes do not go through the tunnel yet",
                     interface=interface,
@@ -200,14 +206,14 @@ class ProbePaths(Component):
 
 
 def filter_name(pin_path: Path) -> str:
-    """The name of our filters: two gateways on one host have different pin paths."""
+    """Return the name of our filters: two gateways on one host have different pin paths."""
     return f"fairlead-probe:{pin_path.absolute()}"
 
 
 async def detach(name: str, *, but: Collection[int] = ()) -> list[str]:
-    """Take the program of this name off all interfaces but these. Returns what was detached, in
-    words."""
+    """Detach the program with this name from all interfaces except `but`. Return a description of
+    each."""
     found = [each for each in await tc.filters(name, egress=True) if each.interface not in but]
     for each in found:
         await tc.detach(each)
-    return [f"probes' program at interface {each.interface}" for each in found]
+    return [f"probe program at interface {each.interface}" for each in found]
