@@ -763,13 +763,13 @@ def tables(slots: Slots) -> TablesMessage:
     ("message", "problem"),
     [
         (HelloMessage("x", 1.0, version=2), "version 2"),
-        (tables(SLOTS._replace(nodes=("a",))), "none"),
-        (tables(SLOTS._replace(nodes=("a", ""))), "none"),
-        (tables(SLOTS._replace(current=SLOTS.current[:-2])), "none"),
-        (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "none"),
-        (FlowsMessage({}, b"x" * 43), "none"),
-        (FlowsMessage({}, bytes(44 * 4097)), "none"),
-        (FlowsMessage({}, bytes(44), (1.0, 2.0)), "none"),
+        (tables(SLOTS._replace(nodes=("a",))), "invalid"),
+        (tables(SLOTS._replace(nodes=("a", ""))), "invalid"),
+        (tables(SLOTS._replace(current=SLOTS.current[:-2])), "invalid"),
+        (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "invalid"),
+        (FlowsMessage({}, b"x" * 43), "invalid"),
+        (FlowsMessage({}, bytes(44 * 4097)), "invalid"),
+        (FlowsMessage({}, bytes(44), (1.0, 2.0)), "invalid"),
     ],
 )
 def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:

@@ -69,8 +69,8 @@ class BlackholeRoutes:
 
     async def remove(self, addresses: Collection[str]) -> None:
         """Remove the routes of addresses that have no listeners any more."""
-        if gone := self._installed.intersection(addresses):
-            await self._run(lambda: self._remove(gone))
+        if removed := self._installed.intersection(addresses):
+            await self._run(lambda: self._remove(removed))
 
     async def sync(self, addresses: Collection[str]) -> None:
         """Set the routes to exactly these addresses and the addresses that will have listeners
@@ -80,9 +80,9 @@ class BlackholeRoutes:
     def _add(self, new: set[str]) -> None:
         self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
 
-    def _remove(self, gone: set[str]) -> None:
-        self._installed -= gone
-        self._kernel.delete_routes(gone)
+    def _remove(self, removed: set[str]) -> None:
+        self._installed -= removed
+        self._kernel.delete_routes(removed)
 
     def _sync(self, wanted: set[str]) -> None:
         elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))

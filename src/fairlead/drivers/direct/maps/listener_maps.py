@@ -151,9 +151,9 @@ class ListenerMaps:
             for key, each in survey.changed.items()
             if key not in self._changed_since_survey
         }
-        gone = survey.gone - self._changed_since_survey
-        tables_moved = bool(gone)
-        for key in gone:
+        removed = survey.removed - self._changed_since_survey
+        tables_moved = bool(removed)
+        for key in removed:
             self._mirror.count(self._mirror.take(key), None)
         for key, each in changed.items():
             old = self._put(key, each)
@@ -417,8 +417,8 @@ class ListenerMaps:
         """Return the numbers of the nodes whose flow entries the program must follow. The set is
         empty if the program looks up no flow entry: for TCP and SCTP, without a previous table,
         after convergence."""
-        asked = key.protocol == "UDP" or slots.previous or converging
-        return frozenset(map(self.nodes.number, nodes)) if asked else frozenset()
+        looked_up = key.protocol == "UDP" or slots.previous or converging
+        return frozenset(map(self.nodes.number, nodes)) if looked_up else frozenset()
 
     def set_peer_slots(
         self,

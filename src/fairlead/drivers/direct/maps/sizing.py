@@ -45,8 +45,8 @@ def fittings(
 ) -> Iterator[Fitting]:
     """Yield the choices for a listener that has the slots `old`, or is new (None).
 
-    `available`: the chunks that it may use. `granted`: the table size that it may have regardless of
-    `available`; negative if there is none.
+    `available`: the chunks that it may use. `granted`: the table size that it may have
+    regardless of `available`; negative if there is none.
     """
     before = Slots() if change.afresh or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0

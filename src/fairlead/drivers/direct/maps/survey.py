@@ -58,7 +58,7 @@ class Survey(NamedTuple):
 
     changed: Mapping[ListenerKey, InstalledListener]
     """Listeners that differ from the baseline, or are not in it."""
-    gone: frozenset[ListenerKey]
+    removed: frozenset[ListenerKey]
     """Listeners of the baseline that do not exist any more."""
     nodes: NodesFound
     stale_owners: tuple[bytes, ...]
@@ -113,13 +113,13 @@ class Surveyor:
         owners: dict[bytes, bytes] = {}
         yield from _gather(self._owners.items(), owners)
         changed: dict[ListenerKey, InstalledListener] = {}
-        gone = set(baseline.listeners)
+        removed = set(baseline.listeners)
         for number, (packed, value) in enumerate(self._listeners.items(), 1):
             key, record = unpack_listener_key(packed), ListenerRecord(*LISTENER.unpack(value))
             owner = unpack_owner(owners.pop(packed)) if packed in owners else (NO_OWNER, "")
             tables = self._table(*record[:2]), self._table(*record[2:4])
             old, digest = baseline.listeners.get(key), hash(tables)
-            gone.discard(key)
+            removed.discard(key)
             same = old and (old[:2], old.record, old.digest) == (owner, record, digest)
             if not (same and old and renamed.isdisjoint(old.slots.nodes)):
                 slots = decode(*tables, record.flags)
@@ -141,7 +141,13 @@ class Surveyor:
             ((unpack_address(key), value) for key, value in self._addresses.items()), addresses
         )
         yield Survey(
-            changed, frozenset(gone), nodes, tuple(owners), retained_nodes, ranges, addresses.keys()
+            changed,
+            frozenset(removed),
+            nodes,
+            tuple(owners),
+            retained_nodes,
+            ranges,
+            addresses.keys(),
         )
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:

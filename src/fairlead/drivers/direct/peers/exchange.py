@@ -1,20 +1,23 @@
-"""One gateway's side of what gateways tell each other: what to say of its maps, and what to do
-about what others say.
+"""One gateway's side of the exchange between gateways: what it sends of its maps, and how it merges
+what peers send.
 
-In: the tables, the maps, the news of the program in the kernel; messages of other gateways. Out:
-messages; changed maps. Where no slot is in transition there is nothing to say: every gateway has
-made the same tables from the same objects. For slots in transition these hold, whatever each
-gateway has gone through:
-  entries  each gateway has those of all, so a connection may pass from one to another. The newest counts: one that another
-           connection of the same ports has replaced is replaced, or taken out, everywhere; when
-           gateways meet that could not tell each other for a while, each says for how long what it
-           has met meanwhile has been so
-  tracked  a slot that is tracked at one is tracked at all, or entries of it would not be asked for; no connection moves by that
-  tables   a listener that this gateway has no tables of begins with those of a peer. One that has been away, because it was
-           not running or could reach nobody, takes what a peer says of connections without entries:
-           they passed to others meanwhile. Otherwise its own word counts, as only it knows what
-           went through it.
-Invariant: nothing here decides who gets new connections; that is the plan's alone, on each gateway.
+In: the tables, the maps, the flow entries that the eBPF program reports; messages of other
+gateways. Out: messages; changed maps. For a slot that is not in transition nothing is sent, because
+every gateway computes the same tables from the same objects. For slots in transition, these rules
+hold regardless of the history of each gateway:
+
+- Flow entries: each gateway has the entries of all gateways, so a connection may move from one
+  gateway to another. The newest entry counts: an entry that another connection with the same ports
+  has replaced is replaced or removed on every gateway. After gateways could not reach each other
+  for a while, each sends the age of every entry that changed meanwhile.
+- Tracked slots: a slot that is tracked on one gateway is tracked on all gateways, because otherwise
+  its entries would not be looked up. Tracking moves no connection.
+- Tables: a listener that does not exist here begins with the tables of a peer. A gateway that was
+  away, because it was not running or could reach no peer, adopts a peer's tables for connections
+  without entries, because these connections passed through other gateways meanwhile. Otherwise its
+  own tables count, because only this gateway knows which connections it has forwarded.
+
+Invariant: nothing here decides which node gets new connections. Only the plan of each gateway does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -46,55 +49,59 @@ _TABLES = ("connections", "datagrams", _ENDING)
 
 
 class Exchange:
-    """To be made once the tables hold what is in the maps. Not to be used after the driver was
-    closed."""
+    """The state that this gateway exchanges with its peers.
+
+    Create it when the tables match the content of the maps. Do not use it after the driver is
+    closed.
+    """
 
     def __init__(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
         self._ring = RingBuffer(maps["news"])
         self.descriptor = self._ring.descriptor
-        """Readable while there is news."""
+        """Readable while the program has reported new entries."""
         self.received = 0
-        """Entries that were taken over."""
+        """The number of entries that were received and stored."""
 
     def close(self) -> None:
-        """Let go of the ring."""
+        """Close the ring buffer."""
         self._ring.close()
 
     def new_entries(self) -> Iterator[FlowsMessage]:
-        """The entries that have come to be since it was asked last."""
+        """Yield the entries that the program has reported since the last call."""
         while records := self._ring.read(MAX_ENTRIES):
             yield self.entries(records)
 
     def drain_unread(self) -> Set[bytes]:
-        """The flows that there is news of, which counts as node_field then. If no process was there to
-        tell it, others know only what was before."""
+        """Read the entries that the program has reported, and return their flows. They count as
+        sent. If no process was there to send them, peers know only the earlier entries."""
         flows = set[bytes]()
         while records := self._ring.read(MAX_ENTRIES):
             flows.update(record[: -INDEX.size] for record in records)
         return flows
 
     def current_entries(self, recent: RecentFlows, now_s: float) -> Iterator[FlowsMessage]:
-        """The entries of these flows as they are now, and of which there is none; since when."""
+        """Yield the present entries of recently changed flows, with their ages, including flows
+        that have no entry any more."""
         for records in _batched(flow + self._current_node(flow) for flow in tuple(recent.flows)):
             ages_s = tuple(now_s - recent.changed_s(record[: -INDEX.size]) for record in records)
             yield msgspec.structs.replace(self.entries(records), ages_s=ages_s)
 
     def take_changed_listeners(self) -> set[ListenerKey]:
-        """The listeners whose tables have changed since it was asked last."""
+        """Return the listeners whose tables have changed since the last call."""
         changed, self._tables.changed_listeners = self._tables.changed_listeners, set()
         return changed
 
     def listeners(self) -> set[ListenerKey]:
-        """All that there are."""
+        """Return the keys of all listeners."""
         return self._tables.keys()
 
     def tables(self, key: ListenerKey) -> TablesMessage | None:
-        """Those of a listener, if it is there."""
+        """Return the tables of a listener; None if it does not exist or a slot names an unknown
+        node."""
         found = self._tables.installed(key)
-        if found is None or not all(
-            found.slots.nodes
-        ):  # a slot that names nobody is of no use to others
+        # Slots that name an unknown node are of no use to peers.
+        if found is None or not all(found.slots.nodes):
             return None
         whose = (found.service.namespace, found.service.name), found.uid
         nodes_with_connections = tuple(filter(None, found.nodes_with_connections))
@@ -106,25 +113,26 @@ class Exchange:
         )
 
     def all_entries(self) -> Iterator[list[bytes]]:
-        """Every entry there is, as records. It reads the kernel's maps: to be gone through in a
+        """Yield all entries as records, in batches. This reads the kernel's maps: run it in a
         thread.
 
-        Those of which one packet was seen (new_connections) are left out: a flood of such would
-        push out what matters."""
+        Entries of flows of which one packet was seen (`new_connections`, `new_datagrams`) are left
+        out, because a flood of them would displace entries that matter.
+        """
         for name in _TABLES:
             yield from _batched(
                 key + _encode_node(name, value) for key, value in self._maps[name].items()
             )
 
     def _current_node(self, flow: bytes) -> bytes:
-        """Where a flow is now, as it is node_field."""
+        """Return the present node of a flow in the form in which it is sent."""
         for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _ENDING):
             if value := self._maps[name].lookup(flow):
                 return _encode_node(name, value)
         return _GONE
 
     def entries(self, records: list[bytes]) -> FlowsMessage:
-        """The records, with the names of their nodes."""
+        """Return a message with these records and the names of their nodes."""
         names = self._tables.nodes.names()
         numbers = {_node(record[-INDEX.size :]) for record in records}
         return FlowsMessage(
@@ -132,8 +140,8 @@ class Exchange:
         )
 
     def merge_flows(self, message: FlowsMessage, *, ignored: Sequence[Set[bytes]] = ()) -> None:
-        """Have these entries too, but for flows in one of the sets `known`. One whose node is not
-        named says nothing."""
+        """Store these entries, except for flows in one of the sets `ignored`. Entries whose node
+        has no name in the message are skipped."""
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {name: {} for name in _TABLES}
         deletes: dict[str, list[bytes]] = {name: [] for name in _TABLES}
@@ -149,8 +157,9 @@ class Exchange:
                 and (present := sets[table].get(key) or self._maps[table].lookup(key))
                 and (present[: INDEX.size] != numbers[node])
             ):
-                continue  # a connection that came after the one that ends, with the same ports
-            # Of two about one flow the later one counts.
+                # A newer connection with the same ports has an entry.
+                continue
+            # Of two records of one flow, the later one counts.
             if node_field == _GONE or ending:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
@@ -165,36 +174,39 @@ class Exchange:
             self.received += len(elements)
 
     def _numbers(self, names: Mapping[int, str]) -> dict[int, bytes]:
-        """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will,
-        in a moment."""
+        """Return our number of each node, as a packed value, by the peer's number. A node that our
+        plan does not contain yet gets a number, because the plan will contain it in a moment."""
         found = {}
         for number, name in names.items():
             try:
                 found[number] = INDEX.pack(self._tables.nodes.number(name))
             except Refused as error:
-                log.warning("entries of a peer not taken over", node=name, problem=str(error))
+                log.warning("entries of a peer are not stored", node=name, problem=str(error))
         return found
 
     def present_flows(self) -> Set[bytes]:
-        """The flows that have an entry here. It reads the kernel's maps: to be asked for in a
+        """Return the flows that have an entry here. This reads the kernel's maps: run it in a
         thread."""
         return {key for name in _TABLES for key, _ in self._maps[name].items()}
 
     def end_convergence(self) -> None:
-        """See `TablesMessage.end_convergence`."""
+        """See `ListenerMaps.end_convergence`."""
         self._tables.end_convergence()
 
     def inherit_tables(self, message: TablesMessage) -> None:
-        """Before anything is planned: have this listener as the peer has it."""
+        """Give the listener the peer's tables, before anything is planned."""
         own = self._tables.installed(message.key)
         self._set_peer_slots(
             message, tracked_as(message.slots, own.slots) if own else message.slots
         )
 
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
-        """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word
-        counts for what has no entry; as it does for a listener of which no packet has come here. Of
-        one that is not here nothing is kept: the plan will tell of it, or has taken it away."""
+        """Track the slots that the peer tracks.
+
+        `behind`: this gateway was away, so the peer's tables count for connections without entries.
+        They also count for a listener that has forwarded no packet here. A listener that does not
+        exist here is ignored: the plan will contain it, or has removed it.
+        """
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
         if behind or not self._tables.is_used(own):
@@ -218,12 +230,12 @@ class Exchange:
             )
         except FairleadError as error:
             log.warning(
-                "tables of a peer not taken over", listener=str(message.key), problem=str(error)
+                "tables of a peer are not stored", listener=str(message.key), problem=str(error)
             )
 
 
 def _slots_after_outage(own: InstalledListener, message: TablesMessage) -> Slots:
-    """What the peer has, and from there to what serves new connections here."""
+    """Return the slots of the peer, with a transition to the present table of this gateway."""
     retained_nodes = frozenset(
         (*own.nodes_with_connections, *message.nodes_with_connections, *message.nodes)
     )
@@ -236,7 +248,7 @@ def _slots_after_outage(own: InstalledListener, message: TablesMessage) -> Slots
 
 
 def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and node of each."""
+    """Yield the flow key and the node field of each record."""
     size, key_size = ENTRY.size, ENTRY.size - INDEX.size
     return (
         (records[at : at + key_size], records[at + key_size : at + size])
@@ -253,7 +265,7 @@ def parts_of(message: FlowsMessage, most: int) -> Iterator[FlowsMessage]:
 
 
 def _encode_node(table: str, value: bytes) -> bytes:
-    """The node of an entry of this table, as it is node_field."""
+    """Return the node of an entry of this table in the form in which it is sent."""
     return (
         INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
         if table == _ENDING

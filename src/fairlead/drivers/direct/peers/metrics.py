@@ -1,6 +1,7 @@
-"""Metrics of what gateways tell each other.
+"""Metrics of the exchange between gateways.
 
-In: the other gateways, and counts. Out: metric families, read when a scrape asks, in a thread."""
+In: the other gateways, and counts. Out: metric families. A scrape reads them in a thread.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,7 +21,7 @@ class PeerState(Protocol):
 
 
 class PeersState(Protocol):
-    """What gateways tell each other."""
+    """The state of the exchange with other gateways."""
 
     @property
     def shown(self) -> Sequence[PeerState]: ...
@@ -36,14 +37,14 @@ class PeersState(Protocol):
 
 
 class PeersCollector(Collector):
-    """Whether other gateways are connected, and what they tell each other."""
+    """The connections to other gateways, and the entries that were exchanged."""
 
     def __init__(self, peers: PeersState) -> None:
         self._peers = peers
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         connected = GaugeMetricFamily(
-            "fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"]
+            "fairlead_peer_connected", "Whether this gateway follows the peer", labels=["peer"]
         )
         for peer in self._peers.shown:
             connected.add_metric([peer.address], peer.connected)
@@ -54,12 +55,12 @@ class PeersCollector(Collector):
             ),
             CounterMetricFamily(
                 "fairlead_peer_entries_sent",
-                "Entries of flows told to other gateways",
+                "Flow entries sent to other gateways",
                 self._peers.sent,
             ),
             CounterMetricFamily(
                 "fairlead_peer_entries_received",
-                "Entries taken over from them",
+                "Flow entries received from other gateways and stored",
                 self._peers.received,
             ),
         ]

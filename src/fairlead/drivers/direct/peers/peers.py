@@ -1,11 +1,13 @@
-"""Gateways tell each other about slots in transition, so that losing, adding or returning one moves
-no connection.
+"""The exchange between gateways about slots in transition, so that no connection moves when a
+gateway is lost, added or restarted.
 
-In: where to listen, and the other gateways. Out: their tables before this one forwards, their
-entries from then on; ours for them. Each follows all others, over TCP. A gateway may follow if its
-address is known and, with `tls`, its certificate is accepted (`peer_tls`). Without `tls`, a host
-that can take a peer's address can direct connections to a wrong node. A gateway that is alone
-starts and works as one without peers; no packet waits for anything here."""
+In: the address to listen on, and the other gateways. Out: their tables before this gateway
+forwards, and their flow entries from then on; our tables and entries for them. Each gateway follows
+all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate
+is accepted (see `tls`). Without `tls`, a host that can take a peer's address can send connections
+to a wrong node. A gateway without reachable peers starts and forwards like one without peers: no
+packet waits for anything here.
+"""
 
 import asyncio
 import contextlib
@@ -46,31 +48,32 @@ from fairlead.net.bpf import Map
 log = structlog.get_logger()
 
 HELLO_S = 2.0
-"""A start waits so long for a peer to answer, and so long again for each thing that one tells."""
+"""A start waits this long for a connection and a hello, and this long again for each message."""
 COLLECT_S = 0.002
-"""New entries are collected for so long."""
+"""New entries are collected for this time before they are sent."""
 TABLES_S = 0.1
-"""TablesMessage that changed are answers so often."""
+"""Period in which changed tables are sent."""
 MERGE_S = 0.5
-"""What peers say of tables is heeded so often: mostly all gateways make the same change in the same
-moment, and nothing is left to do by then."""
+"""Period in which tables of peers are merged. Usually all gateways make the same change at the same
+moment, and nothing is left to merge after this time."""
 SILENCE_S = 3.5
-"""A peer that says nothing for so long is lost; it says each second that it is alive."""
+"""A peer that sends nothing for this time is lost. A peer without changes sends an AliveMessage
+each second."""
 AWAY_S = 5.0
-"""A gateway that heard no peer for so long has been away."""
+"""A gateway that had no connection to a peer for this time was away."""
 UNDELIVERED_S = 15.0
-"""Longer than it takes to notice that a peer hears nothing any more: what it was answers within that
-time may not have arrived."""
+"""Longer than it takes to notice that a peer receives nothing any more. Entries that were sent
+within this time may not have arrived."""
 INHERIT_BATCH = 128
-"""Number of entries of a peer that are put at once. It takes about half a millisecond."""
+"""Number of inherited entries that are stored at once. It takes about half a millisecond."""
 TRUSTED_AFTER_S = 30.0
-"""The word of a peer that has followed the cluster for less than this never counts against our own
-tables. And for so long one that has begun tells each that comes what happened while no process was
-there."""
+"""Tables of a peer that has followed the cluster for less than this time never replace our own. For
+this time after its start, a gateway also sends the entries that changed while no process was there
+to every follower that connects."""
 
 
 class Peer(Value, frozen=True):
-    """Another gateway, as it is shown."""
+    """Another gateway, as `/state` and metrics show it."""
 
     address: str
     connected: bool
@@ -84,7 +87,7 @@ class PeersStatus(Value, frozen=True):
 
 
 class NoPeers(Component):
-    """A gateway that is alone."""
+    """The component of a gateway without peers."""
 
     name = "no peers"
 
@@ -93,13 +96,16 @@ class NoPeers(Component):
 
 
 class Peers(Component):
-    """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`:
-    theirs; ours may be among them.
+    """The connections to and from the other gateways.
 
-    tls: mutual TLS on all connections. stalled_s: a follower that receives nothing for this time is
-    dropped, and begins again when it reconnects. log_s: the period in which refused connections of
-    one kind are logged once. Call `inherit` before packets are forwarded, then have `run` running
-    until the driver closes."""
+    `listen`: the address on which other gateways can connect, `address:port` or `*:port`; empty for
+    none. `peers`: the addresses of all gateways; our own may be among them. `tls`: mutual TLS on
+    all connections. `stalled_s`: a follower that receives nothing for this time is dropped, and
+    begins again when it reconnects. `log_s`: the period in which refused connections of one kind
+    are logged once.
+
+    Call `inherit` before packets are forwarded, then keep `run` running until the driver closes.
+    """
 
     name = "peers"
 
@@ -123,12 +129,12 @@ class Peers(Component):
         self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
         self._received_tables: dict[ListenerKey, TablesMessage] = {}
         self._recent = RecentFlows()
-        """Flows whose entries changed here while no process was there to tell it, or some peer
-        could not be answers."""
+        """Flows whose entries changed here while no process could send them, or while a peer could
+        not receive them."""
         self._began_s = self._alone_since_s = time.monotonic()
         self._recent_start_until_s = 0.0
         self.sent = 0
-        """FlowsMessage that came to be here and were answers to others."""
+        """The number of new entries that were sent."""
 
     @property
     def shown(self) -> list[Peer]:
@@ -143,20 +149,22 @@ class Peers(Component):
 
     @property
     def followers(self) -> int:
-        """How many others follow this gateway now."""
+        """The number of gateways that follow this gateway now."""
         return len(self._followers)
 
     @property
     def received(self) -> int:
-        """FlowsMessage of others that were taken over."""
+        """The number of entries that were received from peers and stored."""
         return self._exchange.received if self._exchange else 0
 
     async def inherit(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
-        """Begin with what the longest-serving peer has, if one answers. Never fails.
+        """Begin with the state of the peer that has run for longest, if a peer answers. Never
+        fails.
 
-        TablesMessage that are here already are those of a predecessor that has ended, some time ago.
-        Others know more by now, unless they have begun just now themselves; but not of flows that
-        the program has met since, which nobody answers them of."""
+        Tables that are in the maps already are of a previous process, which ended some time ago.
+        Peers know more by now, unless they have just started themselves. Peers do not know,
+        however, the flows that the program has recorded since that process ended.
+        """
         self._exchange = exchange = Exchange(tables, maps)
         patience_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
         answers = [each for each in await self._fetch_all() if each[0].age_s >= patience_s]
@@ -172,14 +180,14 @@ class Peers(Component):
                     exchange.inherit_tables(message)
                 case FlowsMessage():
                     # The program forwards meanwhile. A new connection with the ports of an older
-                    # one is known only from what the program has reported by then, so few entries
-                    # are put at a time.
+                    # one is known only from the entries that the program has reported so far, so
+                    # few inherited entries are stored at a time.
                     for part in parts_of(message, INHERIT_BATCH):
                         self._recent.record(exchange.drain_unread(), time.monotonic())
                         exchange.merge_flows(part, ignored=(self._recent.flows,))
         exchange.take_changed_listeners()
         log.info(
-            "began with what a peer has",
+            "inherited the state of a peer",
             listeners=len(exchange.listeners()),
             entries=exchange.received,
         )
@@ -198,7 +206,7 @@ class Peers(Component):
                 ):
                     messages.append(message)
         except Unavailable as problem:
-            log.info("a peer did not tell what it has", peer=peer, problem=str(problem))
+            log.info("a peer did not send its state", peer=peer, problem=str(problem))
             return None
         return hello, messages
 
@@ -206,9 +214,9 @@ class Peers(Component):
     async def _following(
         self, peer: str
     ) -> AsyncIterator[tuple[HelloMessage, asyncio.StreamReader]]:
-        """A connection to it, and what it says first. Raises Unavailable."""
+        """Connect to the peer, and receive its hello. Raise Unavailable."""
         host, port = split_host_port(peer)
-        # Others know us by the address at which we listen.
+        # Peers know this gateway by the address at which it listens.
         source = None if self._listen[:1] in ("", "*") else (split_host_port(self._listen)[0], 0)
         try:
             async with asyncio.timeout(HELLO_S):
@@ -247,21 +255,21 @@ class Peers(Component):
             hint = (
                 "it may not accept the certificate of this gateway"
                 if self._tls
-                else "it may want TLS, see gateway.peerTLS"
+                else "it may require TLS, see gateway.peerTLS"
             )
             raise Unavailable(
                 f"{problem.message}, without a hello: {hint}; its log says why"
             ) from problem
         if not isinstance(hello, HelloMessage):
-            raise Unavailable(f"{host} did not say hello")
+            raise Unavailable(f"the first message of {host} is not a hello")
         return hello
 
     async def run(self) -> None:
-        """Follow the others and be followed, until cancelled. Raises Refused if listening is not
-        possible."""
+        """Follow the other gateways and serve followers, until cancelled. Raise Refused if
+        listening is not possible."""
         exchange = self._exchange
         if exchange is None:
-            raise RuntimeError("there is nothing to tell yet")
+            raise RuntimeError("inherit was not called")
         loop = asyncio.get_running_loop()
         server = PeerServer(
             self._allowed,
@@ -286,13 +294,13 @@ class Peers(Component):
 
     @property
     def _recently_started(self) -> bool:
-        """Whether this process has begun just now. What is here of other flows may be older than
-        what peers have."""
+        """Whether this process started recently. The entries in its maps may be older than those of
+        peers."""
         return time.monotonic() <= self._recent_start_until_s
 
     def _follower(self, exchange: Exchange) -> Follower:
-        """One more. What it is answers of all entries does not count against those that it has: what
-        is newer it is answers again."""
+        """Return a new follower. It ignores entries of the whole state for flows that it knows
+        already, so recently changed entries are sent to it again at the end."""
         return Follower(exchange, lambda: self._recent_entries(exchange), stalled_s=self._stalled_s)
 
     def _recent_entries(self, exchange: Exchange) -> list[bytes]:
@@ -302,21 +310,22 @@ class Peers(Component):
         return HelloMessage(self._instance, time.monotonic() - self._began_s)
 
     async def _send_entries(self, exchange: Exchange) -> None:
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
         while True:
-            news.clear()
-            loop.add_reader(exchange.descriptor, news.set)
-            await news.wait()
-            loop.remove_reader(exchange.descriptor)  # until then it would be readable all the time
+            readable.clear()
+            loop.add_reader(exchange.descriptor, readable.set)
+            await readable.wait()
+            loop.remove_reader(exchange.descriptor)  # otherwise it would be readable all the time
             await asyncio.sleep(COLLECT_S)
             for message in exchange.new_entries():
                 self._send(message)
-                await asyncio.sleep(0)  # a flood may make news as fast as they are read
+                # A flood may produce entries as fast as they are read, so other tasks get a turn.
+                await asyncio.sleep(0)
 
-    def _send(self, news: FlowsMessage) -> None:
-        data = frame(news)
-        self.sent += news.count
-        self._recent.record((flow for flow, _ in split(news.records)), time.monotonic())
+    def _send(self, message: FlowsMessage) -> None:
+        data = frame(message)
+        self.sent += message.count
+        self._recent.record((flow for flow, _ in split(message.records)), time.monotonic())
         for follower in self._followers:
             follower.enqueue((), (data,))
 
@@ -336,12 +345,12 @@ class Peers(Component):
             received, self._received_tables = self._received_tables, {}
             for message in received.values():
                 exchange.merge_peer_tables(message, behind=False)
-                await asyncio.sleep(
-                    0
-                )  # after a change of many listeners it would hold up everything else for seconds
+                # After a change of many listeners this takes seconds, so other tasks get a turn.
+                await asyncio.sleep(0)
 
     async def _follow(self, peer: str, exchange: Exchange) -> None:
-        """Take over what it says, for ever; or until it turns out to be this gateway itself."""
+        """Receive what the peer sends, until cancelled or until the peer turns out to be this
+        gateway."""
         backoff = Backoff(0.1, 1.0)
         while True:
             try:
@@ -376,10 +385,10 @@ class Peers(Component):
                     self._received_tables[message.key] = message
                 case FlowsMessage() as message:
                     if known or message.ages_s:
-                        # What the program has met by now is younger than what the peer has had for
-                        # a while.
-                        for news in exchange.new_entries():
-                            self._send(news)
+                        # Flows that the program has reported so far are newer than entries that the
+                        # peer has had for a while.
+                        for new in exchange.new_entries():
+                            self._send(new)
                     exchange.merge_flows(
                         message, ignored=(self._newer_here(message),) if message.ages_s else known
                     )
@@ -390,7 +399,7 @@ class Peers(Component):
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
     def _newer_here(self, message: FlowsMessage) -> Set[bytes]:
-        """Of these flows, those that this gateway has met later than who tells of them."""
+        """Return the flows of the message that changed here later than at the sender."""
         now_s = time.monotonic()
         flows = zip(split(message.records), message.ages_s, strict=True)
         return {flow for (flow, _), age_s in flows if self._recent.changed_s(flow) > now_s - age_s}

@@ -1,7 +1,8 @@
-"""Log refused connections so that strangers cannot fill the log.
+"""Log refused connections in a bounded number of lines.
 
-In: refusals. Out: a log line for the first refusal of a kind; for those that follow within a period
-one line at its end, with their number. The caller must use few kinds."""
+In: refused connections. Out: a log line for the first connection of a kind; then, at the end of
+each period, one line with the number of further connections. The caller must use few kinds.
+"""
 
 import asyncio
 
@@ -13,19 +14,19 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """Close it before the event loop ends."""
+    """The log of refused connections. Close it before the event loop ends."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
         self._unlogged: dict[str, tuple[int, str, str]] = {}
-        """For each kind in its period: the number of refusals that were not logged, and address and
-        reason of the last one."""
+        """For each kind in its period: the number of connections that were not logged, and address
+        and reason of the last one."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.count = 0
-        """The number of all refusals."""
+        """The number of all refused connections."""
 
     def add(self, kind: str, address: str, why: str) -> None:
-        """One more."""
+        """Record a refused connection."""
         self.count += 1
         if kind in self._unlogged:
             self._unlogged[kind] = self._unlogged[kind][0] + 1, address, why
@@ -34,7 +35,7 @@ class Refusals:
         self._begin_period(kind)
 
     def close(self) -> None:
-        """Log the refusals that were not logged yet."""
+        """Log the connections that were not logged yet."""
         for kind, timer in tuple(self._timers.items()):
             timer.cancel()
             self._log(kind)

@@ -1,9 +1,11 @@
-"""Where other gateways connect to this one, and which connections are accepted.
+"""The listening socket for other gateways, and which connections it accepts.
 
-In: address to listen, the addresses of the other gateways, optional certificates. Out: a Follower for
-each accepted connection. Invariants: a connection from an address that is not a peer's is closed
-before anything is read, sent or stored; each address has at most MAX_FROM_ONE connections,
-including those in a TLS handshake; refusals write a bounded number of lines to the log."""
+In: the address to listen on, the addresses of the other gateways, optional certificates. Out: a
+Follower for each accepted connection. Invariants: a connection from an address that is not a peer's
+is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
+connections, including those in a TLS handshake; refused connections write a bounded number of lines
+to the log.
+"""
 
 import asyncio
 import socket
@@ -27,8 +29,8 @@ log = structlog.get_logger()
 Address = IPv4Address | IPv6Address
 
 MAX_FROM_ONE = 4
-"""Connections from one address: a gateway may restart while the connection of its predecessor still
-seems to be open."""
+"""Connections from one address. A gateway may restart while the connection of its previous process
+still seems to be open."""
 HANDSHAKE_S = 2.0
 ACCEPTS = 16
 """Connections that are accepted in one step of the event loop."""
@@ -36,7 +38,7 @@ BACKLOG = 64
 
 
 class PeerServer:
-    """`followers`: the present followers."""
+    """Serves the gateways that connect. `followers` is the set of present followers."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class PeerServer:
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         while self._tasks:
@@ -103,8 +105,8 @@ class PeerServer:
     async def _secured(
         self, connection: socket.socket
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """The connection, after the handshake address there is TLS. Raises OSError, of which
-        ssl.SSLError is one."""
+        """Open the connection, with a TLS handshake if TLS is configured. Raise OSError, of which
+        ssl.SSLError is a subclass."""
         connection.setblocking(False)
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1)
@@ -116,7 +118,7 @@ class PeerServer:
                 ssl=self._tls.server if self._tls is not None else None,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
             )
-        except ConnectionAbortedError as error:  # asyncio raises it when the time is over
+        except ConnectionAbortedError as error:  # asyncio raises this at the timeout
             connection.close()
             raise OSError(
                 f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}"
@@ -148,8 +150,8 @@ class PeerServer:
 
 
 async def _end_reason(reader: asyncio.StreamReader) -> str:
-    """Wait until the follower closes the connection or sends data, which no gateway does. Returns
-    what happened, in words."""
+    """Wait until the follower closes the connection or sends data, which no gateway does. Return a
+    description of the event."""
     try:
         first = await reader.read(1)
     except OSError as error:
@@ -162,15 +164,18 @@ async def _end_reason(reader: asyncio.StreamReader) -> str:
 
 
 def _address(text: str) -> Address:
-    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
+    """Return the address of the caller. A socket for both families reports IPv4 addresses in
+    IPv4-mapped form."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 @asynccontextmanager
 async def serving(server: PeerServer, address: str) -> AsyncIterator[None]:
-    """Accept connections at `address` while inside: `address:port`, `*:port` for all addresses, empty
-    for nowhere. Raises Refused if listening fails."""
+    """Accept connections at `address` inside the context. Raise Refused if listening fails.
+
+    `address`: `address:port`, `*:port` for all addresses, empty for none.
+    """
     if not address:
         yield
         return
