@@ -69,7 +69,7 @@ GROWN_FLOW = (
 )
 MORE_MAPS = (
     "maps.h",
-    "/* Where the first fragment of a datagram went. */",
+    "/* The node of the first fragment of a datagram. */",
     "struct {\n\t__uint(type, BPF_MAP_TYPE_ARRAY);\n\t__uint(max_entries, 1);\n\t__type(key, "
     "__u32);\n\t__type(value, __u32);\n"
     '} another SEC(".maps");\n',
