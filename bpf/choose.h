@@ -71,7 +71,8 @@ static __always_inline __u64 fold(const __u32 *address)
 	return high * 0x9E3779B97F4A7C15ULL ^ low;
 }
 
-/* Equal on every gateway for equal flows, because gateways have to agree without communication. */
+/* Return the hash of a flow. It is equal on every gateway, because gateways have to agree without
+ * communication. */
 static __always_inline __u32 hash_flow(const struct flow_key *flow, bool by_source)
 {
 	__u64 hash = mix(fold(flow->source));
@@ -84,8 +85,8 @@ static __always_inline __u32 hash_flow(const struct flow_key *flow, bool by_sour
 	return hash;
 }
 
-/* Multiply-shift instead of modulo: in a table of twice the size each slot is split into two, on
- * which the transition between sizes relies. */
+/* Return the node of the hash's slot. Multiply-shift instead of modulo: in a table of twice the
+ * size each slot is split into two, on which the transition between sizes relies. */
 static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 {
 	__u32 index = (__u64)hash * size >> 32;
@@ -135,6 +136,7 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 		count(NEWS_LOST);
 }
 
+/* Remove all entries of the flow. */
 static __always_inline void forget(const struct flow_key *key)
 {
 	if (bpf_map_lookup_elem(&new_connections, key))
@@ -148,6 +150,7 @@ static __always_inline void forget(const struct flow_key *key)
 		report(key, NONE);
 }
 
+/* Return whether the node may have connections of this slot. An entry with another node is void. */
 static __always_inline bool is_retained(__u32 node, __u32 previous, const struct choice *choice,
 					__u32 statistics)
 {
@@ -167,14 +170,16 @@ static __always_inline bool matches_note(const struct flow *note, const struct p
 }
 
 /* Return whether the client may have sent this packet after the segment that closed the connection.
- * If not, that segment was forged. The sequence number is unknown for an entry that another gateway
- * has sent. */
+ * If not, that segment was forged. True if the sequence number is unknown, as in an entry that
+ * another gateway has sent. */
 static __always_inline bool follows_close(const struct flow *ending, const struct packet *packet)
 {
 	return packet->flow.protocol != IPPROTO_TCP || !ending->sequence ||
 	       packet->sequence - ending->sequence < NEAR;
 }
 
+/* Choose for the first packet of a TCP connection or SCTP association. `untracked`: the node of
+ * connections without an entry. */
 static __always_inline void choose_opening(const struct packet *packet,
 					   const struct listener *listener, __u32 previous,
 					   __u32 untracked, struct choice *choice)
@@ -200,6 +205,7 @@ static __always_inline void choose_opening(const struct packet *packet,
 				   : untracked;
 }
 
+/* Choose for TCP and SCTP. */
 static __always_inline void choose_stream(const struct packet *packet,
 					  const struct listener *listener, __u32 previous,
 					  struct choice *choice)
@@ -214,10 +220,12 @@ static __always_inline void choose_stream(const struct packet *packet,
 		return;
 	}
 	if (previous == NONE)
-		return;
+		return; /* not in transition: all connections are on the current node */
 	choice->node = untracked;
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
 	established = flow;
+	/* A challenged entry may be of an older connection: the note of the newer connection tells
+	 * which of the two has sent this packet. */
 	if (!flow || (flow->challenged && !packet->error))
 		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
 	if (note && matches_note(note, packet))
@@ -281,6 +289,7 @@ static __always_inline void choose_datagram(const struct packet *packet,
 	choice->entry = flow;
 }
 
+/* Choose the node for the packet, and the action for the flow's entry. */
 static __always_inline void choose(struct packet *packet, const struct listener *listener,
 				   struct choice *choice)
 {
@@ -349,7 +358,8 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 			return;
 		}
 		bpf_map_delete_elem(&new_connections, key);
-		bpf_map_delete_elem(&closing_connections, key); /* entry of an older connection */
+		/* of this connection, or of an older one */
+		bpf_map_delete_elem(&closing_connections, key);
 	}
 	if (choice->in_transition) /* in other slots the tables of every gateway name the node */
 		report(key, choice->node);
@@ -401,6 +411,7 @@ static __always_inline __u32 apply_action(const struct packet *packet, const str
 	return choice->node;
 }
 
+/* Return whether the source is in this set of source ranges. */
 static __always_inline bool in_ranges(__u32 set, const __u32 *source)
 {
 	struct range_key key = { .prefix_length = 32 + 128, .set = set };

@@ -29,9 +29,8 @@
 #include "address.h"
 
 #define VLAN_ID 0x0fff
-#define MAX_HEADERS                                           \
-	(sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr) + \
-	 sizeof(__be32)) /* the most that is read */
+/* The number of bytes that are read at most: both IP headers, and the ports of a probe. */
+#define MAX_HEADERS (sizeof(struct ethhdr) + 2 * sizeof(struct ipv6hdr) + sizeof(__be32))
 
 /* Since Linux 6.3: the inner packet has another address family than the outer header. Older kernels
  * return EINVAL. */
@@ -105,15 +104,16 @@ struct {
 struct header {
 	__u32 source[4];
 	__u32 destination[4];
-	__u8 inside; /* the next protocol */
+	__u8 protocol; /* the next protocol */
 	__u8 ecn;
 	bool ipv6;
 };
 
-#define NOT_CAPABLE 0
-#define CAPABLE_1 1
-#define CAPABLE_0 2
-#define EXPERIENCED 3
+/* The ECN field (RFC 3168, 5). */
+#define NOT_ECT 0
+#define ECT_1 1
+#define ECT_0 2
+#define CE 3
 #define ECN_BITS 3
 
 static __always_inline __u32 length(const struct header *header)
@@ -139,7 +139,7 @@ static __always_inline bool read_ipv4(const struct iphdr *ip, const void *end,
 		return false;
 	set_mapped(header->source, ip->saddr);
 	set_mapped(header->destination, ip->daddr);
-	header->inside = ip->protocol;
+	header->protocol = ip->protocol;
 	header->ecn = ip->tos & ECN_BITS;
 	header->ipv6 = false;
 	return true;
@@ -152,7 +152,7 @@ static __always_inline bool read_ipv6(const struct ipv6hdr *ip, const void *end,
 		return false;
 	set_address(header->source, &ip->saddr);
 	set_address(header->destination, &ip->daddr);
-	header->inside = ip->nexthdr;
+	header->protocol = ip->nexthdr;
 	header->ecn = ip->flow_lbl[0] >> 4 & ECN_BITS;
 	header->ipv6 = true;
 	return true;
@@ -173,9 +173,9 @@ static __always_inline bool read_outer(const struct ethhdr *ethernet, const void
 static __always_inline bool read_inner(const void *at, const void *end, const struct header *outer,
 				       struct header *inner)
 {
-	if (outer->inside == IPPROTO_IPIP)
+	if (outer->protocol == IPPROTO_IPIP)
 		return read_ipv4(at, end, inner, false);
-	if (outer->inside == IPPROTO_IPV6)
+	if (outer->protocol == IPPROTO_IPV6)
 		return read_ipv6(at, end, inner);
 	return false;
 }
@@ -201,7 +201,7 @@ static __always_inline bool is_probe(const void *at, const void *end, const stru
 	const struct iphdr *ip = at;
 	const __be16 *ports = at + length(inner);
 
-	if (inner->inside != IPPROTO_TCP || !same(inner->source, outer->source) ||
+	if (inner->protocol != IPPROTO_TCP || !same(inner->source, outer->source) ||
 	    !same(inner->destination, outer->destination) || (void *)(ports + 2) > end)
 		return false;
 	if (!inner->ipv6 && (ip->ihl != 5 || ip->frag_off & bpf_htons(0x3fff)))
@@ -217,12 +217,12 @@ static __always_inline bool propagate_congestion(struct __sk_buff *skb, const st
 						 const struct header *inner)
 {
 	__u32 at = sizeof(struct ethhdr) + length(outer);
-	__u8 ecn = outer->ecn == CAPABLE_1 && inner->ecn == CAPABLE_0 ? CAPABLE_1 : inner->ecn;
+	__u8 ecn = outer->ecn == ECT_1 && inner->ecn == ECT_0 ? ECT_1 : inner->ecn;
 
-	if (outer->ecn == EXPERIENCED) {
-		if (inner->ecn == NOT_CAPABLE)
+	if (outer->ecn == CE) {
+		if (inner->ecn == NOT_ECT)
 			return false;
-		ecn = EXPERIENCED;
+		ecn = CE;
 	}
 	if (ecn == inner->ecn)
 		return true;

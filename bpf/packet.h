@@ -38,7 +38,7 @@
 /* Types and codes of ICMP and ICMPv6. */
 #define ECHO_REPLY4 0
 #define UNREACHABLE4 3
-#define TOO_LONG4 4 /* codes */
+#define TOO_LONG4 4 /* a code, like NO_PORT4 */
 #define NO_PORT4 3
 #define ECHO_REQUEST4 8
 #define TIME_EXCEEDED4 11
@@ -75,7 +75,7 @@ struct packet {
 	bool continuing; /* a QUIC datagram that cannot open a connection */
 	bool error;      /* an ICMP error about the flow */
 	bool fragment;   /* a fragment */
-	bool later;      /* a fragment, but not the first one */
+	bool later;      /* a later fragment, without ports */
 };
 
 struct ports {
