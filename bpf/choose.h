@@ -133,7 +133,7 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 
 	if (config && config->flags & REPORT_ENTRIES &&
 	    bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
-		count(NEWS_LOST);
+		count(REPORTS_LOST);
 }
 
 /* Remove all entries of the flow. */

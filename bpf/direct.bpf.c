@@ -84,14 +84,14 @@ static __always_inline int serve(context_t *context, struct packet *packet,
 		hop = next_hop_to(choice.node, packet->ipv6);
 	}
 	if (!hop)
-		return drop(context, packet, listener->statistics, NO_WAY);
+		return drop(context, packet, listener->statistics, NO_NEXT_HOP);
 	if (!can_send(context, packet, hop))
 		return PASS;
 	__u32 node = apply_action(packet, &choice);
 	if (node != choice.node) {
 		hop = next_hop_to(node, packet->ipv6);
 		if (!hop)
-			return drop(context, packet, listener->statistics, NO_WAY);
+			return drop(context, packet, listener->statistics, NO_NEXT_HOP);
 		if (!can_send(context, packet, hop))
 			return PASS;
 	}
@@ -131,7 +131,7 @@ static __always_inline int forward_later_fragment(context_t *skb, const struct p
 		return handle_returned(skb, packet, statistics, node);
 	const struct next_hop *hop = next_hop_to(node, packet->ipv6);
 	if (!hop)
-		return drop(skb, packet, statistics, NO_WAY);
+		return drop(skb, packet, statistics, NO_NEXT_HOP);
 	return deliver(skb, packet, hop, node, statistics, false);
 }
 

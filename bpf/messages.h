@@ -246,7 +246,7 @@ static __always_inline int report_too_big(struct __sk_buff *skb, const struct pa
 	/* No ICMP errors about ICMP errors or later fragments (RFC 1122, 3.2.2). */
 	if (packet->error || packet->later || !may_answer(packet, SIZE_MESSAGES))
 		return TC_ACT_SHOT;
-	return send_error(skb, packet, packet->ipv6 ? size6 : size4, TOLD_TOO_BIG);
+	return send_error(skb, packet, packet->ipv6 ? size6 : size4, SIZE_MESSAGES_SENT);
 }
 
 /* Return the reset with which a host without a listening socket answers this segment (RFC 9293,
@@ -294,7 +294,7 @@ static __always_inline int send_reset(struct __sk_buff *skb, const struct packet
 					BPF_F_RECOMPUTE_CSUM))
 			return TC_ACT_SHOT;
 	}
-	count(TOLD_REFUSED);
+	count(REFUSALS_SENT);
 	return send_back(skb);
 }
 
@@ -312,7 +312,8 @@ static __always_inline int refuse(struct __sk_buff *skb, const struct packet *pa
 		return TC_ACT_SHOT;
 	if (packet->flow.protocol != IPPROTO_TCP)
 		return may_answer(packet, REFUSALS)
-			       ? send_error(skb, packet, packet->ipv6 ? port6 : port4, TOLD_REFUSED)
+			       ? send_error(skb, packet, packet->ipv6 ? port6 : port4,
+					    REFUSALS_SENT)
 			       : TC_ACT_SHOT;
 	if (bpf_skb_load_bytes(skb, sizeof(struct ethhdr) + packet->transport, &segment,
 			       sizeof(segment)))

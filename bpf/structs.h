@@ -30,11 +30,11 @@
 /* Counted events, for all listeners together. The events before DROPS are drops, and are also
  * counted for each listener. */
 enum event {
-	NO_MEMBER, /* the listener has no node for this packet */
-	NO_WAY,    /* the node has no address of the packet's family, or cannot be reached */
-	HOP_LIMIT, /* the packet arrived with a hop limit of 1 or 0 */
-	FRAGMENT,  /* a later fragment whose first fragment has not been seen here */
-	FORBIDDEN, /* the source is in none of the Service's source ranges */
+	NO_MEMBER,   /* the listener has no node for this packet */
+	NO_NEXT_HOP, /* the node has no address of the packet's family, or cannot be reached */
+	HOP_LIMIT,   /* the packet arrived with a hop limit of 1 or 0 */
+	FRAGMENT,    /* a later fragment whose first fragment has not been seen here */
+	FORBIDDEN,   /* the source is in none of the Service's source ranges */
 	/* The packet is too big for the path to its node. A message tells the sender, at a
 	 * limited rate. */
 	TOO_BIG,
@@ -46,11 +46,11 @@ enum event {
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow has no entry, because the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
-	TOLD_TOO_BIG,          /* ICMP messages sent about the size that fits */
+	SIZE_MESSAGES_SENT,    /* ICMP messages sent about the size that fits */
 	/* TCP resets and ICMP messages sent because a Service has no endpoints */
-	TOLD_REFUSED,
+	REFUSALS_SENT,
 	/* Reports of entries that were lost because user space reads too slowly. */
-	NEWS_LOST,
+	REPORTS_LOST,
 	EVENTS,
 };
 

@@ -357,7 +357,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
     before = read_object(OBJECT)
     edits = (
         ("structs.h", "struct listener {\n", "struct listener {\n\t__u64 first;\n"),
-        ("structs.h", "\tNO_WAY, ", "\tANOTHER_REASON,\n\tNO_WAY, "),
+        ("structs.h", "\tNO_NEXT_HOP, ", "\tANOTHER_REASON,\n\tNO_NEXT_HOP, "),
     )
     after = read_object(build(tmp_path / "moved", *edits) / OBJECT.name)
     folder = bpffs.ROOT / f"flt-{os.getpid()}-moved"

@@ -23,7 +23,11 @@ TABLES_OF_FLOWS = (
     "new_datagrams",
     "closing_connections",
 )
-MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
+MESSAGES = {
+    "echo_reply": "ECHO_ANSWERED",
+    "too_big": "SIZE_MESSAGES_SENT",
+    "refusal": "REFUSALS_SENT",
+}
 """Packets that the data plane sends of its own, and the event that counts them."""
 
 
@@ -112,7 +116,7 @@ class Counters:
     def untold(self) -> int:
         """New entries that other gateways were not told of, because they came faster than they were
         read."""
-        return self._event("NEWS_LOST")
+        return self._event("REPORTS_LOST")
 
     def entries(self) -> dict[str, Usage]:
         """How full the tables of flows are. In a full table each new entry evicts one that was not

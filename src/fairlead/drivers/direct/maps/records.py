@@ -25,7 +25,7 @@ HOPS_LEFT = 16
 limit or less has passed a gateway already (bpf/hops.h)."""
 DROPS = (
     "no_member",
-    "no_way",
+    "no_next_hop",
     "hop_limit",
     "fragment",
     "forbidden",
