@@ -159,7 +159,7 @@ class ListenerMaps:
             old = self._put(key, each)
             self._mirror.count(old, each)
             tables_moved |= old is None or old.record != each.record
-        # Another process has changed the offsets of tables.
+        # Another process has changed where tables are stored.
         if tables_moved:
             self._allocator.set_in_force([each.record for each in self._mirror.listeners.values()])
         self.nodes.adopt(survey.nodes)
@@ -169,13 +169,13 @@ class ListenerMaps:
             for each in self._mirror.listeners.values()
         }
         self._retained_nodes.adopt(survey.retained_nodes, namespaces)
-        at, changed_addresses = (
+        present, changed_addresses = (
             self._mirror.addresses.keys(),
             {key.address for key in self._changed_since_survey},
         )
-        for address in at - survey.addresses - changed_addresses:
+        for address in present - survey.addresses - changed_addresses:
             self._addresses.update(pack_address(address), _PRESENT)
-        for address in survey.addresses - at - changed_addresses:
+        for address in survey.addresses - present - changed_addresses:
             self._addresses.delete(pack_address(address))
 
     def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
@@ -321,8 +321,8 @@ class ListenerMaps:
         changes: Iterable[SetListener],
         leaving: Mapping[ServiceKey, list[ListenerKey]] = MappingProxyType({}),
     ) -> dict[ListenerKey, FairleadError]:
-        """Set the slots and the owners of listeners, each in one step for its packets. No two
-        changes may be of the same listener.
+        """Set the slots and the owners of listeners. For packets, each listener changes
+        atomically. No two changes may be of the same listener.
 
         `leaving`: listeners that will be removed later, by Service. A new listener of the same
         Service may use the quota of one of them; the listener is then removed from the list.
@@ -387,7 +387,8 @@ class ListenerMaps:
         raise why or self.quotas.memory.refusal(change.service)
 
     def _available_chunks(self, service: ServiceKey, old: InstalledListener | None) -> int:
-        """Return the number of chunks that the listener may use."""
+        """Return the number of chunks that the listener may use: what its namespace may still use, and
+        what the listener is charged for now."""
         return self.quotas.memory.available(service.namespace) + (claim(old.record) if old else 0)
 
     def _granted_size(
@@ -523,6 +524,8 @@ class ListenerMaps:
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
         )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
+        # Counted now, because other listeners are prepared before this one takes effect. `_go_live`
+        # takes it back after an error.
         self._mirror.count(old, new)
         return Prepared(key, pack_listener_key(key), new, old, retained_nodes, in_place)
 
@@ -558,6 +561,7 @@ class ListenerMaps:
                     self._allocator.cancel(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
         for each in prepared:
+            # Only now does no slot name the nodes that are no longer retained.
             self._retained_nodes.only(each.new.record.statistics, each.retained_nodes)
             if each.has_new_tables:
                 if each.old:

@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     created keep their sizes."""
 
     arena_bytes: int = 128 << 20
-    """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while its table changes.
+    """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while slots are in transition.
     The tables of a previous process are copied into memory of this size if they fit."""
     connections: int = 131072
     """Flow entries for TCP and SCTP connections in slots that changed; about 100 bytes each."""
@@ -71,7 +71,7 @@ class Pins(NamedTuple):
     """Directories of other layouts, the newest last. The program of the newest may still be
     forwarding."""
     description: upgrade.Description
-    predecessor: upgrade.Description | None
+    copied_description: upgrade.Description | None
     """The description of the newest other layout, if its content was copied into our maps."""
     copied: upgrade.Copied
     """The content of the other layout's flow tables when they were last read. Empty if another
@@ -93,7 +93,7 @@ class Pins(NamedTuple):
     def complete(self) -> bool:
         """Whether our maps contain everything that forwarding needs. If not, the program of an
         older layout has to continue."""
-        return not self.older or self.predecessor is not None
+        return not self.older or self.copied_description is not None
 
     def copy_changes_of_older(self, *, forwarding: bool) -> None:
         """Copy to our flow tables what an older program has changed in its own tables since the
@@ -101,9 +101,15 @@ class Pins(NamedTuple):
 
         `forwarding`: whether our program forwards already. See `upgrade.copy_changes`.
         """
-        if self.older and self.predecessor:
+        if self.older and self.copied_description:
             upgrade.copy_changes(
-                *(self.older[-1], self.predecessor, self.description, self.maps, self.copied),
+                *(
+                    self.older[-1],
+                    self.copied_description,
+                    self.description,
+                    self.maps,
+                    self.copied,
+                ),
                 forwarding=forwarding or not self.copied,
             )
 
@@ -113,7 +119,7 @@ class Pins(NamedTuple):
         self.copy_changes_of_older(forwarding=True)
         for path in self.older:
             bpffs.remove(path)
-        return self._replace(older=(), predecessor=None, copied={})
+        return self._replace(older=(), copied_description=None, copied={})
 
     def discard(self) -> None:
         """Remove the pins of maps that this start created empty, so that a failed start leaves no
@@ -168,7 +174,7 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     for incomplete in set(others) - set(older):
         bpffs.remove(incomplete)
     older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
-    predecessor = _describe_predecessor(older, description)
+    copied_description = _copyable_description(older, description)
     copied: upgrade.Copied = {}
     adopted = (directory / _COMPLETE).exists()
     if adopted:
@@ -178,14 +184,22 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
             name: spec._replace(max_entries=entries.get(name, spec.max_entries))
             for name, spec in object_file.maps.items()
         }
-        if predecessor:
-            maps, copied = upgrade.carry_over(older[-1], predecessor, description, specs)
+        if copied_description:
+            maps, copied = upgrade.carry_over(older[-1], copied_description, description, specs)
         else:
             maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
-    empty = not adopted and predecessor is None
+    empty = not adopted and copied_description is None
     return Pins(
-        maps, object_file, objects, tuple(older), description, predecessor, copied, directory, empty
+        maps,
+        object_file,
+        objects,
+        tuple(older),
+        description,
+        copied_description,
+        copied,
+        directory,
+        empty,
     )
 
 
@@ -232,7 +246,7 @@ def _digest(description: upgrade.Description) -> str:
     return hashlib.blake2b(msgspec.json.encode(description), digest_size=6).hexdigest()
 
 
-def _describe_predecessor(
+def _copyable_description(
     older: Sequence[Path], ours: upgrade.Description
 ) -> upgrade.Description | None:
     """Return the description of the newest older layout if its content can be copied, otherwise

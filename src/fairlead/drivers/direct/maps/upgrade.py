@@ -238,7 +238,8 @@ def copy_changes(
                 there = dict(source.items())
             had, ours = copied.get(name, {}), maps[name]
             other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
-            # Only the changed entries are translated, which are few: a full table takes a second.
+            # Only changed entries are translated. They are mostly few, while a full table takes a
+            # second.
             was, now = (
                 dict(
                     _translated(

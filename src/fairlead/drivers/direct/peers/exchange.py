@@ -42,10 +42,10 @@ from fairlead.net.transition import NONE, Slots, by_rule, tracked_as
 log = structlog.get_logger()
 
 _PROTOCOL_AT = ENTRY.size - INDEX.size - 4
-_GONE = INDEX.pack(NONE)
+_NO_ENTRY = INDEX.pack(NONE)
 _TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
-_ENDING = "closing_connections"
-_TABLES = ("connections", "datagrams", _ENDING)
+_CLOSING_TABLE = "closing_connections"
+_TABLES = ("connections", "datagrams", _CLOSING_TABLE)
 
 
 class Exchange:
@@ -126,10 +126,10 @@ class Exchange:
 
     def _current_node(self, flow: bytes) -> bytes:
         """Return the present node of a flow in the form in which it is sent."""
-        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _ENDING):
+        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _CLOSING_TABLE):
             if value := self._maps[name].lookup(flow):
                 return _encode_node(name, value)
-        return _GONE
+        return _NO_ENTRY
 
     def entries(self, records: list[bytes]) -> FlowsMessage:
         """Return a message with these records and the names of their nodes."""
@@ -149,25 +149,25 @@ class Exchange:
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
             if table is None or any(key in each for each in ignored):
                 continue
-            ending, node = _is_ending(node_field), _node(node_field)
-            if node_field != _GONE and node not in numbers:
+            closing, node = _is_closing(node_field), _node(node_field)
+            if node_field != _NO_ENTRY and node not in numbers:
                 continue
             if (
-                ending
+                closing
                 and (present := sets[table].get(key) or self._maps[table].lookup(key))
                 and (present[: INDEX.size] != numbers[node])
             ):
                 # A newer connection with the same ports has an entry.
                 continue
             # Of two records of one flow, the later one counts.
-            if node_field == _GONE or ending:
+            if node_field == _NO_ENTRY or closing:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
-            if node_field == _GONE or not ending:
-                sets[_ENDING].pop(key, None)
-                deletes[_ENDING].append(key)
-            if node_field != _GONE:
-                sets[_ENDING if ending else table][key] = FLOW.pack(numbers[node])
+            if node_field == _NO_ENTRY or not closing:
+                sets[_CLOSING_TABLE].pop(key, None)
+                deletes[_CLOSING_TABLE].append(key)
+            if node_field != _NO_ENTRY:
+                sets[_CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
             self._maps[table].update_all(elements)
@@ -256,10 +256,10 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     )
 
 
-def parts_of(message: FlowsMessage, most: int) -> Iterator[FlowsMessage]:
-    """Yield the entries of the message, in their order, as messages of at most `most` entries each.
+def parts_of(message: FlowsMessage, limit: int) -> Iterator[FlowsMessage]:
+    """Yield the entries of the message, in their order, as messages of at most `limit` entries each.
     The ages of the entries are left out."""
-    size = most * ENTRY.size
+    size = limit * ENTRY.size
     for at in range(0, len(message.records), size):
         yield FlowsMessage(message.names, message.records[at : at + size])
 
@@ -268,7 +268,7 @@ def _encode_node(table: str, value: bytes) -> bytes:
     """Return the node of an entry of this table in the form in which it is sent."""
     return (
         INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
-        if table == _ENDING
+        if table == _CLOSING_TABLE
         else value[: INDEX.size]
     )
 
@@ -278,7 +278,7 @@ def _node(node_field: bytes) -> int:
     return number & ~CLOSING
 
 
-def _is_ending(node_field: bytes) -> bool:
+def _is_closing(node_field: bytes) -> bool:
     return bool(INDEX.unpack(node_field)[0] & CLOSING)
 
 

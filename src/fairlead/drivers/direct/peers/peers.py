@@ -166,8 +166,8 @@ class Peers(Component):
         however, the flows that the program has recorded since that process ended.
         """
         self._exchange = exchange = Exchange(tables, maps)
-        patience_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
-        answers = [each for each in await self._fetch_all() if each[0].age_s >= patience_s]
+        min_age_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
+        answers = [each for each in await self._fetch_all() if each[0].age_s >= min_age_s]
         self._alone_since_s = time.monotonic()
         self._recent.record(exchange.drain_unread(), time.monotonic())
         if not answers:
@@ -198,6 +198,7 @@ class Peers(Component):
         return [answer for task in fetching if (answer := task.result()) is not None]
 
     async def _fetch(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
+        """Return the hello and the whole state of the peer; None if it does not answer."""
         messages: list[Message] = []
         try:
             async with self._following(peer) as (hello, reader):
@@ -371,11 +372,15 @@ class Peers(Component):
         exchange: Exchange,
         backoff: Backoff,
     ) -> None:
+        """Apply the messages of the peer. Raise Unavailable when the connection ends."""
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
+        # Only a peer that was there for the whole outage knows what passed meanwhile.
         behind = away_s >= AWAY_S and hello.age_s >= max(TRUSTED_AFTER_S, away_s)
-        known: tuple[Set[bytes], ...] = (self._recent.flows,)
+        # Until CompleteMessage the peer sends its whole state. For these flows our own entry counts;
+        # entries of the peer that are newer follow with their ages.
+        own: tuple[Set[bytes], ...] = (self._recent.flows,)
         if not behind and not self._recently_started:
-            known += (await asyncio.to_thread(exchange.present_flows),)
+            own += (await asyncio.to_thread(exchange.present_flows),)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case TablesMessage() as message if behind:
@@ -384,16 +389,16 @@ class Peers(Component):
                 case TablesMessage() as message:
                     self._received_tables[message.key] = message
                 case FlowsMessage() as message:
-                    if known or message.ages_s:
+                    if own or message.ages_s:
                         # Flows that the program has reported so far are newer than entries that the
                         # peer has had for a while.
                         for new in exchange.new_entries():
                             self._send(new)
                     exchange.merge_flows(
-                        message, ignored=(self._newer_here(message),) if message.ages_s else known
+                        message, ignored=(self._newer_here(message),) if message.ages_s else own
                     )
                 case CompleteMessage():
-                    behind, known = False, ()
+                    behind, own = False, ()
                     self._peers[peer] = Peer(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))

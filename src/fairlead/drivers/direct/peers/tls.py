@@ -47,7 +47,7 @@ class PeerTLS:
         self._problem = ""
 
     def load(self) -> None:
-        """Read the files. Raises Refused if they cannot be used."""
+        """Read the files. Raise Refused if they cannot be used."""
         self._take(self._stamp())
 
     @property
