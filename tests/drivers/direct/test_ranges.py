@@ -180,7 +180,7 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
         outcomes = bring(forwarder.tables, {SERVICE: many, OTHER: other})
         assert outcomes.keys() == {SERVICE}
         assert outcomes[SERVICE].state == "unavailable"
-        assert "room for source ranges is used up" in outcomes[SERVICE].message
+        assert "capacity for source ranges is used up" in outcomes[SERVICE].message
         actual = forwarder.tables.actual(None)
         assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "what is to go has gone"
         assert actual[OTHER].source_ranges == other.source_ranges

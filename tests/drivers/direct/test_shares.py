@@ -334,7 +334,7 @@ def test_listeners_of_one_namespace(small: Small) -> None:
     assert len(told.missing) == 100 - 35
     assert (
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
-        "gateway's room for listeners"
+        "gateway's capacity for listeners"
     ) in told.message
     assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"
     assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
@@ -354,7 +354,7 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
     told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
     assert told.in_part
     assert "connections may move" in told.message
-    assert "share of this gateway's room for retained nodes" in told.message
+    assert "share of this gateway's capacity for retained nodes" in told.message
     assert small.map.count() == 14
     assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
@@ -370,7 +370,7 @@ def test_source_ranges_of_one_namespace(small: Small) -> None:
     many = tuple(f"198.51.100.{i}/32" for i in range(20))
     told = small.bring(GREEDY, range(1, 2), ranges=many)
     assert (
-        "share of this gateway's room for source ranges" in told.message
+        "share of this gateway's capacity for source ranges" in told.message
         or "used up" in told.message
     )
     assert not told.missing

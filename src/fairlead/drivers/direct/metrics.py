@@ -46,7 +46,7 @@ class Usage(Protocol):
     def used(self) -> int: ...
 
     @property
-    def most(self) -> int: ...
+    def capacity(self) -> int: ...
 
 
 class Counted(Protocol):
@@ -136,7 +136,7 @@ class TrafficCollector(Collector):
         )
         for resource, filled in traffic.resources().items():
             used.add_metric([resource], filled.used)
-            limit.add_metric([resource], filled.most)
+            limit.add_metric([resource], filled.capacity)
         return [used, limit]
 
     def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
@@ -162,7 +162,7 @@ class TrafficCollector(Collector):
         )
         for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)
-            most.add_metric([table], filled.most)
+            most.add_metric([table], filled.capacity)
         return [untracked, untold, used, most]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from fairlead.drivers.direct.maps.quota import OutOfMemory
 
 GRACE_S = 1.0
+"""Time from the release of a region until it can be reserved again."""
 
 
 class Arena:

@@ -106,9 +106,13 @@ class Mirror:
         self._quotas = quotas
         self.listeners: dict[ListenerKey, InstalledListener] = {}
         self.of_service: dict[ServiceKey, set[ListenerKey]] = {}
+        """The listeners of each Service."""
         self.uses: Counter[str] = Counter()
+        """The number of listeners that use each node, see `InstalledListener.uses`."""
         self.addresses: Counter[str] = Counter()
+        """The number of listeners at each address."""
         self.draining: set[ListenerKey] = set()
+        """Listeners with draining nodes that have a drain time."""
         self.unplanned = 0
         """The number of listeners that no plan has contained yet."""
 

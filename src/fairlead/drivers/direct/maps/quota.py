@@ -1,12 +1,15 @@
-"""How much each namespace may use of the resources of a gateway whose size is fixed: table memory,
+"""The share of each namespace in the resources of a gateway whose size is fixed: table memory,
 listeners, retained nodes and source ranges.
 
 In: how much each namespace uses. Out: how much more it may use now, or the error that says why it
-may not; and the Services that wait for a resource of which some was released. Invariant: new use
-leaves the reserve free, an eighth of each resource, which is for changes of Services that are
-served. No namespace gets more than its share of what the other namespaces leave, so some is always
-free for another namespace (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on
-Networking 6(2), 1998). What is in use already is never taken away."""
+may not; and the Services that wait for a resource of which some was released.
+
+Invariant: new usage leaves the reserve free, an eighth of each resource, which is for changes of
+Services that are served already. No namespace gets more than its share of what the other namespaces
+leave free, so some of the resource is always free for another namespace (dynamic thresholds:
+Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). A resource that is in use is
+never taken away.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -34,7 +37,7 @@ class Usage(NamedTuple):
     """How much of a resource is used, and its size."""
 
     used: int
-    most: int
+    capacity: int
 
 
 class Quota:
@@ -71,8 +74,8 @@ class Quota:
         `changing`: the request is of a Service that is served already, and may use the reserve.
         """
         own = self._of[namespace]
-        most = self.capacity if changing else self.capacity - self.capacity // RESERVE
-        return max(0, int(self._share * (most - (self.used - own))) - own)
+        usable = self.capacity if changing else self.capacity - self.capacity // RESERVE
+        return max(0, int(self._share * (usable - (self.used - own))) - own)
 
     def take_retriable(self) -> set[ServiceKey]:
         """Return the waiting Services if some of the resource was released since the last call, and
@@ -146,14 +149,20 @@ class Quotas(NamedTuple):
                 "raise gateway.tableMemoryMiB",
             ),
             Quota(
-                "room for listeners",
+                "capacity for listeners",
                 "ports and addresses",
                 capacities["listeners"],
                 share,
                 gateways,
             ),
             Quota(
-                "room for retained nodes", "ports", capacities["retained_nodes"], share, gateways
+                "capacity for retained nodes",
+                "ports",
+                capacities["retained_nodes"],
+                share,
+                gateways,
             ),
-            Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
+            Quota(
+                "capacity for source ranges", "source ranges", capacities["ranges"], share, gateways
+            ),
         )

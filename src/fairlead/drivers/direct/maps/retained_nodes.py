@@ -66,7 +66,7 @@ class RetainedNodes:
         except FairleadError as error:
             # Some nodes may have been added. The change must not fail because of this error:
             # otherwise a dead node could not be removed from the listener.
-            log.warning("the kernel has no room for more retained nodes", problem=str(error))
+            log.warning("the kernel cannot store more retained nodes", problem=str(error))
             self._map.delete_all([RETAINED_NODE.pack(index, node) for node in granted])
             granted = []
         self._note(index, namespace, held | frozenset(granted))

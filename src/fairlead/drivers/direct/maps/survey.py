@@ -151,6 +151,7 @@ class Surveyor:
         )
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:
+        """Return the nodes that flow entries name, by the packed key of the listener."""
         found: dict[bytes, set[str]] = {}
         for listener, number in {
             unpack_entry(key, value) for entries in self._entries for key, value in entries.items()
