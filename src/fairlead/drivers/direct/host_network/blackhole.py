@@ -86,10 +86,10 @@ class BlackholeRoutes:
 
     def _sync(self, wanted: set[str]) -> None:
         elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))
-        there = self._kernel.routes()
-        self._installed = there & (wanted - elsewhere)
+        present = self._kernel.routes()
+        self._installed = present & (wanted - elsewhere)
         self.routed_elsewhere = tuple(each for each in self.routed_elsewhere if each in elsewhere)
-        self._kernel.delete_routes(there - self._installed)
+        self._kernel.delete_routes(present - self._installed)
         self._put(wanted - self._installed, elsewhere)
         self._ruled_interfaces = frozenset(self._interfaces())
         self._kernel.add_rules(

@@ -536,8 +536,8 @@ class ListenerMaps:
         this fails, each listener is tried separately.
         """
         # `Counter.difference` would visit every address.
-        there = self._mirror.addresses
-        addresses = {each.key.address for each in prepared if each.key.address not in there}
+        known = self._mirror.addresses
+        addresses = {each.key.address for each in prepared if each.key.address not in known}
         others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
         records = [each for each in prepared if not each.old or each.old.record != each.new.record]
         try:

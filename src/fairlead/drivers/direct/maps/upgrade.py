@@ -175,10 +175,10 @@ def carry_over(
             made[name] = Map.create(spec)
             if present and name not in _TRANSIENT and name != _ARENA:
                 with Map.open(old / name) as source:
-                    there = dict(source.items())
-                made[name].update_all(dict(_translated(name, there.items(), before, after)))
+                    content = dict(source.items())
+                made[name].update_all(dict(_translated(name, content.items(), before, after)))
                 if spec.type == _LRU_HASH:
-                    copied[name] = there
+                    copied[name] = content
         if moved:
             with Map.open(old / _ARENA) as source:
                 _move_tables(made[_LISTENERS], source, made[_ARENA])
@@ -235,29 +235,36 @@ def copy_changes(
             and before.maps.get(name, shape) != shape
         ):
             with Map.open(old / name) as source:
-                there = dict(source.items())
-            had, ours = copied.get(name, {}), maps[name]
-            other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
+                present = dict(source.items())
+            previous, ours = copied.get(name, {}), maps[name]
+            changed = [
+                key
+                for key in present.keys() | previous.keys()
+                if previous.get(key) != present.get(key)
+            ]
             # Only changed entries are translated. They are mostly few, while a full table takes a
             # second.
-            was, now = (
+            old_entries, new_entries = (
                 dict(
                     _translated(
-                        name, ((key, each[key]) for key in other if key in each), before, after
+                        name, ((key, each[key]) for key in changed if key in each), before, after
                     )
                 )
-                for each in (had, there)
+                for each in (previous, present)
             )
             if forwarding:
                 newer = {
                     key
-                    for key in was.keys() | now.keys()
-                    if ours.lookup(key) not in (None, was.get(key))
+                    for key in old_entries.keys() | new_entries.keys()
+                    if ours.lookup(key) not in (None, old_entries.get(key))
                 }
-                was, now = ({key: each[key] for key in each.keys() - newer} for each in (was, now))
-            ours.update_all(now)
-            ours.delete_all([key for key in was if key not in now])
-            copied[name] = there
+                old_entries, new_entries = (
+                    {key: each[key] for key in each.keys() - newer}
+                    for each in (old_entries, new_entries)
+                )
+            ours.update_all(new_entries)
+            ours.delete_all([key for key in old_entries if key not in new_entries])
+            copied[name] = present
 
 
 def _translated(
@@ -278,9 +285,11 @@ def _translated(
             continue
         stride = -(-old.value_size // 8) * 8 if old.type == MAP_TYPE_PERCPU_ARRAY else len(value)
         values = (value[at : at + stride] for at in range(0, len(value), stride))
-        room = -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
+        padded = (
+            -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
+        )
         translated = (
-            translate(each, old.value, new.value, new.value_size, reasons).ljust(room, b"\0")
+            translate(each, old.value, new.value, new.value_size, reasons).ljust(padded, b"\0")
             for each in values
         )
         yield translate(key, old.key, new.key, new.key_size, {}), b"".join(translated)

@@ -103,10 +103,10 @@ class Exchange:
         # Slots that name an unknown node are of no use to peers.
         if found is None or not all(found.slots.nodes):
             return None
-        whose = (found.service.namespace, found.service.name), found.uid
+        owner = (found.service.namespace, found.service.name), found.uid
         nodes_with_connections = tuple(filter(None, found.nodes_with_connections))
         return TablesMessage(
-            *(key.address, key.port, key.protocol, *whose, *found.slots, nodes_with_connections),
+            *(key.address, key.port, key.protocol, *owner, *found.slots, nodes_with_connections),
             restricted=found.record.range_sets is not None,
             used=self._tables.is_used(found),
             converging=found.record.converging,
