@@ -104,7 +104,7 @@ class Stand:
                 mtu=1400,
                 vni=7471 if way == "VXLAN" else 0,
             )
-            self._tables.nodes.set_way(node, made, ipv6=bool(ipv6))
+            self._tables.nodes.set_next_hop(node, made, ipv6=bool(ipv6))
 
     def serve(
         self,

@@ -1,21 +1,20 @@
-/* Compute the slots of a listener whose table changes. The results are the same as those of the
- * reference implementation in fairlead.net.transition, about a hundred times faster. Tables of
- * different sizes are compared slot by slot: sizes divide one another, so each slot of the larger
- * table lies within one slot of the smaller one. */
+/* The loops over all slots when a table changes. The results equal those of the reference in
+ * fairlead.net.transition, about a hundred times faster. Table sizes divide one another: a slot of
+ * a smaller table stands for several consecutive slots of a larger one. */
 #include <stdbool.h>
 #include <stdint.h>
 
 #define NONE 0xffff
 #define TRACKED 0xfffe
 
-/* out[i] = to[from[i]]; NONE and TRACKED stay. */
+/* Set out[i] = to[from[i]]. Values that are not a node number stay. */
 void renumber(uint32_t size, const uint16_t *from, const uint16_t *to, uint16_t *out)
 {
 	for (uint32_t i = 0; i < size; i++)
 		out[i] = from[i] == NONE || from[i] == TRACKED ? from[i] : to[from[i]];
 }
 
-/* occurs[number] = 1 for each number in the table. */
+/* Set occurs[number] = 1 for each number in the table. */
 void mark_nodes(uint32_t size, const uint16_t *table, uint8_t *occurs)
 {
 	for (uint32_t i = 0; i < size; i++)
@@ -27,36 +26,36 @@ static bool is_retained(uint16_t node, const uint8_t *retained_nodes)
 	return node != NONE && node != TRACKED && retained_nodes[node];
 }
 
-/* The value of `previous` for one hash, from its old current node, its old value in `previous`, and
- * its new current node. See _rule in fairlead.net.transition. */
-static uint16_t rule(uint16_t was, uint16_t before, uint16_t now, const uint8_t *retained_nodes,
-		     uint32_t count)
+static uint16_t rule(uint16_t old_current, uint16_t old_previous, uint16_t current,
+		     const uint8_t *retained_nodes, uint32_t count)
 {
-	if (is_retained(before, retained_nodes))
-		return before; /* the oldest node: only its connections have no flow entries */
-	if (before == NONE && was == now)
+	if (is_retained(old_previous, retained_nodes))
+		return old_previous; /* the oldest node, whose connections have no entries */
+	if (old_previous == NONE && old_current == current)
 		return NONE;
-	if (was != now && is_retained(was, retained_nodes))
-		return was;
-	if (before == NONE)
-		return NONE; /* all connections were on a node that is gone */
-	return count > is_retained(now, retained_nodes) ? TRACKED : NONE;
+	if (old_current != current && is_retained(old_current, retained_nodes))
+		return old_current;
+	if (old_previous == NONE)
+		return NONE; /* all connections were on nodes that are not retained */
+	return count > is_retained(current, retained_nodes) ? TRACKED : NONE;
 }
 
-/* Compute the new table `previous` from the old current table (`was`), the old previous table
- * (`before`) and the new current table (`now`). A table of size 0 stands for NONE in every slot.
- * retained_nodes[node]: whether the node may keep connections; `count`: how many nodes may. */
-void compute_previous(uint32_t size, uint32_t was_size, const uint16_t *was, uint32_t before_size,
-		      const uint16_t *before, uint32_t now_size, const uint16_t *now,
-		      const uint8_t *retained_nodes, uint32_t count, uint16_t *previous)
+/* Compute the new previous table from the old current table, the old previous table and the new
+ * current table. Each table has its own size; size 0 stands for a table that is NONE everywhere.
+ * `retained_nodes[node]`: whether the node may keep connections; `count`: the number of such nodes.
+ */
+void compute_previous(uint32_t size, uint32_t old_current_size, const uint16_t *old_current,
+	    uint32_t old_previous_size, const uint16_t *old_previous, uint32_t current_size,
+	    const uint16_t *current, const uint8_t *retained_nodes, uint32_t count,
+	    uint16_t *previous)
 {
-	/* How many slots of `previous` one slot of each table covers. */
-	uint32_t was_each = was_size ? size / was_size : 1;
-	uint32_t before_each = before_size ? size / before_size : 1;
-	uint32_t now_each = now_size ? size / now_size : 1;
+	uint32_t old_current_each = old_current_size ? size / old_current_size : 1,
+		 old_previous_each = old_previous_size ? size / old_previous_size : 1;
+	uint32_t current_each = current_size ? size / current_size : 1;
 
 	for (uint32_t i = 0; i < size; i++)
-		previous[i] = rule(was_size ? was[i / was_each] : NONE,
-				   before_size ? before[i / before_each] : NONE,
-				   now_size ? now[i / now_each] : NONE, retained_nodes, count);
+		previous[i] = rule(old_current_size ? old_current[i / old_current_each] : NONE,
+				   old_previous_size ? old_previous[i / old_previous_each] : NONE,
+				   current_size ? current[i / current_each] : NONE, retained_nodes,
+				   count);
 }

@@ -34,7 +34,7 @@ class Counted:
 
 
 class Filled:
-    used, most = 1, 100
+    used, capacity = 1, 100
 
 
 class Traffic:

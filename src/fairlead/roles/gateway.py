@@ -207,7 +207,7 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned)
     command = probing_command(
         section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
     )
-    prober = Prober(state.observe, command, paths.have)
+    prober = Prober(state.observe, command, paths.add)
     ahead = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
     loop = Loop(
         "probing",
