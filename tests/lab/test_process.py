@@ -47,7 +47,7 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({
     assert process.find(f"{lab_name}x") == ()
     async with asyncio.timeout(DEADLINE_S):
         await found.stop(10)
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="not running"):
         process.one(lab_name, "gw1/gateway")
     await process.kill_all(process.find(lab_name))
     assert process.find(lab_name) == ()

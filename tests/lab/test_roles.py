@@ -111,10 +111,10 @@ async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
 async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
     site: Site, vips: tuple[str, ...]
 ) -> None:
-    with pytest.raises(Refused, match="runs already"):
+    with pytest.raises(Refused, match="already running"):
         await site.start_role("gw1")
     await site.kill_role("gw1")
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="not running"):
         await site.kill_role("gw1")
     await until_answered_by(site, vips[0], {"a", "b"})
     await site.start_role("gw1")
@@ -155,16 +155,16 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
             Refused,
-            match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name "
+            match=rf"{host} of lab {site.name} is up, and its roles run; .* lab kill --name "
             rf"{site.name} {host}",
         ):
             await site.revive_node(host)
         await site.kill_role(host)
         await site.revive_node(host)
-        with pytest.raises(Refused, match="runs already"):
+        with pytest.raises(Refused, match="already running"):
             await site.start_role(host)
         assert namespace.identity(site.namespace(host)) == before
-    with pytest.raises(Refused, match=f"client1 of lab {site.name} runs; "):
+    with pytest.raises(Refused, match=f"client1 of lab {site.name} is up; "):
         await site.revive_node("client1")
     await until_answered_by(site, vips[0], {"a", "b"})
 
@@ -223,7 +223,7 @@ async def test_a_role_that_cannot_start_says_why_and_nothing_is_left(lab_name: s
         if step.startswith("fairlead controller"):
             Path(lab.directory.config).write_text("pools: 7\n")
 
-    with pytest.raises(Unavailable, match=r"control/controller ended at its start(.|\n)*\$\.pools"):
+    with pytest.raises(Unavailable, match=r"control/controller exited at startup(.|\n)*\$\.pools"):
         await lab.up(spoil)
     assert not namespace.names(f"fl-{lab_name}-")
     assert process.find(lab_name) == ()

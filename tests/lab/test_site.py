@@ -178,7 +178,7 @@ async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -
         "default/a", ["ip", "-br", "-4", "address", "show", "eth0"]
     )
     assert (exit_code, output.split()[-1]) == (0, f"{web['a'].status.pod_ips[0].ip}/32")
-    with pytest.raises(Refused, match="does not run"):
+    with pytest.raises(Refused, match="not running"):
         await site.exec("default/nobody", ["true"])
 
 
@@ -462,7 +462,7 @@ async def test_a_host_network_pod_has_its_nodes_addresses(site: Site, client: Cl
 
 
 async def test_a_role_that_does_not_run_cannot_be_stopped(site: Site) -> None:
-    with pytest.raises(Conflict, match="gw1/gateway does not run"):
+    with pytest.raises(Conflict, match="gw1/gateway is not running"):
         await site.stop_role("gw1")
     with pytest.raises(Refused, match="no role"):
         await site.start_role("client1")

@@ -1,12 +1,15 @@
-"""The kubelets of all of a lab's nodes: make the Pods that are bound to nodes run, and say so in
-their status.
+"""The kubelets of all nodes of a lab: run the Pods that are bound to the nodes, and report their
+status.
 
-In: Pods as the API shows them. Out: sandboxes on the machine; Pod status; the deletion of Pods that
-have ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and looks
-at the newest Pod whenever woken. Invariants: two Pods of one name never have their sandboxes at
-once; a deleted Pod serves on until its connections are done or its grace period is over; nothing is
-done on a node that is switched off, and when it is on again its Pods run anew. Follows the pod
-lifecycle of Kubernetes (termination of Pods, container restarts with back-off)."""
+In: Pods from the API. Out: sandboxes on the machine, Pod status, and the deletion of Pods that have
+ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and reads the
+latest version of the Pod whenever it is woken.
+
+Invariants: two Pods with one name never have sandboxes at the same time. A deleted Pod serves until
+its connections are done or its grace period is over. Nothing is done on a node that is switched
+off; when it is on again, its Pods are started again. Follows the pod lifecycle of Kubernetes
+(termination of Pods, container restarts with back-off).
+"""
 
 import asyncio
 from collections import defaultdict
@@ -31,12 +34,12 @@ log = structlog.get_logger()
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
 LOOK_S = 0.2
-"""How often a Pod's task looks whether its node is on again."""
+"""Interval at which a Pod's task checks whether its node is on again."""
 
 
 class Kubelet:
-    """Runs what is bound to the lab's nodes. Give it every change of Pods; its tasks live in
-    `group`."""
+    """Runs the Pods that are bound to the lab's nodes. `update` takes every change of a Pod; the
+    Pods' tasks live in `group`."""
 
     def __init__(
         self, client: Client, topology: Topology, directory: RunDirectory, group: asyncio.TaskGroup
@@ -53,7 +56,7 @@ class Kubelet:
         self._last: defaultdict[str, int] = defaultdict(lambda: -1)
 
     def update(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
-        """Take note of Pods as they are now (None: gone)."""
+        """Record the current state of Pods (None: deleted)."""
         for key, pod in changes.items():
             run = self._runs.get(key)
             if run is not None and (pod is None or pod.metadata.uid != run.uid):
@@ -68,8 +71,8 @@ class Kubelet:
             run.look(pod)
 
     def take_place(self, pod: Pod) -> Place:
-        """Room for a Pod on its node. Addresses go round, so that one just freed rests before its
-        next use."""
+        """Reserve an address for a Pod on its node. Addresses are assigned round robin, so that a
+        freed address is not reused at once. Raise Refused when the node is full."""
         host = self._hosts[pod.spec.node_name]
         if pod.spec.host_network:
             return Place(host, None)
@@ -86,16 +89,16 @@ class Kubelet:
         )
 
     def free_place(self, place: Place) -> None:
-        """The room can be used again."""
+        """Release the address of a Pod."""
         self._indexes[place.host.name].discard(place.index)
 
     def is_off(self, node: str) -> bool:
-        """Whether the node is switched off."""
+        """Return whether the node is switched off."""
         return self.directory.is_off(node)
 
 
 class PodRun:
-    """The life of one Pod on its node."""
+    """The task of one Pod on its node."""
 
     def __init__(self, kubelet: Kubelet, key: ObjectKey, pod: Pod) -> None:
         self.uid = pod.metadata.uid
@@ -110,13 +113,13 @@ class PodRun:
         self._reported: tuple[bool, int] | None = None
 
     def look(self, pod: Pod | None) -> None:
-        """Show the task its Pod as it is now."""
+        """Give the task the current state of its Pod."""
         self._pod = pod
         self._woken.set()
 
     async def run(self) -> None:
-        """Until the Pod is gone. When cancelled, its server goes on, as containers do when a
-        kubelet ends."""
+        """Run until the Pod is gone. On cancellation the Pod's server continues, as containers do
+        when a kubelet stops."""
         failures = 0
         async with self._kubelet.names[self._key]:
             while True:
@@ -167,7 +170,8 @@ class PodRun:
         self._woken.set()
 
     async def _fall(self, pod: Pod) -> None:
-        """The server ended by itself: say so, and start it again after a while."""
+        """Handle a server that exited by itself: report the Pod as unready, and let it start again
+        after a back-off."""
         log.warning("server ended", pod=str(self._key))
         self._restarts += 1
         await self._report(pod, broken=True)
@@ -191,13 +195,13 @@ class PodRun:
         body = {"metadata": {"uid": self.uid}, "status": report}
         try:
             await self._kubelet.client.patch(PODS, self._key, body, subresource="status")
-        except NotFound:  # it is gone; the watch will say so
+        except NotFound:  # the Pod is gone; the watch will report that
             return
         self._reported = (ready, self._restarts)
 
     async def _end(self, pod: Pod) -> bool:
-        """Let the Pod end within its grace period. False: its node went off meanwhile, which ends
-        nothing in the API."""
+        """Terminate the Pod within its grace period. Return False if its node is switched off
+        meanwhile: a node that is off cannot delete the Pod from the API."""
         sandbox = self._sandbox
         if sandbox is not None and sandbox.server is not None:
             sandbox.terminate()
@@ -206,7 +210,7 @@ class PodRun:
             while sandbox.server.running and self._pod is not None:
                 await self._report(self._pod)
                 self._woken.clear()
-                # Looked up anew each time: a second deletion may shorten it.
+                # Computed in each round: a second deletion may shorten the grace period.
                 left_s = began_s + status.grace_s(self._pod) - loop.time()
                 try:
                     async with asyncio.timeout(max(0.0, left_s)):
@@ -229,7 +233,7 @@ class PodRun:
         }
         try:
             await self._kubelet.client.request("DELETE", PODS.path(*self._key), body=options)
-        except (NotFound, Conflict):  # somebody was quicker; by now the name may be another Pod's
+        except (NotFound, Conflict):  # already deleted; the name may belong to another Pod by now
             return
 
     async def _remove(self) -> None:
