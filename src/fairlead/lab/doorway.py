@@ -62,11 +62,13 @@ async def _main(inside: str, address: str, port: str, ready_file: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with await asyncio.start_server(doorway.serve, "127.0.0.1", 0) as server:
         here = server.sockets[0].getsockname()[1]
-        _write_whole(Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]}))
+        _write_atomically(
+            Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]})
+        )
         await stop.wait()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     """Write the file atomically, so that a process that waits for it never reads a part of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)

@@ -94,13 +94,15 @@ def inside(name: str) -> Iterator[None]:
 
 
 def enter(name: str) -> None:
-    """Move the calling thread into the namespace permanently, for a process that is about to exec."""
+    """Move the calling thread into the namespace permanently, for a process that is about to
+    exec."""
     with path(name).open() as target:
         _call("setns", target.fileno(), _CLONE_NEWNET)
 
 
 def identity(name: str) -> tuple[int, int]:
-    """Return (device, inode): the target of /proc/<pid>/ns/net of each process in this namespace."""
+    """Return (device, inode): the target of /proc/<pid>/ns/net of each process in this
+    namespace."""
     status = path(name).stat()
     return status.st_dev, status.st_ino
 

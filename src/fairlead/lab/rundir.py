@@ -74,7 +74,8 @@ class Urls(msgspec.Struct, frozen=True):
 
 
 class RunDirectory:
-    """The files of a lab. Only `make` creates the directory. Raise Refused for an invalid lab name."""
+    """The files of a lab. Only `make` creates the directory. Raise Refused for an invalid lab
+    name."""
 
     def __init__(self, lab: str) -> None:
         check_name(lab)
@@ -117,7 +118,8 @@ class RunDirectory:
         return self.size().topology(self.lab)
 
     def server_url(self) -> str:
-        """Return the API server's URL on this machine. Raise Unavailable while there is no server."""
+        """Return the API server's URL on this machine. Raise Unavailable while there is no
+        server."""
         try:
             urls = msgspec.json.decode(self.server_ready.read_bytes(), type=Urls).urls
         except (FileNotFoundError, msgspec.DecodeError) as error:
@@ -173,7 +175,8 @@ class RunDirectory:
             (self._off / host).touch()
 
     def is_off(self, host: str) -> bool:
-        """Return whether the machine is switched off. True also when the whole directory is gone."""
+        """Return whether the machine is switched off. True also when the whole directory is
+        gone."""
         return (self._off / host).exists() or not self._off.exists()
 
     def remove(self) -> None:

@@ -298,7 +298,8 @@ class Site:
         return [role for role in self.roles(host.name) if f"{host.name}/{role}" not in running]
 
     async def route_vips(self, gateways: Sequence[str]) -> None:
-        """Let the router send VIPs to these gateways only, as BGP sessions of these gateways would."""
+        """Let the router send VIPs to these gateways only, as BGP sessions of these gateways
+        would."""
         await wiring.route_vips(self.topology, [self.topology.host(name) for name in gateways])
 
     async def start_cluster(self) -> None:

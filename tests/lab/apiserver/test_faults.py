@@ -186,7 +186,7 @@ async def test_faults_over_http(client: Api, server: ApiServer, make_service: Ma
     assert list(server.faults) == []
     status, refused = await client.call("POST", "/_faults", {"action": "explode"})
     assert status == 400
-    assert "give an action, one of status, stall" in refused["message"]
+    assert "set `action` to one of status, stall" in refused["message"]
     server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
     await client.call("POST", "/_faults", {"action": "compact"})
     assert server.store.compacted == server.store.version
@@ -229,5 +229,5 @@ def test_a_path_that_is_no_regular_expression() -> None:
     async def add() -> None:
         ApiServer().faults.add(Fault("end", path="("))
 
-    with pytest.raises(Refused, match="no regular expression"):
+    with pytest.raises(Refused, match="not a valid regular expression"):
         asyncio.run(add())

@@ -1,10 +1,9 @@
-"""The fields of each kind, as types: what Services, EndpointSlices, Nodes, Namespaces, Events and
-Leases are made of.
+"""The fields of each kind, as types: Services, EndpointSlices, Nodes, Namespaces, Events, Leases.
 
-Values only. Each Struct is one definition of the API reference, under the name that it has there:
-`PACKAGE` and the name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional:
-what must be given, `validation` says. What lies below a field declared as `Free` is the client's
-affair. Pods have a module of their own, `pod_fields`. Follows the API reference of Kubernetes 1.36.
+Values only. Each Struct is one definition of the API reference and has its name: `PACKAGE` and the
+name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Every field is optional; `validation`
+checks required fields. The contents of a field declared as `Free` are not checked. Pods have their
+own module, `pod_fields`. Follows the API reference of Kubernetes 1.36.
 """
 
 from typing import Any, ClassVar, Final
@@ -14,8 +13,8 @@ import msgspec
 Strings = dict[str, str]
 Quantities = dict[str, str | int | float]
 Free = dict[str, Any]
-"""An object whose fields are not described. Never plain Any: where not even that it is an object is
-said, kubectl (1.20 and 1.32 alike) panics when it computes a patch of something two levels
+"""An object whose fields are not described. Never use plain Any: where a schema does not even
+declare an object, kubectl (1.20 and 1.32) panics when it computes a patch of a field two levels
 below."""
 
 _INITIALISMS: Final = {
@@ -31,7 +30,7 @@ _INITIALISMS: Final = {
 
 
 def json_name(name: str) -> str:
-    """The name of a field in JSON: `cluster_ips` is `clusterIPs`."""
+    """Return the name of a field in JSON: `cluster_ips` is `clusterIPs`."""
     first, *rest = name.split("_")
     return first + "".join(_INITIALISMS.get(word, word.capitalize()) for word in rest)
 
@@ -43,13 +42,13 @@ class Fields(msgspec.Struct, rename=json_name):
 
 
 class Meta(Fields):
-    """Base of those that all groups share."""
+    """Base of the definitions that all groups share."""
 
     PACKAGE: ClassVar[str] = "io.k8s.apimachinery.pkg.apis.meta.v1"
 
 
 class Discovery(Fields):
-    """Base of those of discovery.k8s.io."""
+    """Base of the definitions of discovery.k8s.io."""
 
     PACKAGE: ClassVar[str] = "io.k8s.api.discovery.v1"
 
@@ -101,7 +100,7 @@ class Condition(Meta):
 
 
 class Whole(Fields):
-    """Base of the kinds: what every object has."""
+    """Base of the kinds, with the fields that every object has."""
 
     api_version: str | None = None
     kind: str | None = None

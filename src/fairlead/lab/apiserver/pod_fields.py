@@ -1,8 +1,9 @@
 """The fields of Pods, as types.
 
-Values only, on the same terms as in `fields`. The lab needs few of them; all are named, so that a
-misspelt one is told, and so that each list merges as its own kind does. Follows the API reference
-of Kubernetes 1.36."""
+Values only, by the rules of `fields`. The lab uses few of them; all are listed, so that misspelt
+fields are reported, and so that each list merges by its own rule. Follows the API reference of
+Kubernetes 1.36.
+"""
 
 from fairlead.lab.apiserver.fields import Fields, Free, Quantities, Strings, Whole
 
