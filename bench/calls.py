@@ -1,8 +1,10 @@
-"""New connections through a service proxy: how many a second, and how long the first packet takes.
+"""Connections through a service proxy: the rate of new connections, and the time of the first
+packet.
 
-In: network namespaces, addresses there. Out: `Calls` of each. One caller, each connection after the
-other; whoever is called sits behind one cable, so what differs is what the proxy's rules take. The
-proxies take turns, in both orders."""
+In: network namespaces and addresses to connect to from each. Out: `Calls` for each. A single client
+opens one connection after the other, and the server is behind a single cable, so the results differ
+only by the proxy's rules. The proxies are measured in turn, in both orders.
+"""
 
 import socket
 import time
@@ -16,19 +18,20 @@ from fairlead.lab import namespace
 from fairlead.probe.burst import LINGER_NONE
 
 CONNECTIONS = 400
-"""So short a turn that a pause of the machine spoils one of them and not the median."""
+"""Connections of one turn. A turn is short, so that a pause of the machine spoils one turn and not
+the median."""
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """`first_us`: until a connection is there, which is the first packet's way and that of its
-    answer."""
+    """The rate of connections. `first_us` is the time until a connection is established: the way of
+    the first packet and of its answer."""
 
     per_s: float
     first_us: float
 
 
 class Place(NamedTuple):
-    """Where to call."""
+    """The address and port of a server."""
 
     address: str
     port: int
@@ -37,7 +40,7 @@ class Place(NamedTuple):
 def calls(
     places: Mapping[str, Mapping[str, Place]], turns: int
 ) -> Mapping[str, Mapping[str, Calls]]:
-    """Call all places, by namespace and what they are; the median over the turns."""
+    """Measure all places, given by namespace and name; return the median over the turns."""
     found: dict[tuple[str, str], list[Calls]] = {}
     for turn in range(turns):
         names = list(places)[:: 1 if turn % 2 == 0 else -1]

@@ -1,10 +1,11 @@
-"""One role as a process, up to its drivers: reflectors, state, plan, loop, report, and a driver
-that notes its calls.
+"""A role as a process, without its real drivers: reflectors, state, plan, loop, report, and a
+driver that records its calls.
 
-In: a role; on standard input's first line, as JSON, the API server's `Access`. Out: the stages and
-figures of `figures`: `started`, `whole` (all objects are here), `planned` (the driver was called
-for every Service), then what is asked for. What it leaves out is the data plane, whose cost the
-kernel's interfaces set; what it runs is what the role runs."""
+In: a role; on the first line of standard input, as JSON, the API server's `Access`. Out: the stages
+and figures of `figures`: `started`, `whole` (all objects have been read), `planned` (the driver was
+called for every Service), then the requested figures. The data plane is left out, because its cost
+depends on the kernel's interfaces; everything else is the role's own code.
+"""
 
 import argparse
 import asyncio
@@ -39,13 +40,13 @@ KEEP = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the process is told first."""
+    """The first line of standard input."""
 
     access: Access
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """Make this Service be as planned."""
+    """The change that makes this Service be as planned."""
 
     service: ServiceKey
     intent: Intent | None
@@ -57,7 +58,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotingDriver(Component):
-    """Serves nothing, and notes when it was told to."""
+    """A driver that serves nothing and records the time of its calls."""
 
     name = "noting"
 
@@ -94,7 +95,7 @@ class NotingDriver(Component):
 
 
 class Silence:
-    """Events are not what is measured, and there is nothing to say."""
+    """A recorder that fails: no event is expected in a measurement."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         raise AssertionError(f"{key}: {reason}: {message}")
@@ -111,7 +112,7 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
 
 
 async def measure(role: str, access: Access) -> None:
-    """Run until told to end."""
+    """Run until a command on standard input ends the process."""
     config = Config(pools=(PoolConfig("main", (fixture.VIP_POOL,)),))
     figures = Figures()
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)

@@ -198,13 +198,13 @@ async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_pat
         (
             "logs",
             "web-1",
-        ): "the server does not have pods/log: it keeps objects, and runs no containers",
+        ): "the server does not have pods/log: it stores objects, and runs no containers",
         (
             "exec",
             "web-1",
             "--",
             "ls",
-        ): "the server does not have pods/exec: it keeps objects, and runs no containers",
+        ): "the server does not have pods/exec: it stores objects, and runs no containers",
     }.items():
         ran = await kubectl.run(*arguments)
         assert ran.code == 1
