@@ -47,7 +47,7 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
         (
             "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},controller.enabled=false",
-            "metrics.podMonitor.enabled finds nothing to scrape",
+            "metrics.podMonitor.enabled has no target",
         ),
     ],
 )
