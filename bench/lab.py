@@ -198,7 +198,7 @@ async def measure(
 
 def headings(report: Report) -> tuple[str, ...]:
     kinds = report.rounds[0][DIRECT]
-    return ("WAY", *(name.upper() for name in kinds), "CLIENT'S ADDRESS")
+    return ("PATH", *(name.upper() for name in kinds), "CLIENT'S ADDRESS")
 
 
 def rate_rows(report: Report) -> list[tuple[str, ...]]:

@@ -323,7 +323,7 @@ def plots(report: Report) -> dict[str, str]:
         name: [Bar(each.name, each.nanoseconds, colour) for each in cases]
         for colour, (name, cases) in enumerate(kinds.items())
     }
-    return {"packets": bars("Nanoseconds a packet, BPF_PROG_TEST_RUN", "ns", groups)}
+    return {"packets": bars("Nanoseconds per packet, BPF_PROG_TEST_RUN", "ns", groups)}
 
 
 def show(report: Report) -> None:

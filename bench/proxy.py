@@ -171,7 +171,7 @@ def show(report: Report) -> None:
     """Print the report as tables."""
     draw(headings(report, "RATIO"), ratio_rows(report))
     print()
-    draw(headings(report, "WAY"), figure_rows(report))
+    draw(headings(report, "PATH"), figure_rows(report))
     if not report.many:
         return
     print(f"\n{report.services} Services of class proxy, {report.nodes} nodes:")
