@@ -1,4 +1,4 @@
-"""The lab's processes: where they run, how they are found again, how they end."""
+"""The lab's processes: where they run, how they are found, how they end."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({
         process.one(lab_name, "gw1/gateway")
     await process.kill_all(process.find(lab_name))
     assert process.find(lab_name) == ()
-    found.send(signal.SIGTERM)  # to one that has ended: nothing
+    found.send(signal.SIGTERM)  # no effect: the process has ended
 
 
 async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(

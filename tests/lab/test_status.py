@@ -1,4 +1,4 @@
-"""What the lab's scheduler and kubelets decide and report."""
+"""The decisions and reports of the lab's scheduler and kubelets."""
 
 import msgspec
 import pytest

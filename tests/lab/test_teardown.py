@@ -1,4 +1,4 @@
-"""Labs come and go: side by side, cut short, after the death of any part; and nothing is ever
+"""Labs are created and removed: side by side, interrupted, after any part was killed; nothing is
 left."""
 
 import asyncio
@@ -26,7 +26,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 async def who_answers(site: Site) -> str:
-    """The name of the first pod of node1, by its own word."""
+    """Return the name of the first pod of node1, as it reports itself."""
     _, output, errors = await site.exec(
         "client1", ["curl", "-sS", "-m", "5", "http://10.244.1.2:8080/"]
     )
@@ -35,7 +35,7 @@ async def who_answers(site: Site) -> str:
 
 
 def traces(lab: str) -> list[str]:
-    """All that there is of a lab on the machine."""
+    """Return everything of a lab that exists on the machine."""
     found = [*namespace.names(f"fl-{lab}-"), *(running.label for running in process.find(lab))]
     mounts = [
         line

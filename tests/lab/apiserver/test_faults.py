@@ -1,4 +1,4 @@
-"""Failures on demand, as a client meets them."""
+"""Fault injection, from the client's side."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def test_a_dropped_connection(client: Api, server: ApiServer) -> None:
 
 
 async def read_until_end(answer: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """All bytes of a watch, and whether it ended as it should."""
+    """Return all bytes of a watch, and whether it ended properly."""
     data = b""
     async with asyncio.timeout(DEADLINE_S):
         try:

@@ -292,8 +292,8 @@ async def test_nothing_new_in_a_namespace_that_is_on_its_way_out(api: Api) -> No
 
 
 def test_a_namespace_takes_its_objects_along(registry: Registry) -> None:
-    """In a cluster its controller does that, which a bare API server does not have: the embedded
-    one stands in for it."""
+    """In a cluster the namespace controller deletes the objects. A bare API server has none, so the
+    embedded server does that itself."""
     registry.create(NAMESPACES, "", {"metadata": {"name": "shop"}}, WRITE)
     registry.create(PODS, "shop", pod("idle"), WRITE)
     registry.create(PODS, "shop", pod("busy", nodeName="n1"), WRITE)
