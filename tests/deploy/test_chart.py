@@ -46,7 +46,8 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
         (
-            "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},controller.enabled=false",
+            "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},"
+            "controller.enabled=false",
             "metrics.podMonitor.enabled has no target",
         ),
     ],

@@ -50,8 +50,8 @@ VALUES = {
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
-        # The gateway's own list counts, by a pattern of its name; no host has the interface of the
-        # list for all.
+        # The list for this gateway, selected by a pattern of names, takes precedence. No host has
+        # the interface of the common list.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},

@@ -13,8 +13,8 @@ FAIRLEAD = Path(sys.executable).with_name("fairlead")
 NAME = f"demo{os.getpid()}"
 CALLERS = 5
 WATCHED = ("--watch", "9")
-"""Seconds. Shorter than usual: what fails on and on shows itself by then, and what Fairlead's
-callers go through is over. Only the monitor, which needs up to 15 s, would look better."""
+"""Seconds, fewer than by default: persistent failures show within this time, and the effect on
+Fairlead's clients is over. Only the monitor, which needs up to 15 s, would look better."""
 
 
 def test_the_demo_tells_the_story_with_packets() -> None:

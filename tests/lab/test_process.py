@@ -36,7 +36,8 @@ async def test_it_is_found_by_whoever_looks(lab_name: str, tmp_path: Path) -> No
 from pathlib import Path
 from fairlead.lab import process
 process.spawn({lab_name!r}, "gw1/gateway", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
-process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
+log = Path({str(tmp_path / "log")!r})
+process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=log)
 """
     await asyncio.to_thread(
         subprocess.run, [sys.executable, "-W", "ignore", "-c", script], check=True

@@ -19,7 +19,8 @@ NODES = [make_node("node10"), make_node("node2"), make_node("node1")]
 
 
 def make_pod(**metadata: object) -> Pod:
-    return Pod(Meta("web", "default", "uid", **metadata), PodSpec((Container("web", "echo"),)))  # type: ignore[arg-type]
+    meta = Meta("web", "default", "uid", **metadata)  # type: ignore[arg-type]
+    return Pod(meta, PodSpec((Container("web", "echo"),)))
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ def comparable(value: Any, namespace: str, field: str = "") -> Any:
     if isinstance(value, dict):
         return {name: comparable(below, namespace, name) for name, below in value.items()}
     if field == "managedFields":
-        # They are in the order of their times, which are of seconds: near a full second two servers
-        # may see another one.
+        # The entries are sorted by time, in whole seconds. Close to a full second the order may
+        # differ between two servers.
         value = sorted(
             value,
             key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")),
         )
     if field == "causes":
-        # The real server checks some fields twice, and says so twice, and tells conflicts in any
-        # order; not in the message.
+        # The real server checks some fields twice and then lists a cause twice. It lists conflicts
+        # in any order. The message has neither difference.
         once = [cause for place, cause in enumerate(value) if cause not in value[:place]]
         value = sorted(once, key=lambda cause: (cause.get("field", ""), cause["message"]))
     if isinstance(value, list):

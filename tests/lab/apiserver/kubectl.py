@@ -28,7 +28,7 @@ class Program(NamedTuple):
 
 
 MISSING = Program(Path("kubectl"), "")
-"""Stands for none at all, so that tests fail rather than vanish."""
+"""Stands for a missing kubectl, so that its tests fail instead of being skipped."""
 
 
 class Ran(NamedTuple):

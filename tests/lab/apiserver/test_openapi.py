@@ -167,8 +167,8 @@ NEVER_MERGED = {
     ("PodStatus", "hostIPs"),
     ("ResourceRequirements", "claims"),
 }
-"""Lists that merge in a way that we have no form for; they are in lists that are taken as one, or
-nobody's whom we serve."""
+"""Lists with a merge rule that the embedded server does not support. They are inside lists that are
+replaced as a whole, or no client of the lab uses them."""
 
 
 async def test_the_definitions_are_those_of_the_real_server(real_apiserver: KubeApiServer) -> None:

@@ -69,8 +69,8 @@ def test_stored_objects_never_change(registry: Registry, make_service: Make) -> 
         registry.patch(SERVICES, "default", "web", media_type, patch, WRITE)
 
     for media_type in ("application/merge-patch+json", STRATEGIC):
-        # Node ports go when the type does: a patch that shared its ports with the stored object
-        # would take them there too.
+        # A change of the type removes node ports. If the patched object shared its ports with the
+        # stored object, the stored object would lose them, too.
         patch(
             media_type,
             {"metadata": {"labels": {media_type[12:17]: "x"}}, "spec": {"type": "ClusterIP"}},

@@ -231,7 +231,8 @@ async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> Non
     async with (
         api.watch(
             SERVICES,
-            f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dz",
+            f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true"
+            "&fieldSelector=metadata.name%3Dz",
         ) as watch,
         api.watch(
             SERVICES, f"resourceVersion={version}&timeoutSeconds=1&fieldSelector=metadata.name%3Dz"
@@ -248,7 +249,10 @@ async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> Non
 
 async def test_a_watch_list_marks_the_end_of_what_was_there(api: Api, fill: Fill) -> None:
     version = await fill("a", "b")
-    query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion="
+    query = (
+        "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+        "&resourceVersion="
+    )
     async with api.watch(SERVICES, query) as watch:
         first = await watch.next()
         events = [first, await watch.next(), await watch.next()]
