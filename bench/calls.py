@@ -30,7 +30,7 @@ class Calls(msgspec.Struct, frozen=True):
     first_us: float
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """The address and port of a server."""
 
     address: str
@@ -38,19 +38,22 @@ class Place(NamedTuple):
 
 
 def calls(
-    places: Mapping[str, Mapping[str, Place]], turns: int
+    destinations: Mapping[str, Mapping[str, Destination]], turns: int
 ) -> Mapping[str, Mapping[str, Calls]]:
-    """Measure all places, given by namespace and name; return the median over the turns."""
+    """Measure all destinations, given by namespace and name; return the median over the turns."""
     found: dict[tuple[str, str], list[Calls]] = {}
     for turn in range(turns):
-        names = list(places)[:: 1 if turn % 2 == 0 else -1]
-        for what in places[names[0]]:
+        names = list(destinations)[:: 1 if turn % 2 == 0 else -1]
+        for what in destinations[names[0]]:
             for name in names:
-                found.setdefault((name, what), []).append(_turn(name, places[name][what]))
-    return {name: {what: _median(found[name, what]) for what in places[name]} for name in places}
+                found.setdefault((name, what), []).append(_turn(name, destinations[name][what]))
+    return {
+        name: {what: _median(found[name, what]) for what in destinations[name]}
+        for name in destinations
+    }
 
 
-def _turn(name: str, place: Place) -> Calls:
+def _turn(name: str, destination: Destination) -> Calls:
     took_s = []
     with namespace.inside(name):
         begun_s = time.perf_counter()
@@ -58,7 +61,7 @@ def _turn(name: str, place: Place) -> Calls:
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
                 called_s = time.perf_counter()
-                sock.connect(place)
+                sock.connect(destination)
                 took_s.append(time.perf_counter() - called_s)
         return Calls(CONNECTIONS / (time.perf_counter() - begun_s), median(took_s) * 1e6)
 

@@ -29,24 +29,24 @@ from fairlead.lab import crds, process
 from fairlead.lab.kubeapiserver import KubeApiServer
 from fairlead.lab.settings import kubeconfig as kubeconfig_of
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 WRITERS = 24
 CONTROLLER = "controller"
 SERVED_WITHIN_S = 1800.0
-LOOK_S = 2.0
+POLL_S = 2.0
 HEALTH_PORTS = "20000-49999"
 """Each Service with policy Local needs a healthCheckNodePort; the default range has 2,768 ports."""
 FILLED = "filled"
 
 
 @asynccontextmanager
-async def cluster(folder: Path, size: Size, tell: Tell) -> AsyncIterator[KubeApiServer]:
+async def cluster(folder: Path, size: Size, progress: Progress) -> AsyncIterator[KubeApiServer]:
     """Run a server with a cluster of this size, which `folder` keeps between runs. Raise Refused if
     another process uses the folder."""
     place, lab = folder / f"cluster-{size}", lab_of(folder)
     filled = place / FILLED
-    with alone(folder):
+    with locked(folder):
         await process.kill_all(process.find(lab))  # left by a run that was killed
         if not filled.exists():
             shutil.rmtree(place, ignore_errors=True)
@@ -54,8 +54,8 @@ async def cluster(folder: Path, size: Size, tell: Tell) -> AsyncIterator[KubeApi
             if not filled.exists():
                 async with Client(server.access, timeout_s=60.0) as client:
                     await crds.install(client)
-                    await fill(client, size, tell)
-                await serve(server.access, place, lab, size, tell)
+                    await fill(client, size, progress)
+                await serve(server.access, place, lab, size, progress)
                 filled.touch()
             yield server
 
@@ -66,7 +66,7 @@ def lab_of(folder: Path) -> str:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the exclusive lock of the folder. Raise Refused if another process holds it."""
     with (folder / "lock").open("w") as lock:
         try:
@@ -79,9 +79,9 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-async def fill(client: Client, size: Size, tell: Tell) -> None:
+async def fill(client: Client, size: Size, progress: Progress) -> None:
     """Create all objects of the cluster. The server must be empty."""
-    tell(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
+    progress(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
     names = (
         fixture.place_of(number * fixture.SERVICES_IN_A_NAMESPACE)[0]
         for number in range(size.namespaces)
@@ -122,7 +122,7 @@ async def _write_service(client: Client, number: int, size: Size) -> None:
     await client.request("POST", ENDPOINT_SLICES.path(namespace), parameters=manager, body=body)
 
 
-async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -> None:
+async def serve(access: Access, place: Path, lab: str, size: Size, progress: Progress) -> None:
     """Run a controller until it has published an address for every Service, and stop it."""
     settings = place / "fairlead.yaml"
     settings.write_text(
@@ -143,8 +143,8 @@ async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -
                         f"the controller exited when {served} Services were served; see "
                         f"{place / 'controller.log'}"
                     )
-                await asyncio.sleep(LOOK_S)
-        tell(
+                await asyncio.sleep(POLL_S)
+        progress(
             f"its controller served {size.services} new Services within "
             f"{time.monotonic() - begun_s:.0f} s"
         )

@@ -66,7 +66,7 @@ class Committed:
         self._services[packed] = service
         self._expected.setdefault(service, deque()).append((packed, time.monotonic()))
 
-    async def all_there(self, within_s: float) -> None:
+    async def all_applied(self, within_s: float) -> None:
         """Return once every expected address is in a rule. Raise Unavailable after `within_s`
         seconds, or if a notification was lost."""
         until_s = time.monotonic() + within_s
@@ -92,9 +92,9 @@ class Committed:
             now_s = time.monotonic()
             for found in _ADDRESS.finditer(data):
                 if (service := self._services.get(found[1])) is not None:
-                    self._there(service, found[1], now_s)
+                    self._applied(service, found[1], now_s)
 
-    def _there(self, service: str, address: bytes, now_s: float) -> None:
+    def _applied(self, service: str, address: bytes, now_s: float) -> None:
         applied = b""
         while applied != address:
             applied, since_s = self._expected[service].popleft()

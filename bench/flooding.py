@@ -28,7 +28,7 @@ class Caller:
         self._socket: socket.socket | None = None
         self._left = data
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         try:
             if self._socket is None:
                 self._socket, self._left = connected(self._source, self._address), self._data
@@ -79,7 +79,7 @@ def main(kind: str, source: str, host: str, *ports: str) -> None:
     print("flooding", flush=True)
     while True:
         for caller in callers:
-            caller.go_on()
+            caller.step()
         for address in addresses if kind in ("bursts", "all") else ():
             for _ in range(BURST):
                 with suppress(OSError):

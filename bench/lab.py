@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from bench.options import measure_and_show, options, tell
+from bench.options import options, progress, run_benchmark
 from bench.paths import ROUTED, WITHOUT_NODE_PORTS, Paths, must, paths
 from bench.plot import Bar, bars
 from bench.result import spread
@@ -107,7 +107,7 @@ class Bench:
         try:
             return await measured(way)
         except Unavailable as error:
-            tell(f"{error}; trying again")
+            progress(f"{error}; trying again")
             return await measured(way)
 
     def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
@@ -191,7 +191,7 @@ async def measure(
             seen = {way: await bench.seen(way) for way in ways}
             done = []
             for number in range(rounds):
-                tell(f"round {number + 1} of {rounds}")
+                progress(f"round {number + 1} of {rounds}")
                 done.append(await bench.round(number))
             return Report(built.site.topology.host("client1").addresses[0], seen, tuple(done))
 
@@ -291,7 +291,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     rounds, seconds = (1, 1) if arguments.quick else (arguments.rounds, SECONDS)
-    measure_and_show(
+    run_benchmark(
         arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.ways))), show, plots
     )
 

@@ -29,9 +29,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
-from bench.cluster import Tell
+from bench.cluster import Progress
 from bench.fixture import Size, node_name
-from bench.options import add_cluster, measure_and_show, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.plot import Bar, bars
 from bench.result import quantile, spread
 from bench.rig import Rig, Started, cpu_s, rig
@@ -48,9 +48,9 @@ from fairlead.plan.members import node_address
 PACES_PER_S = (10, 100, 1000)
 LASTS_S = 10.0
 """Duration of each pace."""
-CALM_S = 3.0
+SETTLE_S = 3.0
 LOST_AFTER_S = 10.0
-LOOK_S = 0.00005
+POLL_S = 0.00005
 
 
 class Event(NamedTuple):
@@ -113,7 +113,7 @@ class Events:
 
     def __init__(self, built: Rig, recorded: Recording) -> None:
         self._keys = {
-            (each.key.namespace, each.key.name): built.key(each) for each in built.balanced
+            (each.key.namespace, each.key.name): built.listener_key(each) for each in built.balanced
         }
         self._ports = {
             (each.key.namespace, each.key.name): each.spec.health_check_node_port
@@ -191,10 +191,10 @@ async def delays_ms(
                 due.popleft()
                 before = listeners.lookup(upcoming.key)
                 waiting[upcoming.key] = time.monotonic(), before, upcoming
-                await built.replay.tell(upcoming.line)
+                await built.replay.write(upcoming.line)
                 upcoming = None
         # The event loop's timers are as coarse as the delays that are measured.
-        time.sleep(LOOK_S)  # noqa: ASYNC251
+        time.sleep(POLL_S)  # noqa: ASYNC251
         await asyncio.sleep(0)
         for key, (since_s, before, event) in list(waiting.items()):
             if listeners.lookup(key) != before:
@@ -221,24 +221,26 @@ class Bench:
     """One run; needs root."""
 
     def __init__(
-        self, folder: Path, size: Size, *, rounds: int, lasts_s: float, tell: Tell
+        self, folder: Path, size: Size, *, rounds: int, lasts_s: float, progress: Progress
     ) -> None:
         self.folder = folder
         self.size = size
         self.rounds = rounds
         self.lasts_s = lasts_s
-        self.tell = tell
+        self.progress = progress
 
     async def run(self) -> Report:
         """Measure everything. All processes have ended when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorded = scattered(await recording(self.folder, self.size, self.tell), self.size.nodes)
+        recorded = scattered(
+            await recording(self.folder, self.size, self.progress), self.size.nodes
+        )
         async with rig(recorded) as built:
             rounds = []
             for number in range(self.rounds):
-                self.tell(f"round {number + 1} of {self.rounds}")
+                self.progress(f"round {number + 1} of {self.rounds}")
                 rounds.append(await self._round(built, Events(built, recorded)))
-                built.forget()
+                built.reset()
         return Report(self.size.services, self.size.endpoints, self.size.nodes, tuple(rounds))
 
     async def _round(self, built: Rig, events: Events) -> Round:
@@ -246,7 +248,7 @@ class Bench:
         delays = []
         upcoming = iter(events)
         async with built.gateway() as (running, listeners, cold):
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(SETTLE_S)
             begun = used(running.pid)
             await asyncio.sleep(self.lasts_s)
             idle_share = share_since(running.pid, begun)
@@ -255,9 +257,9 @@ class Bench:
                 shown, hidden = await delays_ms(
                     built, listeners, upcoming, pace_per_s, self.lasts_s
                 )
-                share, doubted = share_since(running.pid, begun), built.doubted()
-                found = sorted(ms for ms, event in shown if event.health not in doubted)
-                if not found or not {event.health for event in hidden} <= doubted:
+                share, not_up = share_since(running.pid, begun), built.not_up()
+                found = sorted(ms for ms, event in shown if event.health not in not_up)
+                if not found or not {event.health for event in hidden} <= not_up:
                     raise Unavailable(
                         f"{len(hidden)} events changed nothing within {LOST_AFTER_S} s, although "
                         "their nodes are not dead"
@@ -350,13 +352,15 @@ def main() -> None:
     size = Size(arguments.services, arguments.endpoints, arguments.nodes)
     # The work of this process, and of the process that answers for the nodes, would run on other
     # machines in a cluster.
-    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
+    os.setpriority(os.PRIO_PROCESS, 0, process.SUPPORT_NICE)
     rounds, lasts_s = (1, 2.0) if arguments.quick else (arguments.rounds, LASTS_S)
 
     def measure() -> Report:
-        return run(Bench(arguments.folder, size, rounds=rounds, lasts_s=lasts_s, tell=tell).run())
+        return run(
+            Bench(arguments.folder, size, rounds=rounds, lasts_s=lasts_s, progress=progress).run()
+        )
 
-    measure_and_show(arguments, measure, show, plots)
+    run_benchmark(arguments, measure, show, plots)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ FIRST_NODE_PORT, FIRST_HEALTH_PORT = 10_000, 20_000
 RANGES = 1000
 FOREIGN = ("192.0.2.0/24",)
 LOST_AFTER_S = 20.0
-LOOK_S = 0.002
-CALM_S = 1.5
+POLL_S = 0.002
+SETTLE_S = 1.5
 """Longer than the minimum time between two reloads."""
 
 
@@ -120,26 +120,26 @@ class Bench:
     async def add_and_remove(self) -> tuple[float, float]:
         """Add a Service and remove it. Return the seconds of each."""
         number = self._objects.size.services
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(ENDPOINT_SLICES, "ADDED", self._objects.slice(number))
-        await self._tell(SERVICES, "ADDED", self._objects.service(number))
+        await self._send(ENDPOINT_SLICES, "ADDED", self._objects.slice(number))
+        await self._send(SERVICES, "ADDED", self._objects.service(number))
         added_s = await _since(begun_s, lambda: self.answers(number))
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(SERVICES, "DELETED", self._objects.service(number))
-        await self._tell(ENDPOINT_SLICES, "DELETED", self._objects.slice(number))
+        await self._send(SERVICES, "DELETED", self._objects.service(number))
+        await self._send(ENDPOINT_SLICES, "DELETED", self._objects.slice(number))
         return added_s, await _since(begun_s, lambda: self._closed(number))
 
     async def member(self, number: int) -> float:
         """Make an endpoint unready, and ready again. Return the seconds until the first change is
         in force."""
         first = self._objects.slice(number)["endpoints"][0]["nodeName"]
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number, ready=False))
+        await self._send(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number, ready=False))
         lasted_s = await _since(begun_s, lambda: self._serves(number, first, False))
-        await self._tell(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number))
+        await self._send(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number))
         await _since(time.monotonic(), lambda: self._serves(number, first, True))
         return lasted_s
 
@@ -148,20 +148,20 @@ class Bench:
         seconds of each."""
         own = str(GATEWAY_ADDRESS.network)
         others = [f"10.{at >> 8}.{at & 255}.0/24" for at in range(RANGES - 1)]
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         first_s = await self._restrict(number, [*others, *FOREIGN], lambda: self._closed(number))
         moved = [f"172.{16 + (at >> 8)}.{at & 255}.0/24" for at in range(RANGES - 1)]
         second_s = await self._restrict(number, [*moved, own], lambda: self.answers(number))
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         await self._restrict(number, [], lambda: self.answers(number))
         return first_s, second_s
 
     async def _restrict(
-        self, number: int, ranges: Sequence[str], so: Callable[[], Awaitable[bool]]
+        self, number: int, ranges: Sequence[str], condition: Callable[[], Awaitable[bool]]
     ) -> float:
         begun_s = time.monotonic()
-        await self._tell(SERVICES, "MODIFIED", self._objects.service(number, ranges))
-        return await _since(begun_s, so)
+        await self._send(SERVICES, "MODIFIED", self._objects.service(number, ranges))
+        return await _since(begun_s, condition)
 
     async def answers(self, number: int) -> bool:
         """Return whether a client gets a node's answer."""
@@ -194,8 +194,8 @@ class Bench:
         }
         return bool(weights.get(node_name)) == wanted
 
-    async def _tell(self, resource: Resource[Any], kind: str, body: Body) -> None:
-        await self._built.replay.tell(
+    async def _send(self, resource: Resource[Any], kind: str, body: Body) -> None:
+        await self._built.replay.write(
             msgspec.json.encode({"type": kind, "object": body}).decode(), resource
         )
 
@@ -248,12 +248,12 @@ async def _ready(objects: Objects) -> AsyncIterator[tuple[Bench, float, int]]:
         )
 
 
-async def _since(begun_s: float, so: Callable[[], Awaitable[bool]]) -> float:
+async def _since(begun_s: float, condition: Callable[[], Awaitable[bool]]) -> float:
     """Return the seconds from `begun_s` until the condition holds."""
-    while not await so():
+    while not await condition():
         if time.monotonic() - begun_s > LOST_AFTER_S:
             raise Unavailable(f"an event had no effect within {LOST_AFTER_S} s")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return time.monotonic() - begun_s
 
 

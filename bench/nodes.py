@@ -38,12 +38,12 @@ from statistics import median
 
 import msgspec
 import yaml
-from bench.calls import Calls, Place, calls
-from bench.cluster import Tell
+from bench.calls import Calls, Destination, calls
+from bench.cluster import Progress
 from bench.committed import Committed
 from bench.fixture import FIRST_NODE, Size, node_name
 from bench.moving import Others, Reader, Sampled, modified, others_of, sample
-from bench.options import add_cluster, measure_and_show, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.result import quantile, spread
 from bench.rig import with_children
 from bench.stream import Recording, Replay, recording
@@ -176,7 +176,7 @@ class Node:
             log=self._folder / "log",
             inside=self.name,
         )
-        process.give_way(running.pid, 0)
+        process.set_nice(running.pid, 0)
         left = list(self._sampled)
         while left:
             if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
@@ -184,7 +184,7 @@ class Node:
                     f"{self.proxy} exited at startup, or {len(left)} Services did not answer; "
                     f"see {self._folder}"
                 )
-            if self.met(left[-1].cluster_ip) == left[-1].addresses[0]:
+            if self.answering_pod(left[-1].cluster_ip) == left[-1].addresses[0]:
                 left.pop()
             else:
                 await asyncio.sleep(TICK_S)
@@ -193,7 +193,7 @@ class Node:
             await asyncio.sleep(TICK_S)
         return Started(answered_s, cpu_s(running.pid), self.resident_mib())
 
-    def met(self, address: str, timeout_s: float = TRY_S) -> str:
+    def answering_pod(self, address: str, timeout_s: float = TRY_S) -> str:
         """Return the address of the pod that answers a connection from this node to `address`;
         empty if there is no answer."""
         with namespace.make_socket(self.name) as sock:
@@ -215,12 +215,12 @@ class Node:
                 break
             await asyncio.sleep(between())
             one = self._sampled[(self._turn + nth) % len(self._sampled)]
-            here = self.met(one.cluster_ip, 1.0)
+            here = self.answering_pod(one.cluster_ip, 1.0)
             there = next(each for each in one.addresses if each != here)
             one.slice["endpoints"][0]["addresses"] = [there]
             begun_s = time.monotonic()
-            await self._replay.tell(modified(one.slice))
-            while self.met(one.cluster_ip) != there:
+            await self._replay.write(modified(one.slice))
+            while self.answering_pod(one.cluster_ip) != there:
                 if time.monotonic() - begun_s > SEEN_WITHIN_S:
                     raise Unavailable(
                         f"{self.proxy} did not apply an event within {SEEN_WITHIN_S} s"
@@ -248,13 +248,13 @@ class Node:
                     self._others.moves, min(events, int(since_s * pace_per_s)) - sent
                 ):
                     committed.expect(move.service, move.address)
-                    await self._replay.tell(move.line)
+                    await self._replay.write(move.line)
                     sent += 1
                 if lines := list(islice(self._others.turns, int(since_s * beside_per_s) - beside)):
-                    await self._replay.tell("\n".join(lines))
+                    await self._replay.write("\n".join(lines))
                     beside += len(lines)
                 await asyncio.sleep(TICK_S)
-            await committed.all_there(SEEN_WITHIN_S)
+            await committed.all_applied(SEEN_WITHIN_S)
         return delays_of(committed.took_ms, used[0])
 
     @contextmanager
@@ -267,14 +267,14 @@ class Node:
         yield found
         found.append((cpu_s(self._running.pid) - begun_cpu_s) / (time.monotonic() - begun_s))
 
-    def places(self) -> Mapping[str, Place]:
+    def destinations(self) -> Mapping[str, Destination]:
         """Return the destinations to connect to: a pod, and a Service by each of its addresses."""
         one = self._sampled[0]
         return {
-            "a pod": Place(self.met(one.cluster_ip, 1.0), POD_PORT),
-            "a ClusterIP": Place(one.cluster_ip, 80),
-            "a load balancer's address": Place(one.balancer, 80),
-            "a NodePort": Place(str(FIRST_NODE), one.node_port),
+            "a pod": Destination(self.answering_pod(one.cluster_ip, 1.0), POD_PORT),
+            "a ClusterIP": Destination(one.cluster_ip, 80),
+            "a load balancer's address": Destination(one.balancer, 80),
+            "a NodePort": Destination(str(FIRST_NODE), one.node_port),
         }
 
     def resident_mib(self) -> float:
@@ -358,9 +358,9 @@ class Bench:
         events: int,
         changes: int,
         turns: int,
-        tell: Tell,
+        progress: Progress,
     ) -> None:
-        self.folder, self.size, self.rounds, self.tell = folder, size, rounds, tell
+        self.folder, self.size, self.rounds, self.progress = folder, size, rounds, progress
         self.events, self.changes, self.turns = events, changes, turns
 
     async def run(self) -> Report:
@@ -370,7 +370,7 @@ class Bench:
                 "this benchmark creates network namespaces and nftables rules", fix="run it as root"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorded = await recording(self.folder, self.size, self.tell)
+        recorded = await recording(self.folder, self.size, self.progress)
         rounds = [await self._round(number, recorded) for number in range(self.rounds)]
         return Report(self.size.services, self.size.endpoints, tuple(rounds))
 
@@ -383,7 +383,7 @@ class Bench:
         async with AsyncExitStack() as stack:
             nodes: dict[str, Node] = {}
             for proxy in order:
-                self.tell(f"round {number + 1} of {self.rounds}: {proxy}")
+                self.progress(f"round {number + 1} of {self.rounds}: {proxy}")
                 own, sampled = sample(recorded, SAMPLE)
                 name = f"flt-bench-{os.getpid()}-{proxy.split()[0][:4]}"
                 nodes[proxy] = await stack.enter_async_context(node(name, proxy, own, sampled))
@@ -397,7 +397,7 @@ class Bench:
                 await asyncio.sleep(2.0)
             resident_mib = {proxy: nodes[proxy].resident_mib() for proxy in order}
             called = calls(
-                {nodes[proxy].name: nodes[proxy].places() for proxy in order}, self.turns
+                {nodes[proxy].name: nodes[proxy].destinations() for proxy in order}, self.turns
             )
         return {
             proxy: Figures(
@@ -480,7 +480,7 @@ def main() -> None:
         if arguments.quick
         else Size(arguments.services, arguments.endpoints, arguments.nodes)
     )
-    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
+    os.setpriority(os.PRIO_PROCESS, 0, process.SUPPORT_NICE)
     rounds, events, changes, turns = (
         (1, 10, 100, 2) if arguments.quick else (arguments.rounds, EVENTS, CHANGES, TURNS)
     )
@@ -494,11 +494,11 @@ def main() -> None:
                 events=events,
                 changes=changes,
                 turns=turns,
-                tell=tell,
+                progress=progress,
             ).run()
         )
 
-    measure_and_show(arguments, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from bench.cost import Cost, Figures, Size
-from bench.options import tell
+from bench.options import progress
 from tests.drivers.octavia.site import SUBNET
 from tests.openstack.front import Front, Said
 from tests.openstack.keystone import REGION, Keystone
@@ -35,7 +35,7 @@ PROGRAM = "openstack-cloud-controller-manager"
 QUIET_S = 15.0
 """Longer than the pauses between two polls of a load balancer that is being changed, which begin
 with a second and grow by a fifth each time."""
-LOOK_S = 0.1
+POLL_S = 0.1
 WITHIN_S = 3600.0
 INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
 NOTHING = Said({"floatingips": [], "security_groups": []})
@@ -112,7 +112,7 @@ class Occm:
     async def _cost(self, child: Process, what: str, reached: Callable[[], bool]) -> Cost:
         """Wait until `reached` and then until no calls are made any more; return the cost of the
         calls."""
-        tell(f"{PROGRAM}: {what}")
+        progress(f"{PROGRAM}: {what}")
         calls = self._front.calls
         begun_s = last_s = time.monotonic()
         seen = len(calls)
@@ -126,10 +126,10 @@ class Occm:
                 )
             if len(calls) != seen:
                 seen, last_s = len(calls), now_s
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         writes = sum(call.writes for call in calls)
         cost = Cost(last_s - begun_s, writes, len(calls) - writes)
-        tell(f"{PROGRAM}: {what}: {cost}")
+        progress(f"{PROGRAM}: {what}: {cost}")
         return cost
 
     def _made(self) -> int:

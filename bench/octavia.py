@@ -27,7 +27,7 @@ import msgspec
 import structlog
 from bench.cost import Cost, Figures, Size
 from bench.occm import Occm, empty_neutron, find
-from bench.options import measure_and_show, options, tell
+from bench.options import options, progress, run_benchmark
 from tests.drivers.octavia.site import listener, service, settings
 from tests.openstack import places
 from tests.openstack.front import Front
@@ -65,7 +65,7 @@ class Report(msgspec.Struct, frozen=True):
     rounds: tuple[dict[str, Figures], ...]
 
 
-class _Silent(Recorder):
+class _NullRecorder(Recorder):
     """A recorder that drops events, which are not measured."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -167,7 +167,7 @@ class Fairlead:
     async def _cost(self, what: str, nodes: int) -> Cost:
         """Plan this number of nodes (0: keep the plan), wait until it is done, and return the
         cost."""
-        tell(what)
+        progress(what)
         calls = self._front.calls
         calls.clear()
         begun_s = time.monotonic()
@@ -176,7 +176,7 @@ class Fairlead:
         await self._services.are_done()
         writes = len(self._front.writes)
         cost = Cost(time.monotonic() - begun_s, writes, len(calls) - writes)
-        tell(f"{what}: {cost}")
+        progress(f"{what}: {cost}")
         return cost
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ class Fairlead:
         driver = OctaviaDriver(
             cloud,
             Owner("bench", "bench"),
-            _Silent(),
+            _NullRecorder(),
             claimant_of=services.claimant_of,
             observe=services.observe,
             clock=time.monotonic,
@@ -231,7 +231,7 @@ class Bench:
                 subjects.reverse()  # the first subject may have an advantage
             figures = {}
             for subject in subjects:
-                tell(
+                progress(
                     f"round {number + 1} of {self.rounds}: starting Keystone and Octavia for "
                     f"{subject}"
                 )
@@ -326,7 +326,7 @@ def main() -> None:
 
     occm = find()
     if occm is None:
-        tell(
+        progress(
             "cloud-provider-openstack is not measured: its program was not built; build it with sh "
             "tools/build.sh occm"
         )
@@ -347,7 +347,7 @@ def main() -> None:
     structlog.configure(
         wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
-    measure_and_show(arguments, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

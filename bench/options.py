@@ -43,12 +43,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
 
 
-def tell(what: str) -> None:
+def progress(what: str) -> None:
     """Print progress on standard error, so that it does not mix with the tables."""
     print(f"bench: {what}", file=sys.stderr, flush=True)
 
 
-def measure_and_show(
+def run_benchmark(
     arguments: argparse.Namespace,
     measure: Callable[[], Report],
     show: Callable[[Report], None],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from bench.options import measure_and_show, options
+from bench.options import options, run_benchmark
 from bench.plot import Bar, bars
 from bench.result import spread
 from bench.stand import FIRST_OTHER, OWN_MAC, Kind, Stand, stand
@@ -119,7 +119,7 @@ def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
     return ETHERNET + b"\x08\x00" + head[:10] + struct.pack(">H", checksum(head)) + head[12:] + body
 
 
-def furnish(made: Stand) -> None:
+def add_listeners(made: Stand) -> None:
     """Create the listeners of the cases."""
     for ipv6 in (False, True):
         for way, number in PLAIN.items():
@@ -242,7 +242,7 @@ def measure(made: Stand, case: Case, repeat: int) -> int:
     )
 
 
-def prove(made: Stand, case: Case, repeat: int) -> None:
+def verify(made: Stand, case: Case, repeat: int) -> None:
     """Check that the program does for every packet what the case's name says. Raise Unavailable if
     it does not."""
     if case.warm:
@@ -286,10 +286,10 @@ def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[M
             for each, (services, nodes) in sizes.items()
         }
         for made in stands.values():
-            furnish(made)
+            add_listeners(made)
         todo = cases(kind, large)
         for case in todo:
-            prove(stands[case.large], case, min(repeat, 1000))
+            verify(stands[case.large], case, min(repeat, 1000))
         columns = [
             [measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)
         ]
@@ -340,7 +340,7 @@ def main() -> None:
         "bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case"
     ).parse_args()
     rounds, repeat = (1, REPEAT // 10) if arguments.quick else (arguments.rounds, REPEAT)
-    measure_and_show(
+    run_benchmark(
         arguments,
         lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)),
         show,

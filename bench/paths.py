@@ -256,7 +256,7 @@ async def _vip(site: Site, name: str) -> str:
             for service in await client.list(SERVICES):
                 if service.metadata.name == name and service.status.load_balancer.ingress:
                     return service.status.load_balancer.ingress[0].ip
-            await asyncio.sleep(process.LOOK_S)
+            await asyncio.sleep(process.POLL_S)
 
 
 def _pod() -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import msgspec
 from bench.fixture import Size
 from bench.lab import DOWNLOAD, UPLOAD, Figure
 from bench.many import Many
-from bench.options import measure_and_show, options, tell
+from bench.options import options, progress, run_benchmark
 from bench.paths import THROUGH_HAPROXY
 from bench.plot import Bar, bars
 from bench.result import spread
@@ -66,7 +66,7 @@ async def measure(
     ways = await lab.measure(rounds, seconds, (PROXY, BESIDE) if alone else THROUGH_HAPROXY)
     found = []
     for number in range(0 if alone else rounds):
-        tell(f"{size.services} Services, round {number + 1} of {rounds}")
+        progress(f"{size.services} Services, round {number + 1} of {rounds}")
         found.append(await many.measure(size, repeats))
     return Report(ways, size.services, size.nodes, tuple(found))
 
@@ -222,7 +222,7 @@ def main() -> None:
     arguments = parser.parse_args()
     quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
     sizes = quick if arguments.quick else (arguments.rounds, lab.SECONDS, SIZE, REPEATS)
-    measure_and_show(arguments, lambda: run(measure(*sizes, alone=arguments.alone)), show, plots)
+    run_benchmark(arguments, lambda: run(measure(*sizes, alone=arguments.alone)), show, plots)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from fairlead.telemetry import configure_logging
 from fairlead.web import View
 
 Intent = LoadBalancer | NodeService
-KEEP = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
+PROJECTIONS = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -57,10 +57,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class NotingDriver(Component):
+class RecordingDriver(Component):
     """A driver that serves nothing and records the time of its calls."""
 
-    name = "noting"
+    name = "recording"
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -94,7 +94,7 @@ class NotingDriver(Component):
         return {}
 
 
-class Silence:
+class NoEvents:
     """A recorder that fails: no event is expected in a measurement."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -117,14 +117,14 @@ async def measure(role: str, access: Access) -> None:
     figures = Figures()
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
-    report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
+    report: Reporter[Any] = Reporter(view, state, NoEvents(), reason="SyncFailed")
     loop: Loop[ServiceKey, Intent] = Loop(
-        role, state, plan_of(role, state, config), [NotingDriver(figures)], report
+        role, state, plan_of(role, state, config), [RecordingDriver(figures)], report
     )
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)
-        feed = Feed(client, state, freshness, KEEP[role], addresses=role == "controller")
+        feed = Feed(client, state, freshness, PROJECTIONS[role], addresses=role == "controller")
         group.create_task(feed.run())
         running = group.create_task(loop.run())
         await state.whole.wait()
@@ -139,7 +139,7 @@ async def measure(role: str, access: Access) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.reading", description=__doc__)
-    parser.add_argument("role", choices=KEEP)
+    parser.add_argument("role", choices=PROJECTIONS)
     chosen = parser.parse_args().role
     configure_logging()
     asyncio.run(measure(chosen, msgspec.json.decode(sys.stdin.readline(), type=Start).access))

@@ -37,11 +37,11 @@ from fairlead.net.bpf import Map
 GATEWAY_ADDRESS, NODES_ADDRESS = ip_interface("198.19.255.1/16"), ip_interface("198.19.255.2/16")
 NODES_NETWORK = "198.19.0.0/17"
 READY_WITHIN_S = 60.0
-LOOK_S = 0.005
+POLL_S = 0.005
 STOP_WITHIN_S = 10.0
 STATE_WITHIN_S = 30.0
 LINES_SHOWN = 20
-DOUBTED = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "(?!up")')
+NOT_UP = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "(?!up")')
 """A line of the prober's log with a verdict other than `up`."""
 
 
@@ -85,7 +85,7 @@ class Rig:
         async with self.running() as (running, begun_s):
             listeners = await self._pinned("listeners", running, begun_s)
             while listeners.count() < len(self.balanced):
-                await self._look(running, begun_s)
+                await self._poll(running, begun_s)
             listeners_s = time.monotonic() - begun_s
             yield (
                 running,
@@ -106,11 +106,11 @@ class Rig:
 
     async def ready_s(self, running: Process, begun_s: float) -> float:
         """Wait until the gateway reports ready. Return the seconds since `begun_s`."""
-        while not await self._says_ready():
-            await self._look(running, begun_s)
+        while not await self._reports_ready():
+            await self._poll(running, begun_s)
         return time.monotonic() - begun_s
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Remove the gateway's state from the kernel, so that the next start is like that of a
         freshly booted host."""
         subprocess.run(
@@ -138,7 +138,7 @@ class Rig:
         process.spawn(self.name, "health", argv, log=self._folder / "health.log", inside=self.nodes)
         return serving
 
-    def key(self, service: Service) -> bytes:
+    def listener_key(self, service: Service) -> bytes:
         """Return the key of a Service's listener."""
         return pack_listener_key(ListenerKey(service.status.load_balancer.ingress[0].ip, 80, "TCP"))
 
@@ -158,43 +158,43 @@ class Rig:
             self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name
         )
         # This process has a lower priority, because it plays other machines. The gateway does not.
-        process.give_way(running.pid, 0)
+        process.set_nice(running.pid, 0)
         return running
 
     async def _pinned(self, name: str, running: Process, begun_s: float) -> Map:
         """Open a map of the running gateway, as soon as all maps are pinned."""
         while not (found := list(self._pins.glob("layout-*/settings"))):
-            await self._look(running, begun_s)
+            await self._poll(running, begun_s)
         return Map.open(found[0].with_name(name))
 
-    async def _look(self, running: Process, begun_s: float) -> None:
+    async def _poll(self, running: Process, begun_s: float) -> None:
         if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
             log = "\n".join((self._folder / "gateway.log").read_text().splitlines()[-LINES_SHOWN:])
             raise Unavailable(
                 f"the gateway exited at startup, or was not ready within {READY_WITHIN_S} s; end "
                 f"of its log:\n{log}"
             )
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
     async def state(self) -> dict[str, Any]:
         """Return the gateway's state, see `/state` of `fairlead.web`."""
-        _, _, body = (await self._asked("/state", STATE_WITHIN_S)).partition(b"\r\n\r\n")
+        _, _, body = (await self._get("/state", STATE_WITHIN_S)).partition(b"\r\n\r\n")
         found: dict[str, Any] = json.loads(body)
         return found
 
-    def doubted(self) -> set[tuple[str, int]]:
+    def not_up(self) -> set[tuple[str, int]]:
         """Return addresses and ports of the health ports that have had a verdict other than `up`,
         by the gateway's log."""
-        found = DOUBTED.findall((self._folder / "gateway.log").read_text())
+        found = NOT_UP.findall((self._folder / "gateway.log").read_text())
         return {(address, int(port)) for address, port in found}
 
-    async def _says_ready(self) -> bool:
+    async def _reports_ready(self) -> bool:
         try:
-            return b" 200 " in (await self._asked("/readyz", 2.0))[:64]
+            return b" 200 " in (await self._get("/readyz", 2.0))[:64]
         except (OSError, TimeoutError):
             return False
 
-    async def _asked(self, path: str, within_s: float) -> bytes:
+    async def _get(self, path: str, within_s: float) -> bytes:
         """Return a complete response of the gateway's own HTTP server."""
         asking = namespace.make_socket(self.name)
         asking.setblocking(False)
@@ -232,7 +232,7 @@ async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator
                 serving = built.serve_health()
                 async with asyncio.timeout(READY_WITHIN_S):
                     while not serving.exists():
-                        await asyncio.sleep(LOOK_S)
+                        await asyncio.sleep(POLL_S)
                 yield built
         finally:
             await process.kill_all((*process.find(name), *process.in_namespaces([name])))

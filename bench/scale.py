@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.cluster import cluster
 from bench.fixture import Size
-from bench.options import add_cluster, measure_and_show, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.result import (
     COMPARATOR,
     HEADINGS,
@@ -42,9 +42,9 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 
 ROLES = ("controller", "gateway", "node")
-CALM_S = 1.0
+SETTLE_S = 1.0
 QUICK = Size(services=500, endpoints=10, nodes=50)
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class Bench:
@@ -59,14 +59,14 @@ class Bench:
         *,
         rounds: int,
         pace_per_s: float,
-        tell: Tell,
+        progress: Progress,
     ) -> None:
         self.folder = folder
         self.official = official
         self.size = size
         self.rounds = rounds
         self.pace_per_s = pace_per_s
-        self.tell = tell
+        self.progress = progress
         self._log = folder / "subjects.log"
 
     async def run(self) -> Report:
@@ -75,16 +75,16 @@ class Bench:
         subjects = {role: [sys.executable, "-m", "bench.reading", role] for role in ROLES}
         subjects[COMPARATOR] = [str(self.official), "-m", "bench.official"]
         firsts: dict[str, list[First]] = defaultdict(list)
-        recorded = await recording(self.folder, self.size, self.tell)
-        async with cluster(self.folder, self.size, self.tell) as server:
+        recorded = await recording(self.folder, self.size, self.progress)
+        async with cluster(self.folder, self.size, self.progress) as server:
             for number in range(self.rounds):
                 for name, argv in subjects.items():
-                    self.tell(f"round {number + 1} of {self.rounds}: first plan, {name}")
+                    self.progress(f"round {number + 1} of {self.rounds}: first plan, {name}")
                     firsts[name].append(await self._first(name, argv, server.access))
         streamed: dict[str, list[tuple[Paced, Burst]]] = defaultdict(list)
         for number in range(self.rounds):
             for name, argv in subjects.items():
-                self.tell(f"round {number + 1} of {self.rounds}: events, {name}")
+                self.progress(f"round {number + 1} of {self.rounds}: events, {name}")
                 streamed[name].append(await self._streamed(name, argv, recorded))
         return self._report(firsts, streamed)
 
@@ -100,7 +100,7 @@ class Bench:
             Replay(recorded).listen() as replay,
             running(name, argv, replay.access, self.size, self._log) as subject,
         ):
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(SETTLE_S)
             return await self._paced(subject, replay), await self._burst(subject, replay)
 
     async def _paced(self, subject: Subject, replay: Replay) -> Paced:
@@ -183,11 +183,11 @@ def main() -> None:
             size,
             rounds=rounds,
             pace_per_s=arguments.pace,
-            tell=tell,
+            progress=progress,
         )
         return run(bench.run())
 
-    measure_and_show(arguments, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from bench.cluster import Tell, cluster
+from bench.cluster import Progress, cluster
 from bench.fixture import Size
 
 from bench import fixture
@@ -49,16 +49,16 @@ class Recording(msgspec.Struct, frozen=True):
     turns: list[list[str]]
 
 
-async def recording(folder: Path, size: Size, tell: Tell) -> Recording:
+async def recording(folder: Path, size: Size, progress: Progress) -> Recording:
     """Return the recording in `folder`. Record the cluster of a real API server if there is
     none."""
     place = folder / f"recording-{size}.json"
     if not place.exists():
         async with (
-            cluster(folder, size, tell) as server,
+            cluster(folder, size, progress) as server,
             Client(server.access, timeout_s=120.0) as client,
         ):
-            tell("recording the API server's answers")
+            progress("recording the API server's answers")
             listed = {resource.path(): await _listed(client, resource) for resource in RESOURCES}
             turns = [
                 [line.decode() for line in await _turn(client, size, ready)]
@@ -172,10 +172,10 @@ class Replay:
                 await asyncio.sleep(early_s)
             now_s = time.monotonic()
             sent |= dict.fromkeys(services[first : first + batch], now_s)
-            await self.tell("\n".join(lines[first : first + batch]))
+            await self.write("\n".join(lines[first : first + batch]))
         return sent
 
-    async def tell(self, lines: str, resource: Resource[Any] = ENDPOINT_SLICES) -> None:
+    async def write(self, lines: str, resource: Resource[Any] = ENDPOINT_SLICES) -> None:
         """Send these lines to the watch of these objects."""
         await self._watches[resource.path()].write(f"{lines}\n".encode())
 

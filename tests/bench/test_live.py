@@ -42,7 +42,7 @@ def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
 
 @pytest.mark.root
 async def test_every_event_shows_in_the_kernel(real_programs: None, tmp_path: Path) -> None:
-    report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, tell=lambda _: None).run()
+    report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, progress=lambda _: None).run()
     (only,) = report.rounds
     assert [each.events + each.hidden for each in only.delays] == [
         max(1, round(pace / 2)) for pace in PACES_PER_S

@@ -61,7 +61,7 @@ def test_how_long_a_pod_may_take_to_end(asked: int | None, spec: int | None, exp
     ("annotations", "expected"), [({}, True), ({"lab.fairlead.io/ready": "false"}, False)]
 )
 def test_readiness_is_an_annotation(annotations: dict[str, str], expected: bool) -> None:
-    assert status.wants_ready(make_pod(annotations=annotations)) is expected
+    assert status.probe_succeeds(make_pod(annotations=annotations)) is expected
 
 
 def test_a_running_pods_status_reads_back_as_ready() -> None:

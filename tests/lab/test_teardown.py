@@ -84,7 +84,7 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
         await lab.apply([pod("a")])
         await lab.await_pods()
         assert await who_answers(lab) == "a"
-        assert {"lab/etcd", "lab/kube-apiserver", "lab/doorway"} <= {
+        assert {"lab/etcd", "lab/kube-apiserver", "lab/forwarder"} <= {
             each.label for each in process.find(lab_name)
         }
     assert traces(lab_name) == []

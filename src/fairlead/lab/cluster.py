@@ -35,7 +35,7 @@ log = structlog.get_logger()
 NODE_GRACE_S = 40.0
 """Time after a node's last heartbeat at which Kubernetes marks it unreachable
 (--node-monitor-grace-period)."""
-LOOK_S = 0.5
+POLL_S = 0.5
 RETRY_S = 1.0
 
 
@@ -60,11 +60,11 @@ class Cluster:
         async with asyncio.TaskGroup() as group:
             kubelet = Kubelet(self._client, self._topology, self._directory, group)
             known = [
-                self._follow(group, Reflector(self._client, NODES), self._see_nodes),
+                self._follow(group, Reflector(self._client, NODES), self._update_nodes),
                 self._follow(
                     group,
                     Reflector(self._client, PODS),
-                    self._see_pods,
+                    self._update_pods,
                     endpoints.update_pods,
                     kubelet.update,
                 ),
@@ -105,11 +105,11 @@ class Cluster:
         group.create_task(follow(), name="follow")
         return complete
 
-    def _see_nodes(self, changes: Mapping[ObjectKey, Node | None]) -> None:
+    def _update_nodes(self, changes: Mapping[ObjectKey, Node | None]) -> None:
         _merge(self._nodes, changes)
         self._waiting.set()
 
-    def _see_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
+    def _update_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
         _merge(self._pods, changes)
         self._waiting.set()
 
@@ -195,7 +195,7 @@ class Cluster:
                             self._waiting.set()
                     elif host.name not in lost and loop.time() - seen_s[host.name] > NODE_GRACE_S:
                         await self._report_node(host, ready=False)
-                        await self._give_up_pods(host)
+                        await self._mark_pods_unready(host)
                         lost.add(host.name)
                 except NotFound:
                     # A client deleted the Node. It is registered again at the next start, as by a
@@ -203,9 +203,9 @@ class Cluster:
                     lost.discard(host.name)
                 except FairleadError as problem:
                     log.warning("node lifecycle", node=host.name, problem=str(problem))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
-    async def _give_up_pods(self, host: Host) -> None:
+    async def _mark_pods_unready(self, host: Host) -> None:
         for key, known in list(self._pods.items()):
             if known.spec.node_name == host.name and not known.finished:
                 body = {"status": {"conditions": status.unreachable(known, _now())}}

@@ -15,7 +15,7 @@ from fairlead.kube.manifests import read_documents
 from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import manifests
 
-LOOK_S = 0.05
+POLL_S = 0.05
 TIMEOUT_S = 20.0
 
 
@@ -31,7 +31,7 @@ async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
     try:
         async with asyncio.timeout(timeout_s):
             while not await _served(client):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Unavailable(
             f"AddressPool and AddressGrant are not served {timeout_s} s after their CRDs were "

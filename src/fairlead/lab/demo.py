@@ -131,10 +131,10 @@ class Demo:
         }
         try:
             await asyncio.sleep(1)
-            moved = await self._through(
+            moved = await self._measure_event(
                 loads, "a pod moves to another node, gracefully", self._move_pods
             )
-            killed = await self._through(loads, f"{KILLED_NODE} is killed", self._kill_node)
+            killed = await self._measure_event(loads, f"{KILLED_NODE} is killed", self._kill_node)
         finally:
             for load in loads.values():
                 load.kill()
@@ -202,7 +202,7 @@ class Demo:
     def _load(self, kind: str, address: str, *options: str) -> Sequence[str]:
         return (sys.executable, "-m", "fairlead.probe", kind, address, "80", *options)
 
-    async def _through(
+    async def _measure_event(
         self, loads: Mapping[str, Piped], what: str, event: Callable[[], Any]
     ) -> Mapping[str, Period]:
         """Return what the clients of each load balancer experience during `event` and the

@@ -31,7 +31,7 @@ from fairlead.lab.slices import (
 
 log = structlog.get_logger()
 
-CALM_S = 0.01
+COALESCE_S = 0.01
 """Changes that arrive within this time are written together: a rollout changes many Pods at once.
 """
 RETRY_S = 0.5
@@ -49,7 +49,7 @@ class EndpointController:
         self._endpoints: dict[ObjectKey, Endpoints] = {}
         self._dirty: set[ObjectKey] = set()
         self._woken = asyncio.Event()
-        self._conflicts = Backoff(CALM_S, RETRY_S)
+        self._conflicts = Backoff(COALESCE_S, RETRY_S)
         self._in_conflict = False
 
     def update_services(self, changes: Mapping[ObjectKey, Service | None]) -> None:
@@ -109,7 +109,7 @@ class EndpointController:
         partial view it would delete valid slices."""
         while True:
             await self._woken.wait()
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(COALESCE_S)
             self._woken.clear()
             dirty, self._dirty = self._dirty, set()
             for key in sorted(dirty):

@@ -34,7 +34,7 @@ LABEL = "lab/kube-apiserver"
 ETCD_LABEL = "lab/etcd"
 START_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 5.0
-LOOK_S = 0.1
+POLL_S = 0.1
 SERVER_NAME = "kubernetes"
 """A name that every self-signed certificate of the server contains, whatever address it listens on.
 """
@@ -148,7 +148,7 @@ class KubeApiServer:
         await process.kill_all([each for each in (self.server, self.etcd) if each is not None])
         self.server = self.etcd = None
 
-    def beside(self, port: int) -> "KubeApiServer":
+    def replica(self, port: int) -> "KubeApiServer":
         """Return another API server of the same cluster, on the same etcd, which must be up. Only
         `start_server` and `down` may be called on it."""
         other = KubeApiServer(
@@ -204,7 +204,7 @@ class KubeApiServer:
                                 f"{part.label} exited at startup; end of the "
                                 f"logs:\n{self._log_tails()}"
                             )
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             late = (
                 f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; end of the "
@@ -212,11 +212,11 @@ class KubeApiServer:
             )
             raise Unavailable(late) from None
 
-    async def service_account_token(self, account: str, *, holds_s: int = 86400) -> str:
+    async def service_account_token(self, account: str, *, valid_s: int = 86400) -> str:
         """Return a token of an existing ServiceAccount. Needs a server in the machine's own network
         namespace."""
         async with Client(self.access) as client:
-            return await service_account_token(client, account, holds_s=holds_s)
+            return await service_account_token(client, account, valid_s=valid_s)
 
     def _ready(self) -> bool:
         """Return whether the server answers /readyz with 200. Blocks: run it in a thread, because
@@ -325,11 +325,11 @@ class KubeApiServer:
         return "\n".join(tails)
 
 
-async def service_account_token(client: Client, account: str, *, holds_s: int = 86400) -> str:
+async def service_account_token(client: Client, account: str, *, valid_s: int = 86400) -> str:
     """Return a token of an existing ServiceAccount, `namespace/name`, from the TokenRequest API."""
     space, name = account.split("/")
     path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
-    answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
+    answer = await client.request("POST", path, body={"spec": {"expirationSeconds": valid_s}})
     return str(msgspec.json.decode(answer)["status"]["token"])
 
 

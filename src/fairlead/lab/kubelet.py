@@ -24,7 +24,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import ObjectKey
 from fairlead.lab import status
 from fairlead.lab.objects import PODS, Pod
-from fairlead.lab.pod import Place, Sandbox
+from fairlead.lab.pod import Placement, Sandbox
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.topology import PODS_PER_NODE, Topology, pod_network
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
-LOOK_S = 0.2
+POLL_S = 0.2
 """Interval at which a Pod's task checks whether its node is on again."""
 
 
@@ -60,7 +60,7 @@ class Kubelet:
         for key, pod in changes.items():
             run = self._runs.get(key)
             if run is not None and (pod is None or pod.metadata.uid != run.uid):
-                run.look(None)
+                run.update(None)
                 del self._runs[key]
                 run = None
             if pod is None or pod.spec.node_name not in self._hosts or pod.finished:
@@ -68,29 +68,29 @@ class Kubelet:
             if run is None:
                 run = self._runs[key] = PodRun(self, key, pod)
                 self.group.create_task(run.run(), name=f"pod {key}")
-            run.look(pod)
+            run.update(pod)
 
-    def take_place(self, pod: Pod) -> Place:
+    def reserve(self, pod: Pod) -> Placement:
         """Reserve an address for a Pod on its node. Addresses are assigned round robin, so that a
         freed address is not reused at once. Raise Refused when the node is full."""
         host = self._hosts[pod.spec.node_name]
         if pod.spec.host_network:
-            return Place(host, None)
+            return Placement(host, None)
         taken = self._indexes[host.name]
         for step in range(1, PODS_PER_NODE + 1):
             index = (self._last[host.name] + step) % PODS_PER_NODE
             if index not in taken:
                 taken.add(index)
                 self._last[host.name] = index
-                return Place(host, pod_network(host, index), index)
+                return Placement(host, pod_network(host, index), index)
         raise Refused(
             f"node {host.name} is full: it runs {len(taken)} pods",
             fix="use more nodes or fewer pods",
         )
 
-    def free_place(self, place: Place) -> None:
+    def release(self, placement: Placement) -> None:
         """Release the address of a Pod."""
-        self._indexes[place.host.name].discard(place.index)
+        self._indexes[placement.host.name].discard(placement.index)
 
     def is_off(self, node: str) -> bool:
         """Return whether the node is switched off."""
@@ -112,7 +112,7 @@ class PodRun:
         self._started = ""
         self._reported: tuple[bool, int] | None = None
 
-    def look(self, pod: Pod | None) -> None:
+    def update(self, pod: Pod | None) -> None:
         """Give the task the current state of its Pod."""
         self._pod = pod
         self._woken.set()
@@ -137,15 +137,15 @@ class PodRun:
             self._woken.clear()
             if self._kubelet.is_off(self._node):
                 await self._remove()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             elif pod.metadata.deletion_timestamp is not None:
-                if await self._end(pod):
+                if await self._terminate(pod):
                     return
             elif self._sandbox is None:
                 await self._start(pod)
                 await self._report(pod)
             elif self._sandbox.server is not None and not self._sandbox.server.running:
-                await self._fall(pod)
+                await self._handle_exit(pod)
             else:
                 await self._report(pod)
                 await self._woken.wait()
@@ -153,7 +153,7 @@ class PodRun:
     async def _start(self, pod: Pod) -> None:
         kubelet = self._kubelet
         async with kubelet.starting:
-            sandbox = Sandbox(kubelet.topology, kubelet.directory, pod, kubelet.take_place(pod))
+            sandbox = Sandbox(kubelet.topology, kubelet.directory, pod, kubelet.reserve(pod))
             self._sandbox = sandbox
             try:
                 await sandbox.start()
@@ -169,7 +169,7 @@ class PodRun:
         await server.wait()
         self._woken.set()
 
-    async def _fall(self, pod: Pod) -> None:
+    async def _handle_exit(self, pod: Pod) -> None:
         """Handle a server that exited by itself: report the Pod as unready, and let it start again
         after a back-off."""
         log.warning("server ended", pod=str(self._key))
@@ -180,13 +180,13 @@ class PodRun:
 
     async def _report(self, pod: Pod, *, broken: bool = False) -> None:
         sandbox = self._sandbox
-        ready = status.wants_ready(pod) and not broken
+        ready = status.probe_succeeds(pod) and not broken
         if sandbox is None or self._reported == (ready, self._restarts):
             return
         report = status.running_status(
             pod,
-            sandbox.place.host,
-            sandbox.place.addresses,
+            sandbox.placement.host,
+            sandbox.placement.addresses,
             ready=ready,
             restarts=self._restarts,
             now=_now(),
@@ -199,7 +199,7 @@ class PodRun:
             return
         self._reported = (ready, self._restarts)
 
-    async def _end(self, pod: Pod) -> bool:
+    async def _terminate(self, pod: Pod) -> bool:
         """Terminate the Pod within its grace period. Return False if its node is switched off
         meanwhile: a node that is off cannot delete the Pod from the API."""
         sandbox = self._sandbox
@@ -239,7 +239,7 @@ class PodRun:
     async def _remove(self) -> None:
         if self._sandbox is not None:
             await self._sandbox.remove()
-            self._kubelet.free_place(self._sandbox.place)
+            self._kubelet.release(self._sandbox.placement)
             self._sandbox = None
 
 

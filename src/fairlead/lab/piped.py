@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
-from fairlead.lab.process import BESIDE, environment, give_way
+from fairlead.lab.process import SUPPORT_NICE, environment, set_nice
 from fairlead.lab.site import Site
 
 
@@ -28,7 +28,7 @@ class Piped:
                 env=environment(site.name, f"{host}/piped"),
                 start_new_session=True,
             )
-        give_way(self._child.pid, BESIDE)
+        set_nice(self._child.pid, SUPPORT_NICE)
 
     async def ask(self, line: str, *, timeout_s: float = 10) -> bytes:
         """Send a line and return the line that answers it. Raise Unavailable if the process has

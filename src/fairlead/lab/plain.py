@@ -38,7 +38,7 @@ FILTER_PRIORITY = 200
 packets of other addresses on."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class BalancedService(msgspec.Struct, frozen=True):
     """A Service to balance, its address, and whether a health monitor checks its members."""
 
     service: ServiceKey
@@ -46,7 +46,7 @@ class Way(msgspec.Struct, frozen=True):
     monitored: bool
 
     @classmethod
-    def parse(cls, text: str) -> "Way":
+    def parse(cls, text: str) -> "BalancedService":
         """Parse NAMESPACE/NAME=ADDRESS, with an optional `,monitored` suffix."""
         name, _, rest = text.partition("=")
         address, _, flag = rest.partition(",")
@@ -61,17 +61,17 @@ class Monitor:
         self._port = service.spec.health_check_node_port
         self._failures_left = dict.fromkeys(addresses, 1)
 
-    async def look(self) -> None:
+    async def probe_all(self) -> None:
         """Probe every member once."""
         addresses = list(self._failures_left)
-        answers = await asyncio.gather(*(self._ask(address) for address in addresses))
+        answers = await asyncio.gather(*(self._probe(address) for address in addresses))
         for address, good in zip(addresses, answers, strict=True):
             self._failures_left[address] = (
                 RETRIES_DOWN if good else max(0, self._failures_left[address] - 1)
             )
         self.out = frozenset(address for address, left in self._failures_left.items() if not left)
 
-    async def _ask(self, address: str) -> bool:
+    async def _probe(self, address: str) -> bool:
         try:
             answer = await probe(address, self._port, "/healthz", timeout_s=TIMEOUT_S)
         except Unavailable:
@@ -99,7 +99,7 @@ def balancer_of(
     return LoadBalancer(service.key, service.metadata.uid, DIRECT.name, (address,), listeners)
 
 
-async def publish(client: Client, way: Way) -> None:
+async def publish(client: Client, way: BalancedService) -> None:
     """Write the address into the Service's status, as a cloud controller does."""
     body = {
         "apiVersion": "v1",
@@ -116,7 +116,7 @@ async def publish(client: Client, way: Way) -> None:
     )
 
 
-async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
+async def reconcile(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
     changes = driver.diff(driver.render(wanted), await driver.read(wanted.keys()))
     if changes:
         outcomes = await driver.apply(changes)
@@ -124,7 +124,7 @@ async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBa
             print(f"{key}: {outcome.message}", flush=True)
 
 
-async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None:
+async def run(ways: Sequence[BalancedService], client: Client, driver: DirectDriver) -> None:
     """Serve the Services until cancelled."""
     nodes = await client.list(NODES)
     services = {way.service: await client.get(SERVICES, ObjectKey(*way.service)) for way in ways}
@@ -146,7 +146,7 @@ async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None
             for w in ways
         }
 
-    await bring_in_line(driver, wanted())
+    await reconcile(driver, wanted())
     for way in ways:
         await publish(client, way)
     print("ready", flush=True)
@@ -155,8 +155,8 @@ async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None
         round_at += DELAY_S
         await asyncio.sleep(round_at - asyncio.get_running_loop().time())
         for monitor in monitors.values():
-            await monitor.look()
-        await bring_in_line(driver, wanted())
+            await monitor.probe_all()
+        await reconcile(driver, wanted())
 
 
 async def _main() -> None:
@@ -172,7 +172,7 @@ async def _main() -> None:
     await driver.open()
     try:
         async with Client(find_access(arguments.kubeconfig, None)) as client:
-            await run([Way.parse(text) for text in arguments.ways], client, driver)
+            await run([BalancedService.parse(text) for text in arguments.ways], client, driver)
     finally:
         await driver.close(remove=True)
 

@@ -24,7 +24,7 @@ ECHO = Path(__file__).with_name("echo.py")
 START_TIMEOUT_S = 60
 
 
-class Place(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True):
     """Where a pod runs: its node and its own network. `network` is None in the node's network.
     `index` is the pod's number on the node."""
 
@@ -40,23 +40,25 @@ class Place(msgspec.Struct, frozen=True):
 class Sandbox:
     """A pod on the machine. Its methods may be repeated in any order."""
 
-    def __init__(self, topology: Topology, directory: RunDirectory, pod: Pod, place: Place) -> None:
-        self.place = place
+    def __init__(
+        self, topology: Topology, directory: RunDirectory, pod: Pod, placement: Placement
+    ) -> None:
+        self.placement = placement
         self.server: Process | None = None
         self._topology = topology
         self._directory = directory
         self._pod = pod
         key = (pod.metadata.namespace, pod.metadata.name)
-        self._node_namespace = topology.namespace(place.host.name)
-        self.namespace = topology.pod_namespace(*key) if place.network else self._node_namespace
-        self.label = pod_label(place.host.name, *key)
+        self._node_namespace = topology.namespace(placement.host.name)
+        self.namespace = topology.pod_namespace(*key) if placement.network else self._node_namespace
+        self.label = pod_label(placement.host.name, *key)
 
     async def start(self) -> None:
         """Create the pod's network unless it uses the node's, and start its server. Every port is
         open when this returns. Raise Unavailable if the server does not start."""
-        if self.place.network:
+        if self.placement.network:
             await wiring.build_pod(
-                self.namespace, self._node_namespace, self.place.host, self.place.network
+                self.namespace, self._node_namespace, self.placement.host, self.placement.network
             )
         reader, writer = os.pipe()
         try:
@@ -69,7 +71,7 @@ class Sandbox:
                 ),
                 inside=self.namespace,
                 pass_fds=(writer,),
-                nice=process.MANY,
+                nice=process.POD_NICE,
             )
             os.close(writer)
             writer = -1
@@ -92,9 +94,9 @@ class Sandbox:
         """Kill the server and remove the network."""
         if self.server is not None:
             await self.server.kill()
-        if self.place.network:
+        if self.placement.network:
             await process.kill_all(process.in_namespaces([self.namespace]))
-            await wiring.demolish_pod(self.namespace, self._node_namespace, self.place.network)
+            await wiring.demolish_pod(self.namespace, self._node_namespace, self.placement.network)
 
     def _command(self, ready_fd: int) -> Sequence[str]:
         metadata = self._pod.metadata
@@ -106,10 +108,10 @@ class Sandbox:
             "--pod",
             metadata.name,
             "--node",
-            self.place.host.name,
+            self.placement.host.name,
         ]
         command += ["--ready-fd", str(ready_fd)]
-        for address in self.place.addresses:
+        for address in self.placement.addresses:
             command += ["--address", address]
         for container in self._pod.spec.containers:
             for port in container.ports:

@@ -24,11 +24,11 @@ from fairlead.lab import namespace
 LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
 START_TIMEOUT_S = 60.0
-LOOK_S = 0.02
-BESIDE, MANY = 5, 10
-"""Nice values of processes that are not under test: BESIDE for the control plane and clients, MANY
-for pods, because a lab has many. On a real site they run on machines of their own; here they must
-not delay the roles."""
+POLL_S = 0.02
+SUPPORT_NICE, POD_NICE = 5, 10
+"""Nice values of processes that are not under test: SUPPORT_NICE for the control plane and clients,
+POD_NICE for pods, because a lab has many. On a real site they run on machines of their own; here
+they must not delay the roles."""
 
 
 class Process:
@@ -120,8 +120,8 @@ def environment(lab: str, label: str) -> dict[str, str]:
     return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
-def give_way(pid: int, nice: int) -> None:
-    """Lower the priority of a session leader and its session."""
+def set_nice(pid: int, nice: int) -> None:
+    """Set the nice value of a session leader and of its session."""
     os.setpriority(os.PRIO_PROCESS, pid, nice)
     # Where the kernel schedules sessions as groups (CONFIG_SCHED_AUTOGROUP), only the nice value of
     # the group has an effect between sessions.
@@ -164,7 +164,7 @@ def spawn(
                 fix="check that it is installed",
             ) from error
     if nice:
-        give_way(child.pid, nice)
+        set_nice(child.pid, nice)
     return Process(child.pid, label, os.pidfd_open(child.pid), child)
 
 
@@ -249,7 +249,7 @@ async def await_ready(
                     raise Unavailable(
                         f"{started.label} exited at startup; end of its log:\n{_end_of(log)}"
                     )
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError as error:
         raise Unavailable(
             f"{started.label} was not ready within {timeout_s} s; end of its log:\n{_end_of(log)}"

@@ -17,7 +17,7 @@ from fairlead.lab.kubeapiserver import service_account_token
 
 NAMESPACE = "fairlead-system"
 KINDS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-HOLDS_S = 7 * 24 * 3600
+VALID_S = 7 * 24 * 3600
 """Validity of the tokens: longer than any lab lives, because nothing renews them."""
 
 
@@ -36,4 +36,4 @@ async def install(client: Client, kinds: Collection[str] = KINDS) -> None:
 
 async def token(client: Client, role: str) -> str:
     """Return a token for the account of a role (`controller`, `gateway`, `node`)."""
-    return await service_account_token(client, f"{NAMESPACE}/fairlead-{role}", holds_s=HOLDS_S)
+    return await service_account_token(client, f"{NAMESPACE}/fairlead-{role}", valid_s=VALID_S)

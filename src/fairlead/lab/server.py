@@ -19,7 +19,7 @@ from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.topology import API_PORT, CONTROL, SERVICES, Topology
 
 SERVER_LABEL = "lab/apiserver"
-DOORWAY_LABEL = "lab/doorway"
+FORWARDER_LABEL = "lab/forwarder"
 
 
 async def start_embedded(topology: Topology, directory: RunDirectory) -> None:
@@ -59,10 +59,10 @@ async def start_real(topology: Topology, directory: RunDirectory) -> None:
     inside = topology.namespace(CONTROL)
     address = topology.host(CONTROL).addresses[0]
     argv = process.python(
-        "fairlead.lab.doorway", inside, address, str(API_PORT), str(directory.server_ready)
+        "fairlead.lab.forwarder", inside, address, str(API_PORT), str(directory.server_ready)
     )
     await _await_address(
-        process.spawn(topology.lab, DOORWAY_LABEL, argv, log=directory.log(DOORWAY_LABEL)),
+        process.spawn(topology.lab, FORWARDER_LABEL, argv, log=directory.log(FORWARDER_LABEL)),
         directory,
     )
     within = server.access

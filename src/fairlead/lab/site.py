@@ -43,7 +43,7 @@ ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node":
 node, too."""
 CLUSTER_LABEL = "lab/cluster"
 STOP_TIMEOUT_S = 10
-LOOK_S = 0.02
+POLL_S = 0.02
 DEFAULT_TRANSPORT = Transport()
 ROLE_PORTS: dict[str, int] = {"control": 9440, "gateway": 9441, "node": 9442}
 """The default port of each role's HTTP endpoints, by the kind of host it runs on."""
@@ -157,7 +157,7 @@ class Site:
                         for pod in await client.list(PODS)
                         if not (pod.ready or pod.metadata.deletion_timestamp or pod.finished)
                     ]:
-                        await asyncio.sleep(LOOK_S)
+                        await asyncio.sleep(POLL_S)
             except TimeoutError as error:
                 raise Unavailable(
                     f"pods {', '.join(waiting)} were not ready within {timeout_s} s"
@@ -312,7 +312,7 @@ class Site:
             CLUSTER_LABEL,
             argv,
             log=self.directory.log(CLUSTER_LABEL),
-            nice=process.BESIDE,
+            nice=process.SUPPORT_NICE,
         )
         await self._await(started, self._cluster_answers)
 
@@ -329,7 +329,7 @@ class Site:
         async with self.client() as client:
             await crds.install(client)
             if self.size.apiserver == "real":
-                await self._give_rights(client)
+                await self._grant_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
             configuration = settings.configuration(
@@ -340,7 +340,7 @@ class Site:
                 await manifests.apply(client, [settings.config_map(configuration)])
         self.directory.config.write_text(configuration)
 
-    async def _give_rights(self, client: Client) -> None:
+    async def _grant_rights(self, client: Client) -> None:
         """Write a kubeconfig for each role, with the role's own account."""
         await rights.install(client)
         common = read_kubeconfig([self.directory.kubeconfig_inside])

@@ -38,7 +38,7 @@ def choose_node(
     return min(fit, key=lambda name: (count[name], len(name), name), default=None)
 
 
-def wants_ready(pod: Pod) -> bool:
+def probe_succeeds(pod: Pod) -> bool:
     """Return whether the Pod's readiness probe succeeds."""
     return pod.metadata.annotations.get(READY_ANNOTATION) != "false"
 

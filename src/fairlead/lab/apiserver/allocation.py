@@ -113,8 +113,8 @@ class ClusterAddresses:
 
 
 class Reservation:
-    """What one write has allocated and what it releases. Call `keep` once the object is stored,
-    else `undo`."""
+    """What one write has allocated and what it releases. Call `commit` once the object is stored,
+    else `rollback`."""
 
     def __init__(self, allocator: "Allocator", *, dry_run: bool) -> None:
         self._allocator = allocator
@@ -143,10 +143,10 @@ class Reservation:
         self._taken_addresses.append(wanted)
         return wanted
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         self._allocator.free(self.free_addresses, self.free_ports)
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         self._allocator.free(self._taken_addresses, self._taken_ports)
 
 
@@ -188,7 +188,7 @@ class Allocator:
             _reserve_node_ports(reservation, service, old)
             _reserve_health_check_port(reservation, service, old)
         except ApiFailure:
-            reservation.undo()
+            reservation.rollback()
             raise
         if old is not None:
             reservation.free_addresses = set(addresses_of(old)) - set(addresses_of(service))

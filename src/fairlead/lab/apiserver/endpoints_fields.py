@@ -5,7 +5,7 @@ Values only, as in `fields`. They are in a separate module because `EndpointPort
 definitions. Follows the API reference of Kubernetes 1.36.
 """
 
-from fairlead.lab.apiserver.fields import Fields, ObjectReference, Whole
+from fairlead.lab.apiserver.fields import Fields, KindFields, ObjectReference
 
 
 class EndpointAddress(Fields):
@@ -28,5 +28,5 @@ class EndpointSubset(Fields):
     ports: list[EndpointPort] | None = None
 
 
-class Endpoints(Whole):
+class Endpoints(KindFields):
     subsets: list[EndpointSubset] | None = None

@@ -123,11 +123,9 @@ def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
     return ApiFailure(404, "NotFound", message, {"kind": f"{kind.plural}/{subresource}"})
 
 
-def already_exists(kind: Kind, name: str, *, dying: bool) -> ApiFailure:
-    """409. `dying`: the existing object is being deleted, so a retry may succeed."""
-    message = (
-        f'{"object is being deleted: " if dying else ""}{kind.resource} "{name}" already exists'
-    )
+def already_exists(kind: Kind, name: str, *, terminating: bool) -> ApiFailure:
+    """409. `terminating`: the existing object is being deleted, so a retry may succeed."""
+    message = f'{"object is being deleted: " if terminating else ""}{kind.resource} "{name}" already exists'
     return ApiFailure(409, "AlreadyExists", message, _details(kind, name))
 
 

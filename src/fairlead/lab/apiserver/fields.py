@@ -2,8 +2,8 @@
 
 Values only. Each Struct is one definition of the API reference and has its name: `PACKAGE` and the
 name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Every field is optional; `validation`
-checks required fields. The contents of a field declared as `Free` are not checked. Pods have their
-own module, `pod_fields`. Follows the API reference of Kubernetes 1.36.
+checks required fields. The contents of a field declared as `AnyObject` are not checked. Pods have
+their own module, `pod_fields`. Follows the API reference of Kubernetes 1.36.
 """
 
 from typing import Any, ClassVar, Final
@@ -12,7 +12,7 @@ import msgspec
 
 Strings = dict[str, str]
 Quantities = dict[str, str | int | float]
-Free = dict[str, Any]
+AnyObject = dict[str, Any]
 """An object whose fields are not described. Never use plain Any: where a schema does not even
 declare an object, kubectl (1.20 and 1.32) panics when it computes a patch of a field two levels
 below."""
@@ -68,7 +68,7 @@ class ManagedFieldsEntry(Meta):
     api_version: str | None = None
     time: str | None = None
     fields_type: str | None = None
-    fields_v1: Free | None = None
+    fields_v1: AnyObject | None = None
     subresource: str | None = None
 
 
@@ -99,7 +99,7 @@ class Condition(Meta):
     observed_generation: int | None = None
 
 
-class Whole(Fields):
+class KindFields(Fields):
     """Base of the kinds, with the fields that every object has."""
 
     api_version: str | None = None
@@ -169,7 +169,7 @@ class ServiceStatus(Fields):
     conditions: list[Condition] | None = None
 
 
-class Service(Whole):
+class Service(KindFields):
     spec: ServiceSpec | None = None
     status: ServiceStatus | None = None
 
@@ -198,7 +198,7 @@ class Endpoint(Discovery):
     deprecated_topology: Strings | None = None
     node_name: str | None = None
     zone: str | None = None
-    hints: Free | None = None
+    hints: AnyObject | None = None
 
 
 class EndpointPort(Discovery):
@@ -208,7 +208,7 @@ class EndpointPort(Discovery):
     app_protocol: str | None = None
 
 
-class EndpointSlice(Whole):
+class EndpointSlice(KindFields):
     PACKAGE: ClassVar[str] = Discovery.PACKAGE
 
     address_type: str | None = None
@@ -229,7 +229,7 @@ class NodeSpec(Fields):
     provider_id: str | None = None
     unschedulable: bool | None = None
     taints: list[Taint] | None = None
-    config_source: Free | None = None
+    config_source: AnyObject | None = None
     external_id: str | None = None
 
 
@@ -253,18 +253,18 @@ class NodeStatus(Fields):
     capacity: Quantities | None = None
     allocatable: Quantities | None = None
     phase: str | None = None
-    daemon_endpoints: Free | None = None
-    node_info: Free | None = None
-    images: list[Free] | None = None
+    daemon_endpoints: AnyObject | None = None
+    node_info: AnyObject | None = None
+    images: list[AnyObject] | None = None
     volumes_in_use: list[str] | None = None
-    volumes_attached: list[Free] | None = None
-    config: Free | None = None
-    runtime_handlers: list[Free] | None = None
-    features: Free | None = None
+    volumes_attached: list[AnyObject] | None = None
+    config: AnyObject | None = None
+    runtime_handlers: list[AnyObject] | None = None
+    features: AnyObject | None = None
     declared_features: list[str] | None = None
 
 
-class Node(Whole):
+class Node(KindFields):
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
@@ -286,7 +286,7 @@ class NamespaceStatus(Fields):
     conditions: list[NamespaceCondition] | None = None
 
 
-class Namespace(Whole):
+class Namespace(KindFields):
     spec: NamespaceSpec | None = None
     status: NamespaceStatus | None = None
 
@@ -301,7 +301,7 @@ class EventSeries(Fields):
     last_observed_time: str | None = None
 
 
-class Event(Whole):
+class Event(KindFields):
     involved_object: ObjectReference | None = None
     reason: str | None = None
     message: str | None = None
@@ -318,11 +318,11 @@ class Event(Whole):
     reporting_instance: str | None = None
 
 
-class CustomResourceDefinition(Whole):
+class CustomResourceDefinition(KindFields):
     PACKAGE: ClassVar[str] = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1"
 
-    spec: Free | None = None
-    status: Free | None = None
+    spec: AnyObject | None = None
+    status: AnyObject | None = None
 
 
 class LeaseSpec(Fields):
@@ -337,13 +337,13 @@ class LeaseSpec(Fields):
     preferred_holder: str | None = None
 
 
-class ConfigMap(Whole):
+class ConfigMap(KindFields):
     data: dict[str, str] | None = None
     binary_data: dict[str, str] | None = None
     immutable: bool | None = None
 
 
-class Lease(Whole):
+class Lease(KindFields):
     PACKAGE: ClassVar[str] = LeaseSpec.PACKAGE
 
     spec: LeaseSpec | None = None

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.fields import Fields, Free
+from fairlead.lab.apiserver.fields import AnyObject, Fields
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
@@ -174,7 +174,7 @@ def _schema(declared: Any, prefix: str) -> Object:
     [option] = options
     if get_origin(option) is list:
         return {"type": "array", "items": _schema(get_args(option)[0], prefix)}
-    if option == Free:
+    if option == AnyObject:
         return {"type": "object"}
     if get_origin(option) is dict:
         return {"type": "object", "additionalProperties": _schema(get_args(option)[1], prefix)}

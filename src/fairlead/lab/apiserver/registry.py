@@ -170,14 +170,14 @@ class Registry:
             reservation = self._allocator.reserve(obj, None, dry_run=write.dry_run)
             causes = [*metadata_causes, *service_rules.check_service(obj)]
             if causes or taken is not None or write.dry_run:
-                reservation.undo()
+                reservation.rollback()
         else:
             causes = [*metadata_causes, *validation.check(kind, obj)]
         if causes:
             raise failure.rejected(kind.kind, kind.group, name, causes)
         if taken is not None:
             raise failure.already_exists(
-                kind, name, dying="deletionTimestamp" in taken.object["metadata"]
+                kind, name, terminating="deletionTimestamp" in taken.object["metadata"]
             )
         obj["metadata"]["managedFields"] = write_owners(owners)
         if write.dry_run:
@@ -310,7 +310,7 @@ class Registry:
         causes = self._update_causes(kind, obj, old, write)
         if causes or write.dry_run:
             if reservation is not None:
-                reservation.undo()
+                reservation.rollback()
             if causes:
                 raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
         if kind is SERVICES:
@@ -321,7 +321,7 @@ class Registry:
         if write.dry_run:
             return Stored(obj, stored.version)
         if reservation is not None:
-            reservation.keep()
+            reservation.commit()
         if obj == old:
             return stored
         return self._store_or_finish(kind, obj)

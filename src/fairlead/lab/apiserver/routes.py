@@ -329,7 +329,7 @@ def _whole_list(head: Object, items: Iterable[Stored]) -> bytes:
     return (
         msgspec.json.encode(head)[:-1]
         + b',"items":['
-        + b",".join(item.bare for item in items)
+        + b",".join(item.list_item for item in items)
         + b"]}"
     )
 

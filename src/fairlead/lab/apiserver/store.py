@@ -37,7 +37,7 @@ class Stored:
         return _ENCODE(self.object)
 
     @cached_property
-    def bare(self) -> bytes:
+    def list_item(self) -> bytes:
         """The encoded object without apiVersion and kind, which a list states once for all its
         items."""
         return _ENCODE(

@@ -1,5 +1,5 @@
 """Custom resources by their schema: pruning, defaults, validation, unknown fields and merge rules.
-Pure; `settle` modifies the object in place.
+Pure; `prune_and_default` modifies the object in place.
 
 In: an object and the `openAPIV3Schema` of its CRD. Out: the object with defaults and without
 unknown fields; errors with the messages of the API server. Of CEL only the rules in RULES are
@@ -38,17 +38,17 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 _HEAD: Final = ("apiVersion", "kind", "metadata")
 
 
-def settle(schema: Schema, obj: Object) -> None:
+def prune_and_default(schema: Schema, obj: Object) -> None:
     """Remove fields that the schema does not have, and set defaults."""
     for name in _HEAD:
         schema = {**schema, "properties": {**schema.get("properties", {}), name: _ANYTHING}}
-    _settle(schema, obj)
+    _prune_and_default(schema, obj)
 
 
 _ANYTHING: Final = {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def _settle(schema: Schema, value: Any) -> None:
+def _prune_and_default(schema: Schema, value: Any) -> None:
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         for name in [
@@ -59,10 +59,12 @@ def _settle(schema: Schema, value: Any) -> None:
             if name not in value and "default" in below:
                 value[name] = deepcopy(below["default"])
         for name, item in value.items():
-            _settle(properties.get(name) or schema.get("additionalProperties") or _ANYTHING, item)
+            _prune_and_default(
+                properties.get(name) or schema.get("additionalProperties") or _ANYTHING, item
+            )
     elif isinstance(value, list):
         for item in value:
-            _settle(schema.get("items") or _ANYTHING, item)
+            _prune_and_default(schema.get("items") or _ANYTHING, item)
 
 
 def _keeps_unknown(schema: Schema) -> bool:

@@ -107,7 +107,7 @@ def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Caus
 def set_defaults(kind: Kind, obj: Object) -> None:
     """Set the API's defaults for kinds other than Services."""
     if kind.custom is not None:
-        structural.settle(kind.custom.schema, obj)
+        structural.prune_and_default(kind.custom.schema, obj)
     elif kind is PODS:
         _set_pod_defaults(obj)
     elif kind is NAMESPACES:

@@ -3,7 +3,7 @@
 
 In: a decoded object. Out: ApiFailure 400 with the message of the API server's decoder if a field
 has the wrong type, and the list of unknown fields, which `fieldValidation=Strict` rejects. The
-contents of a field declared as `Free` are not checked.
+contents of a field declared as `AnyObject` are not checked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,11 +22,11 @@ from fairlead.lab.apiserver.fields import (
     EndpointSlice,
     Event,
     Fields,
+    KindFields,
     Lease,
     Namespace,
     Node,
     Service,
-    Whole,
 )
 from fairlead.lab.apiserver.kinds import (
     CONFIG_MAPS,
@@ -43,7 +43,7 @@ from fairlead.lab.apiserver.kinds import (
 )
 from fairlead.lab.apiserver.pod_fields import Pod
 
-FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
+FIELDS_OF: Final[Mapping[Kind, type[KindFields]]] = {
     SERVICES: Service,
     ENDPOINTS: Endpoints,
     ENDPOINT_SLICES: EndpointSlice,
@@ -61,7 +61,7 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
 def check_types(kind: Kind, obj: Object) -> None:
     """Remove the fields that the kind does not have from `obj`, as decoding does. Raise ApiFailure
     400 if a field has the wrong type."""
-    fields = FIELDS_OF.get(kind, Whole)
+    fields = FIELDS_OF.get(kind, KindFields)
     try:
         msgspec.convert(obj, fields)
     except msgspec.ValidationError as error:

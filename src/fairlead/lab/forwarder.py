@@ -1,6 +1,6 @@
 """Forward a port of this machine to an address inside a network namespace.
 
-`python -m fairlead.lab.doorway NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and an
+`python -m fairlead.lab.forwarder NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and an
 address and port in it. Out: a free port on 127.0.0.1; the ready file contains its URL,
 `https://127.0.0.1:PORT`. Bytes are forwarded unchanged, TLS included.
 """
@@ -30,7 +30,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write_eof()
 
 
-class Doorway:
+class Forwarder:
     """A TCP forwarder that opens one connection inside the namespace for each connection it
     accepts."""
 
@@ -57,10 +57,10 @@ class Doorway:
 
 
 async def _main(inside: str, address: str, port: str, ready_file: str) -> None:
-    doorway = Doorway(inside, address, int(port))
+    forwarder = Forwarder(inside, address, int(port))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with await asyncio.start_server(doorway.serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(forwarder.serve, "127.0.0.1", 0) as server:
         here = server.sockets[0].getsockname()[1]
         _write_atomically(
             Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]})
