@@ -125,7 +125,8 @@ def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
 
 def already_exists(kind: Kind, name: str, *, terminating: bool) -> ApiFailure:
     """409. `terminating`: the existing object is being deleted, so a retry may succeed."""
-    message = f'{"object is being deleted: " if terminating else ""}{kind.resource} "{name}" already exists'
+    deleted = "object is being deleted: " if terminating else ""
+    message = f'{deleted}{kind.resource} "{name}" already exists'
     return ApiFailure(409, "AlreadyExists", message, _details(kind, name))
 
 
