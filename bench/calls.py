@@ -23,8 +23,8 @@ the median."""
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """The rate of connections. `first_us` is the time until a connection is established: the way of
-    the first packet and of its answer."""
+    """The rate of connections. `first_us` is the time until a connection is established: the round
+    trip of the first packet and of its answer."""
 
     per_s: float
     first_us: float

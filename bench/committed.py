@@ -86,7 +86,7 @@ class Committed:
                 data = self._socket.recv(_DATAGRAM)
             except BlockingIOError:
                 return
-            except OSError:  # ENOBUFS
+            except OSError:  # ENOBUFS: the kernel has dropped notifications
                 self._lost = True
                 return
             now_s = time.monotonic()

@@ -237,11 +237,11 @@ class Node:
             took_ms = await self.moves(events, lambda: draw_s.uniform(0.0, 0.3))
         return delays_of(took_ms, used[0])
 
-    async def rules(self, events: int, pace_per_s: float, beside_per_s: float = 0.0) -> Delays:
+    async def rules(self, events: int, pace_per_s: float, others_per_s: float = 0.0) -> Delays:
         """Return the delays of this number of events, at this pace, until the kernel's rule.
-        `beside_per_s` is the pace of events of other Services that are sent in between."""
+        `others_per_s` is the pace of events of other Services that are sent in between."""
         with Committed(self.name) as committed, self._used() as used:
-            begun_s, sent, beside = time.monotonic(), 0, 0
+            begun_s, sent, others = time.monotonic(), 0, 0
             while sent < events:
                 since_s = time.monotonic() - begun_s
                 for move in islice(
@@ -250,9 +250,9 @@ class Node:
                     committed.expect(move.service, move.address)
                     await self._replay.write(move.line)
                     sent += 1
-                if lines := list(islice(self._others.turns, int(since_s * beside_per_s) - beside)):
+                if lines := list(islice(self._others.turns, int(since_s * others_per_s) - others)):
                     await self._replay.write("\n".join(lines))
-                    beside += len(lines)
+                    others += len(lines)
                 await asyncio.sleep(TICK_S)
             await committed.all_applied(SEEN_WITHIN_S)
         return delays_of(committed.took_ms, used[0])
@@ -431,7 +431,7 @@ ROWS: Mapping[str, Callable[[Figures], float]] = {
     "RSS, MiB": lambda each: each.started.resident_mib,
     **delay_rows("event to packet", lambda each: each.packets),
     **delay_rows("event to rule", lambda each: each.rules),
-    **delay_rows("beside 1,000 a second, event to rule", lambda each: each.loaded),
+    **delay_rows("under 1,000 events a second, event to rule", lambda each: each.loaded),
     "RSS afterwards, MiB": lambda each: each.resident_mib,
 }
 

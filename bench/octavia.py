@@ -3,9 +3,9 @@ in API calls and in time.
 
 In: the number of Services, ports and nodes. Out: a `Report`, as a table or as JSON. The
 controller's own loop and driver, with their default settings, use a real Keystone and Octavia's API
-and worker (see `tests.openstack`) with provider amphora. Its virtual machines are upstream's no-op
-drivers, so the times are those of Octavia's own work, on this machine. A proxy in between counts
-the calls. The same is measured with OpenStack's own cloud controller if it was built
+and worker (see `tests.openstack`) with provider amphora. Upstream's no-op drivers take the place of
+virtual machines, so the times are those of Octavia's own work, on this machine. A proxy in between
+counts the calls. The same is measured with OpenStack's own cloud controller if it was built
 (`bench.occm`); each gets its own servers, in turn.
 
 Measured: all Services are created; a node is added to all; a controller restarts and finds nothing

@@ -36,7 +36,7 @@ SMALL, LARGE = (10, 4), (10_000, 1_000)
 SYN, ACK = 0x02, 0x10
 CLIENT4, CLIENT6 = "10.0.0.7", "2001:db8:c::7"
 PLAIN = {"L2": 1, "IPIP": 2, "VXLAN": 3}
-CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NOBODY = 4, 5, 6, 7, 200
+CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NO_LISTENER = 4, 5, 6, 7, 200
 RANGES = 5_000
 FRAMES = {
     ("one", False): "frame",
@@ -152,7 +152,7 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
             forwarded=False,
         ),
     ]
-    found.append(Case("not for a listener", "one", packet(vip(NOBODY)), forwarded=False))
+    found.append(Case("not for a listener", "one", packet(vip(NO_LISTENER)), forwarded=False))
     for ipv6 in (False, True):
         family = "IPv6" if ipv6 else "IPv4"
         for way, number in PLAIN.items():

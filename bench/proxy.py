@@ -24,14 +24,14 @@ from bench import lab, many
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 
-DIRECT, PROXY, BESIDE, BY_HAND = THROUGH_HAPROXY
+DIRECT, PROXY, SAME_HOST, BY_HAND = THROUGH_HAPROXY
 SIZE = Size(services=1000, endpoints=3, nodes=100)
 REPEATS = 3
 """Repetitions of each event in each round."""
 NAMES = {
     DIRECT: "class direct (tc)",
     PROXY: "class proxy",
-    BESIDE: "HAProxy by hand on the gateway",
+    SAME_HOST: "HAProxy by hand on the gateway",
     BY_HAND: "HAProxy by hand elsewhere",
 }
 
@@ -63,7 +63,7 @@ async def measure(
 ) -> Report:
     """Measure both parts. With `alone`, only compare class proxy and HAProxy on the same
     gateway."""
-    ways = await lab.measure(rounds, seconds, (PROXY, BESIDE) if alone else THROUGH_HAPROXY)
+    ways = await lab.measure(rounds, seconds, (PROXY, SAME_HOST) if alone else THROUGH_HAPROXY)
     found = []
     for number in range(0 if alone else rounds):
         progress(f"{size.services} Services, round {number + 1} of {rounds}")
@@ -75,7 +75,7 @@ def ratio_rows(report: Report) -> list[tuple[str, ...]]:
     """Return class proxy over the others, by round: rates, median and 99th percentile of the
     latency, CPU."""
     rows = []
-    for base in (each for each in (BESIDE, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
+    for base in (each for each in (SAME_HOST, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
         over = f"class proxy over {NAMES[base]}"
         rates = (spread(report.ways.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
         rows.append((f"{over}, a second", *rates))
@@ -183,9 +183,11 @@ def plots(report: Report) -> dict[str, str]:
     """Return the plot of class proxy over HAProxy by hand on the same host."""
     groups = {
         "a second": [
-            Bar(kind, report.ways.ratios(PROXY, kind, BESIDE), 0) for kind in report.kinds
+            Bar(kind, report.ways.ratios(PROXY, kind, SAME_HOST), 0) for kind in report.kinds
         ],
-        "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BESIDE), 1) for kind in report.kinds],
+        "CPU": [
+            Bar(kind, report.ways.cpu_ratios(PROXY, kind, SAME_HOST), 1) for kind in report.kinds
+        ],
     }
     for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
         groups[f"p{percent}"] = [
@@ -193,7 +195,7 @@ def plots(report: Report) -> dict[str, str]:
                 kind,
                 [
                     ours / theirs
-                    for ours, theirs in zip(*_both(report, kind, BESIDE, name), strict=True)
+                    for ours, theirs in zip(*_both(report, kind, SAME_HOST, name), strict=True)
                 ],
                 2,
             )

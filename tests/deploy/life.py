@@ -171,7 +171,7 @@ class Life:
         shown = json.loads(await self.kubectl("get", "service", service, "-o", "json"))
         return [entry["ip"] for entry in shown["status"]["loadBalancer"].get("ingress", [])]
 
-    async def told(self, component: str, service: str) -> None:
+    async def warned(self, component: str, service: str) -> None:
         """Wait for a Warning from this component about the Service."""
 
         async def is_there() -> bool:

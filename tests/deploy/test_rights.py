@@ -96,13 +96,13 @@ async def life(
         await serve_and_edit(life)
         await use_a_pool(life)
         await hand_over(life)
-        await go_wrong(life)
-        await find_a_lock_in_the_way(life)
-        await say_again(life)
-        await lose_one(life)
+        await provoke_warnings(life)
+        await find_existing_grant(life)
+        await repeat_events(life)
+        await orphan_an_address(life)
         await look(life)
         await end(life)
-        await take_away(life)
+        await remove_leftovers(life)
         yield life
 
 
@@ -195,10 +195,10 @@ async def hand_over(life: Life) -> None:
     await until("another controller leads", another)
     wanted = {"fairlead.io/addresses": "198.51.100.200"}
     await life.kubectl("apply", "-f", "-", given=service("elsewhere", 80, annotations=wanted))
-    await life.told("fairlead-controller", "elsewhere")
+    await life.warned("fairlead-controller", "elsewhere")
 
 
-async def go_wrong(life: Life) -> None:
+async def provoke_warnings(life: Life) -> None:
     """Another process occupies the health port of a Service on its node: the node reports that, and
     gateways report that the health port does not answer."""
     squat = (
@@ -208,12 +208,12 @@ async def go_wrong(life: Life) -> None:
     await life.kubectl(
         "apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT)
     )
-    await life.told("fairlead-node", "blocked")
-    await life.told("fairlead-gateway", "blocked")
+    await life.warned("fairlead-node", "blocked")
+    await life.warned("fairlead-gateway", "blocked")
     await squatter.kill()
 
 
-async def find_a_lock_in_the_way(life: Life) -> None:
+async def find_existing_grant(life: Life) -> None:
     """As the controller, create the grant of an address that has one already, which a delayed watch
     has not shown yet: the server answers 409, and the driver reads the existing grant."""
     async with Client(await life.access("controller")) as client:
@@ -232,7 +232,7 @@ async def find_a_lock_in_the_way(life: Life) -> None:
             await driver.apply([give])
 
 
-async def say_again(life: Life) -> None:
+async def repeat_events(life: Life) -> None:
     """Report the same Event as each role, and again as its next process: there is one Event, whose
     count rises."""
     uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
@@ -255,7 +255,7 @@ async def said(life: Life, component: str, count: int) -> bool:
     return [event["count"] for event in json.loads(shown)["items"]] == [count]
 
 
-async def lose_one(life: Life) -> None:
+async def orphan_an_address(life: Life) -> None:
     """While no controller runs, a user deletes a Service and removes its finalizer: its address is
     orphaned."""
     for left in process.find(life.site.name, "control/controller-"):
@@ -301,7 +301,7 @@ async def look(life: Life) -> None:
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
 
 
-async def take_away(life: Life) -> None:
+async def remove_leftovers(life: Life) -> None:
     """Remove everything that a gateway and a node have left, including their Leases."""
     program = str(Path(sys.executable).with_name("fairlead"))
     for role, host, options in (
