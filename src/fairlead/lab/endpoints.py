@@ -32,8 +32,7 @@ from fairlead.lab.slices import (
 log = structlog.get_logger()
 
 COALESCE_S = 0.01
-"""Changes that arrive within this time are written together: a rollout changes many Pods at once.
-"""
+"""Changes within this time are written together: a rollout changes many Pods at once."""
 RETRY_S = 0.5
 
 

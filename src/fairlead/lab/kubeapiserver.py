@@ -36,8 +36,7 @@ START_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 5.0
 POLL_S = 0.1
 SERVER_NAME = "kubernetes"
-"""A name that every self-signed certificate of the server contains, whatever address it listens on.
-"""
+"""A name that every self-signed certificate of the server contains, whatever its address."""
 ADMISSION_OFF = "ServiceAccount"
 
 

@@ -56,9 +56,8 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        """Whether it is a session leader, as every process is that a lab starts. The children of
-        such a process, for example a gateway's prober, inherit its label but do not lead a session.
-        """
+        """Whether it is a session leader. Every process that a lab starts is one. Its children, for
+        example a gateway's prober, inherit its label but do not lead a session."""
         with contextlib.suppress(ProcessLookupError):
             return os.getsid(self.pid) == self.pid
         return False
@@ -205,7 +204,7 @@ def find(lab: str, prefix: str = "") -> tuple[Process, ...]:
 
 
 def one(lab: str, label: str) -> Process:
-    """Return the lab's process with this label. Raise Conflict when it does not run."""
+    """Return the lab's process with this label. Raise Conflict when it is not running."""
     for process in find(lab, label):
         if process.label == label and process.leads:
             return process

@@ -1,7 +1,7 @@
 """Allocate cluster addresses and node ports to Services.
 
 In: a Service that is being written, and the Service that it replaces. Out: its addresses and ports
-are filled in; a Reservation is kept or undone, so a write that fails later takes nothing.
+are filled in; a Reservation is committed or rolled back, so a write that fails later takes nothing.
 Invariants: an address or port belongs to one Service; node ports and health check node ports share
 one range. Follows the Service storage of the API server (registry/core/service/storage,
 ipallocator, portallocator).

@@ -1,11 +1,11 @@
 """Bodies in protobuf, which clients in Go (kubectl's `create namespace`, `drain`) send for built-in
 kinds.
 
-In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object, as decoded from
-JSON. Responses are never in protobuf: these clients accept JSON, too. Only the kinds that such
-clients write are supported. Follows the protobuf encoding of Kubernetes (the `k8s\\0` envelope,
-runtime.Unknown) and the field numbers of the generated.proto files of k8s.io/api and
-k8s.io/apimachinery.
+In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object that the same body
+in JSON would decode to. Responses are never in protobuf: these clients accept JSON, too. Only the
+kinds that such clients write are supported. Follows the protobuf encoding of Kubernetes (the
+`k8s\\0` envelope, runtime.Unknown) and the field numbers of the generated.proto files of k8s.io/api
+and k8s.io/apimachinery.
 """
 
 from collections.abc import Iterator, Mapping

@@ -356,8 +356,8 @@ class Registry:
         return causes
 
     def _store_or_finish(self, kind: Kind, obj: Object) -> Stored:
-        """Store the state, or remove the object if it is being deleted and waits for nothing any
-        more."""
+        """Store the state, or remove the object if it is being deleted and nothing delays the
+        deletion."""
         metadata = obj["metadata"]
         waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
         if kind is CUSTOM_RESOURCE_DEFINITIONS:

@@ -28,7 +28,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     defaults: Mapping[str, str] = {}
     patch_key: str = ""
     """The only key by which a strategic merge patch identifies items. Two items that differ only in
-    their protocol are one item to it (kubernetes/kubernetes#105610), and two to server-side apply.
+    their protocol are one item to it (kubernetes/kubernetes#105610), but two to server-side apply.
     """
     patch_strategy: str = ""
     """The strategy that clients of strategic merge patches learn from OpenAPI: `merge`, or

@@ -257,7 +257,7 @@ class Store:
                 watcher.wake()
 
     def close_watchers(self, kind: Kind | None = None) -> None:
-        """End every watch of one kind or (None) of all kinds, as a server does that shuts down."""
+        """End every watch of one kind or (None) of all kinds, as a server does on shutdown."""
         for watchers in (
             self._watchers.values() if kind is None else [self._watchers.get(kind, set())]
         ):

@@ -24,8 +24,7 @@ from fairlead.lab.apiserver.table import table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 3600.0
-"""Duration of a watch whose client sets no `timeoutSeconds`. The API server uses 30 to 60 minutes.
-"""
+"""Duration of a watch without `timeoutSeconds`. The API server uses 30 to 60 minutes."""
 
 _TICK_S = 5.0
 
