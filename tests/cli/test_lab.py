@@ -97,7 +97,7 @@ def test_a_lab_from_up_to_down(name: str) -> None:
     assert "no host node9" in lab("exec", *option, "node9", "true", status=1)
     assert "cluster is up" in lab("logs", *option, "cluster")
     assert lab("logs", *option, "default/web-1") == ""
-    assert "it has lab-apiserver" in lab("logs", *option, "nonsense", status=1)
+    assert "choose one of lab-apiserver" in lab("logs", *option, "nonsense", status=1)
     assert "node1 of lab" in lab("revive", *option, "node1", status=1)
     lab("exec", *option, "node1", "--", "ip", "route", "get", "198.51.100.11")
     assert f"{CALLED} lab kill --name {name} node1" in lab("revive", *option, "node1", status=1)

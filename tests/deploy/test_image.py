@@ -29,7 +29,7 @@ def installed(stage: str) -> set[str]:
 def set_up(variable: str) -> set[str]:
     """Return the Debian packages that setup.sh installs if they are missing: those for building, or
     the others."""
-    text = (ROOT / "setup.sh").read_text()
+    text = (ROOT / "setup.sh").read_text().replace("\\\n", "")
     if variable == "to_build":
         pairs = re.findall(r"^for pair in (.*); do\n    \[ -e", text, flags=re.MULTILINE)
         (tools,) = re.findall(r"^for tool in (.*); do", text, flags=re.MULTILINE)
