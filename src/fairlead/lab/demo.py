@@ -62,7 +62,7 @@ class Event(msgspec.Struct, frozen=True):
     longest_gap_ms: int
 
 
-class Way(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True):
     """The counts for one load balancer. `busiest_pod_over_fair` is the busiest pod's share of the
     requests, divided by an equal share."""
 
@@ -78,7 +78,7 @@ class Way(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The demo's result."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[Result, ...]
 
 
 def service(way: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Demo:
         finally:
             for load in loads.values():
                 load.kill()
-        return Report(tuple(way_of(way, tallies[way], moved[way], killed[way]) for way in WAYS))
+        return Report(tuple(result_of(way, tallies[way], moved[way], killed[way]) for way in WAYS))
 
     async def _deploy(self) -> Mapping[str, str]:
         self._progress("applying four Services with five pods each, placed 3/1/1/0")
@@ -232,14 +232,14 @@ class Demo:
         await self._site.kill_node(KILLED_NODE)
 
 
-def way_of(way: str, tally: Tally, moved: Period, killed: Period) -> Way:
+def result_of(way: str, tally: Tally, moved: Period, killed: Period) -> Result:
     """Combine the counts of one load balancer."""
     busiest = (
         max(tally.by_pod.values(), default=0) * len(PLACEMENT) / tally.answered
         if tally.answered
         else 0.0
     )
-    return Way(
+    return Result(
         way=way,
         requests=tally.requests,
         answered=tally.answered,
