@@ -10,7 +10,7 @@ draft="$(mktemp -d)"
 trap 'rm -rf "$draft"' EXIT
 for name in controller gateways no-kube-proxy tunnels; do
     values="ci/$name-values.yaml"
-    # Standard error is kept apart, because helm prints a notice about the symbolic link to the CRDs.
+    # Standard error is kept apart: helm prints a notice about the symbolic link to the CRDs.
     helm template fairlead . --namespace fairlead-system --kube-version 1.36.0 --values "$values" \
         >"$draft/rendered" 2>"$draft/errors" || { cat "$draft/errors" >&2; exit 1; }
     {
