@@ -163,7 +163,7 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         port=PORTS[0],
     )
     async with one:
-        other = one.beside(PORTS[1])
+        other = one.replica(PORTS[1])
         await other.start_server()
         access = msgspec.structs.replace(one.access, server=URL)
         site.directory.write_kubeconfig(gateway.kubeconfig, settings.kubeconfig(site.name, access))
