@@ -18,7 +18,7 @@ import pytest
 from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_forwarder, tcp, udp
 
 from fairlead.drivers.direct import peers as peers_module
-from fairlead.drivers.direct.exchange import Exchange
+from fairlead.drivers.direct.exchange import Exchange, split
 from fairlead.drivers.direct.followers import Follower
 from fairlead.drivers.direct.layout import CLOSING, INDEX, TELL
 from fairlead.drivers.direct.peer_messages import (
@@ -384,6 +384,30 @@ async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
         assert two.nodes(PORTS) == opened
 
 
+@pytest.mark.parametrize("before", ["no packet", "packets"])
+async def test_the_tables_that_a_new_service_had_before_its_first_packet_leave_no_transition(before: str) -> None:
+    """A gateway that has not heard from a node yet tells the others of tables without the node. Once all nodes have answered,
+    a slot with such a past would send the second packet of a connection to another node than the first, if these came through
+    two gateways. If the gateway has forwarded packets by these tables, the others have to know its past."""
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        for each in (one, two):
+            each.among_others(lambda: 1000.0)
+        one.serve(OLD)
+        if before == "packets":
+            one.open(PORTS)
+        told = Exchange(one.forwarder.tables, one.forwarder.maps)
+        message = told.tables(WEB)
+        assert message is not None
+        assert message.used == (before == "packets")
+        two.serve(NEW)
+        heeding = Exchange(two.forwarder.tables, two.forwarder.maps)
+        heeding.heed(message, behind=False)
+        assert bool(slots(two).previous) == (before == "packets")
+        for each_exchange in (told, heeding):
+            each_exchange.close()
+
+
 async def test_others_have_their_turn_while_much_is_heeded() -> None:
     ports = range(80, 100)
     async with site() as made:
@@ -498,6 +522,32 @@ async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> 
         await made.join(one)
         await until(lambda: entries(one) == entries(two))
         assert one.nodes(PORTS) == two.nodes(PORTS) == again
+
+
+async def test_what_begins_while_one_that_starts_again_inherits_is_younger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program forwards while the entries of a peer are put. A connection that begins in that time with the ports of an
+    older one stays on its node, but for the few entries that are put in the same moment."""
+    async with site() as made:
+        one, two = await one_without_a_process(made)
+        two.peers._began_s -= peers_module.SEASONED_S
+        one.peers = Peers(address(1), made.addresses)
+        before = {port: one.forwarder.run(tcp("A", port=port)).node for port in PORTS}
+        again = dict[int, str]()
+
+        def put(exchange: Exchange, message: Entries, **known: Any) -> None:
+            if not again:
+                first = list(split(message.records))[: peers_module.AT_ONCE]
+                now = {struct.unpack_from("!H", flow, 32)[0] for flow, _ in first}
+                again.update(one.open(sorted(set(PORTS) - now)))
+            real(exchange, message, **known)
+
+        real = Exchange.put
+        monkeypatch.setattr(Exchange, "put", put)
+        await one.peers.inherit(one.forwarder.tables, one.forwarder.maps)
+        monkeypatch.undo()
+        assert any(node != before[port] for port, node in again.items())
+        assert one.nodes(again) == again
+        await stop(asyncio.ensure_future(one.peers.run()))
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["has run for long", "has just begun"])

@@ -180,7 +180,13 @@ class Exchange:
         it, or has taken it away."""
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
-        if behind or not self._tables.is_used(own):
+        used = self._tables.is_used(own)
+        if not used and not message.used and own.record.young and message.young:
+            # Neither gateway has forwarded a packet of the listener, and both track each connection from its first packet:
+            # no table of the past says where a connection is. Their tables differ for a moment, because each gateway
+            # finds for itself which nodes answer.
+            return
+        if behind or not used:
             self._carry_over(message, tracked_as(_caught_up(own, message), own.slots))
         else:
             self._carry_over(message, tracked_as(own.slots, message.slots))
@@ -210,10 +216,11 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def parts_of(message: Entries, most: int) -> Iterator[Entries]:
-    """The message as messages of at most so many entries each, in the same order, without the ages of the entries."""
-    size = most * ENTRY.size
-    for at in range(0, len(message.records), size):
-        yield Entries(message.names, message.records[at : at + size])
+    """The message as messages of at most `most` entries each, in the same order."""
+    count = len(message.records) // ENTRY.size
+    for at in range(0, count, most):
+        records = message.records[at * ENTRY.size : (at + most) * ENTRY.size]
+        yield msgspec.structs.replace(message, records=records, ages_s=message.ages_s[at : at + most])
 
 
 def _told(table: str, value: bytes) -> bytes:

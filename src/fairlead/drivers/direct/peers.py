@@ -48,8 +48,9 @@ AWAY_S = 5.0
 """A gateway that heard no peer for so long has been away."""
 UNNOTICED_S = 15.0
 """Longer than it takes to notice that a peer hears nothing any more: what it was told within that time may not have arrived."""
-INHERIT_AT_ONCE = 128
-"""Entries of a peer that are put in one go, in about half a millisecond."""
+AT_ONCE = 128
+"""Entries of a peer that are put in one go, in about half a millisecond. The program forwards meanwhile: the entry of a
+connection that begins in that time with the ports of an older one may be replaced."""
 SEASONED_S = 30.0
 """The word of a peer that has followed the cluster for less than this never counts against our own tables. And for so long one
 that has begun tells each that comes what happened while no process was there."""
@@ -134,7 +135,7 @@ class Peers:
                 case Entries():
                     # The program forwards meanwhile. A connection that begins with the ports of an older one is known
                     # only from what the program has told until then, so the entries are put few at a time.
-                    for part in parts_of(message, INHERIT_AT_ONCE):
+                    for part in parts_of(message, AT_ONCE):
                         self._recent.meet(exchange.unread(), time.monotonic())
                         exchange.put(part, known=(self._recent.flows,))
         exchange.touched()
@@ -300,11 +301,12 @@ class Peers:
                 case Tables() as message:
                     self._told[message.key] = message
                 case Entries() as message:
-                    if known or message.ages_s:
-                        # What the program has met by now is younger than what the peer has had for a while.
-                        for news in exchange.news():
-                            self._tell(news)
-                    exchange.put(message, known=(self._younger(message),) if message.ages_s else known)
+                    for part in parts_of(message, AT_ONCE):
+                        if known or part.ages_s:
+                            # What the program has met by now is younger than what the peer has had for a while.
+                            for news in exchange.news():
+                                self._tell(news)
+                        exchange.put(part, known=(self._younger(part),) if part.ages_s else known)
                 case Whole():
                     behind, known = False, ()
                     self._heard[peer] = Peer(peer, True)
