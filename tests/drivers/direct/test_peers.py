@@ -24,7 +24,7 @@ from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import CLOSING, INDEX, REPORT_ENTRIES
 from fairlead.drivers.direct.peers import peers as peers_module
-from fairlead.drivers.direct.peers.exchange import Exchange
+from fairlead.drivers.direct.peers.exchange import Exchange, split
 from fairlead.drivers.direct.peers.followers import Follower
 from fairlead.drivers.direct.peers.messages import (
     ENTRY,
@@ -422,6 +422,33 @@ async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
         assert two.nodes(PORTS) == opened
 
 
+@pytest.mark.parametrize("before", ["no packet", "packets"])
+async def test_tables_of_a_new_service_before_its_first_packet_cause_no_transition(
+    before: str,
+) -> None:
+    """A gateway to which a node has not answered yet sends its peers tables without the node. If a
+    slot of these tables were a previous slot, the second packet of a connection could reach
+    another node than the first packet, through another gateway. If the gateway has forwarded
+    packets by these tables, its peers do have to know them."""
+    async with site() as made:
+        one, two = made.gateway(1), made.gateway(2)
+        for each in (one, two):
+            each.among_others(lambda: 1000.0)
+        one.serve(OLD)
+        if before == "packets":
+            one.open(PORTS)
+        sender = Exchange(one.forwarder.tables, one.forwarder.maps)
+        message = sender.tables(WEB)
+        assert message is not None
+        assert message.used == (before == "packets")
+        two.serve(NEW)
+        receiver = Exchange(two.forwarder.tables, two.forwarder.maps)
+        receiver.merge_peer_tables(message, behind=False)
+        assert bool(slots(two).previous) == (before == "packets")
+        for exchange in (sender, receiver):
+            exchange.close()
+
+
 async def test_others_have_their_turn_while_much_is_heeded() -> None:
     ports = range(80, 100)
     async with site() as made:
@@ -545,6 +572,35 @@ async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> 
         await made.join(one)
         await until(lambda: entries(one) == entries(two))
         assert one.nodes(PORTS) == two.nodes(PORTS) == again
+
+
+async def test_flows_that_begin_while_a_gateway_inherits_are_newer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program forwards while the entries of a peer are stored. A connection that begins in the
+    meantime with the ports of an older connection stays on its node, unless its entry is one of
+    the few that are stored at the same moment."""
+    async with site() as made:
+        one, two = await one_without_a_process(made)
+        two.peers._began_s -= peers_module.TRUSTED_AFTER_S
+        one.peers = Peers(address(1), made.addresses)
+        before = {port: one.forwarder.run(tcp("A", port=port)).node for port in PORTS}
+        opened = dict[int, str]()
+
+        def merge(exchange: Exchange, message: FlowsMessage, **ignored: Any) -> None:
+            if not opened:
+                first = list(split(message.records))[: peers_module.MERGE_BATCH]
+                now = {struct.unpack_from("!H", flow, 32)[0] for flow, _ in first}
+                opened.update(one.open(sorted(set(PORTS) - now)))
+            real(exchange, message, **ignored)
+
+        real = Exchange.merge_flows
+        monkeypatch.setattr(Exchange, "merge_flows", merge)
+        await one.peers.inherit(one.forwarder.tables, one.forwarder.maps)
+        monkeypatch.undo()
+        assert any(node != before[port] for port, node in opened.items())
+        assert one.nodes(opened) == opened
+        await stop(asyncio.ensure_future(one.peers.run()))
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["has run for long", "has just begun"])

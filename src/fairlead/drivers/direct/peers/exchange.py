@@ -209,7 +209,13 @@ class Exchange:
         """
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
-        if behind or not self._tables.is_used(own):
+        used = self._tables.is_used(own)
+        if not used and not message.used and own.record.converging and message.converging:
+            # Neither gateway has forwarded a packet of the listener, and both create an entry for
+            # each new connection: no earlier table says where a connection is. The tables differ
+            # for a moment, because each gateway finds for itself which nodes answer.
+            return
+        if behind or not used:
             self._set_peer_slots(message, tracked_as(_slots_after_outage(own, message), own.slots))
         else:
             self._set_peer_slots(message, tracked_as(own.slots, message.slots))
@@ -257,11 +263,11 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def parts_of(message: FlowsMessage, limit: int) -> Iterator[FlowsMessage]:
-    """Yield the entries of the message, in their order, as messages of at most `limit` entries each.
-    The ages of the entries are left out."""
-    size = limit * ENTRY.size
-    for at in range(0, len(message.records), size):
-        yield FlowsMessage(message.names, message.records[at : at + size])
+    """Yield the entries of the message, in their order, as messages of at most `limit` entries."""
+    for at in range(0, message.count, limit):
+        records = message.records[at * ENTRY.size : (at + limit) * ENTRY.size]
+        ages_s = message.ages_s[at : at + limit]
+        yield msgspec.structs.replace(message, records=records, ages_s=ages_s)
 
 
 def _encode_node(table: str, value: bytes) -> bytes:

@@ -64,8 +64,10 @@ AWAY_S = 5.0
 UNDELIVERED_S = 15.0
 """Longer than it takes to notice that a peer receives nothing any more. Entries that were sent
 within this time may not have arrived."""
-INHERIT_BATCH = 128
-"""Number of inherited entries that are stored at once. It takes about half a millisecond."""
+MERGE_BATCH = 128
+"""Number of entries of a peer that are stored at once. It takes about half a millisecond. The
+program forwards in the meantime: the entry of a connection that begins within this time with the
+ports of an older connection may be replaced."""
 TRUSTED_AFTER_S = 30.0
 """Tables of a peer that has followed the cluster for less than this time never replace our own. For
 this time after its start, a gateway also sends the entries that changed while no process was there
@@ -160,7 +162,7 @@ class Peers(Component):
                     # The program forwards meanwhile. A new connection with the ports of an older
                     # one is known only from the entries that the program has reported so far, so
                     # few inherited entries are stored at a time.
-                    for part in parts_of(message, INHERIT_BATCH):
+                    for part in parts_of(message, MERGE_BATCH):
                         self._recent.record(exchange.drain_unread(), time.monotonic())
                         exchange.merge_flows(part, ignored=(self._recent.flows,))
         exchange.take_changed_listeners()
@@ -367,14 +369,15 @@ class Peers(Component):
                 case TablesMessage() as message:
                     self._received_tables[message.key] = message
                 case FlowsMessage() as message:
-                    if own or message.ages_s:
-                        # Flows that the program has reported so far are newer than entries that the
-                        # peer has had for a while.
-                        for new in exchange.new_entries():
-                            self._send(new)
-                    exchange.merge_flows(
-                        message, ignored=(self._newer_here(message),) if message.ages_s else own
-                    )
+                    for part in parts_of(message, MERGE_BATCH):
+                        if own or part.ages_s:
+                            # Flows that the program has reported so far are newer than entries
+                            # that the peer has had for a while.
+                            for new in exchange.new_entries():
+                                self._send(new)
+                        exchange.merge_flows(
+                            part, ignored=(self._newer_here(part),) if part.ages_s else own
+                        )
                 case CompleteMessage():
                     behind, own = False, ()
                     self._peers[peer] = PeerState(peer, True)
