@@ -1,10 +1,9 @@
-"""At a gateway's start, what need not wait for the whole plan is begun with as soon as a part of it
-is known.
+"""Work of a starting gateway that begins as soon as a part of the plan is known.
 
-In: the plan of the loop that probes, slice by slice. Out: the same; the nodes of each slice are
-asked at once, and the tables that its Services will need if the answers are good, as mostly they
-are, are made in a thread. So the first answers are there when the plan is, or soon after.
-Invariant: this only hastens. What it has not done the loops do."""
+In: the plan of the loop that probes, slice by slice. Out: the same plan. The nodes of each slice
+are probed at once, and the tables that its Services need if the probes succeed, as most do, are
+computed in a thread. So the first answers arrive when the plan is complete, or soon after.
+Invariant: this only saves time; the loops do everything that was not done ahead."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -18,8 +17,8 @@ from fairlead.state import State
 
 
 class StartupPrefetch:
-    """`plan` is for the loop that probes; `run` ends when all that there was at the start has been
-    handed on."""
+    """The prefetch of one start. `plan` is the plan for the loop that probes. `run` ends when
+    everything that existed at the start was processed."""
 
     def __init__(
         self,
@@ -27,36 +26,37 @@ class StartupPrefetch:
         prober: Prober,
         precompute_tables: Callable[[Mapping[ServiceKey, LoadBalancer]], None],
     ) -> None:
-        """`plan`: costs little for what was planned and has not changed. `precompute_tables`: called in a
-        thread, with Services that have just been planned."""
+        """`plan`: cheap for Services that were planned before and have not changed.
+        `precompute_tables`: called in a thread, with Services that have just been planned."""
         self._plan = plan
         self._prober = prober
         self._foresee = precompute_tables
         self.handed_on = asyncio.Event()
-        """Set when all that there was at the start has been handed on."""
+        """Set when everything that existed at the start was processed."""
         self._planned: set[ServiceKey] = set()
         self._some = asyncio.Event()
         self._asked: set[str] = set()
         self.newest_s = 0.0
-        """When the last of the nodes was asked for the first time, by the event loop's clock."""
+        """The time at which the last node was probed for the first time, by the clock of the event
+        loop."""
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        """What the plan says."""
+        """Return the plan of these Services."""
         if not self.handed_on.is_set():
             self._planned.update(keys)
             self._some.set()
         return self._plan(keys)
 
     async def run(self, state: State) -> None:
-        """Hand on what is planned."""
+        """Probe the nodes of planned Services and precompute their tables."""
         await state.whole.wait()
         left = set(state.services)
         while left:
             await self._some.wait()
             self._some.clear()
             planned, self._planned = self._planned, set()
-            # As it is now: what was planned a moment ago may have changed, and nobody would take
-            # back what is asked for it.
+            # Plan again, because Services may have changed since: a probe that is started for an
+            # outdated plan would not be stopped by the loop.
             told = self._plan(planned)
             intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
             await self._ask(intents)

@@ -1,10 +1,10 @@
-"""A gateway's plan, of which the greater part is made once for both of its loops.
+"""The plan of a gateway, most of which is computed once for both of its loops.
 
-In: a State, the Services to look at. Out: their LoadBalancers, on the API's word (`unconfirmed`) or
-as probes have proved them (`confirmed`). What follows from objects alone is kept until the State
-says that objects have changed which it may depend on: an event is planned once, and a verdict costs
-no more than holding the members against it. Invariant: what is given out equals what planning anew
-would give."""
+In: a State, the Services to plan. Out: their LoadBalancers, with members as the API shows them
+(`unconfirmed`), or as probes have confirmed them (`confirmed`). The part that depends only on
+objects is cached until the State reports a change of these objects. So an event is planned once,
+and a new verdict costs only the confirmation of the members. Invariant: the result equals that of a
+complete new plan."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -17,7 +17,7 @@ from fairlead.state import State
 
 
 class Planned:
-    """Has the State tell it what to forget."""
+    """A cache of plans. It subscribes to the State, which marks the Services to plan again."""
 
     def __init__(self, state: State, config: Config) -> None:
         self._state = state
@@ -26,14 +26,15 @@ class Planned:
         state.objects_only.subscribers.add(self)
 
     def mark(self, keys: Iterable[ServiceKey]) -> None:
-        """Objects that these Services depend on have changed."""
+        """Remove Services from the cache, because objects on which they depend have changed."""
         for key in keys:
             self._told.pop(key, None)
 
     def unconfirmed(
         self, keys: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        """The plan of the loop that probes: who is a member does not depend on what probes show."""
+        """Return the plan of the loop that probes: which nodes are members does not depend on the
+        results of probes."""
         told = self._known(keys)
         return {
             key: each if isinstance(each, Refused) else each.balancer for key, each in told.items()
@@ -50,8 +51,9 @@ class Planned:
         }
 
     def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
-        """Confirm the members along the path of their traffic: the routes of this host if the
-        gateway ends connections, and else the way of forwarded packets, which may be a tunnel."""
+        """Confirm the members by the verdicts for the path of their traffic: the routes of this
+        host if the gateway ends connections, otherwise the path of forwarded packets, which may be
+        a tunnel."""
         state = self._state
         if isinstance(told.balancer.settings, ProxySettings):
             return confirmed(told, state.routed_verdict_of)

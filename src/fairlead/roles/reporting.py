@@ -1,7 +1,7 @@
-"""Several loops over the same Services, and one place where it is told what became of each.
+"""One report for several loops over the same Services.
 
-In: the reports of loops. Out: the same, but for what says nothing: that a loop has nothing to do
-with a Service. Of what another loop has told that would be the end."""
+In: the reports of the loops. Out: the same reports, without those in which a loop has nothing to do
+with a Service: such a report would delete what another loop has reported about the Service."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,13 @@ from fairlead.reconcile import Report
 
 
 class SharedReport:
-    """`of(loop)` is the report of that loop."""
+    """A report that several loops share. `of(loop)` returns the report function of one loop."""
 
     def __init__(self, report: Report[ServiceKey, LoadBalancer]) -> None:
         self._report = report
         self._teller: dict[ServiceKey, str] = {}
-        """Who told the last thing of each Service that is served, or is to be."""
+        """The loop that sent the last report about each Service that is served, or is to be served.
+        """
 
     def of(self, loop: str) -> Report[ServiceKey, LoadBalancer]:
         def told(
