@@ -185,7 +185,9 @@ async def test_without_a_cloud_services_are_told_and_none_is_lost(
     await cluster.described("new", "class fairlead.io/octavia is not configured")
     await cluster.kubectl("delete", "service", "web", "--wait=false")
     await cluster.described(
-        "web", "may still have a load balancer of class fairlead.io/octavia", "restore it until"
+        "web",
+        "may still have a load balancer of class fairlead.io/octavia",
+        "restore the section until",
     )
     await cluster.stop_controller()
     cluster.octavia = there
