@@ -36,7 +36,7 @@ def test_help_teaches(command: str) -> None:
 
 def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
     words = " ".join(fairlead("node", "--help").stdout.split())
-    assert "beside kube-proxy set node.serviceProxy to false" in words
+    assert "if kube-proxy runs, set node.serviceProxy to false" in words
     assert "--cleanup Remove this node's rules and its end of the tunnel" in words
     assert "end of tunnels" in " ".join(fairlead("--help").stdout.split())
 
@@ -85,7 +85,7 @@ def test_plan_as_table() -> None:
         "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for "
         "another one or add it to a pool"
     ) in lines
-    assert "default/database: left alone, its class is example.com/other" in lines
+    assert "default/database: ignored, its class is example.com/other" in lines
 
 
 OCTAVIA = """
@@ -112,7 +112,7 @@ def test_plan_of_class_octavia_says_what_only_the_cloud_knows(tmp_path: Path) ->
         "%",
         "active",
     ]
-    assert "default/database: left alone, its class is example.com/other" in lines
+    assert "default/database: ignored, its class is example.com/other" in lines
     assert (
         "default/ingress-controller: known later: a new load balancer would be of provider ovn: "
         "with externalTrafficPolicy Local pods are to see the client's address, and get no "

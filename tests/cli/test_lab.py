@@ -162,4 +162,4 @@ def test_what_is_not_there_is_said_so(name: str) -> None:
     assert f"there is no lab {name}" in lab("status", "--name", name, status=1)
     assert "not a valid lab name" in lab("up", "--name", "No-Such", status=1)
     assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", name, status=1)
-    assert lab("down", "--name", name).startswith(f"There was no lab {name};")
+    assert lab("down", "--name", name).startswith(f"Lab {name} does not exist.")

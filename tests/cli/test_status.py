@@ -95,13 +95,13 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
             "counters are the Service's: once"
         )
-        assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
+        assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
             "who drains"
         )
         assert "default/shop 9 2 30 40 1 0" in lines
-        assert "HAProxy takes 9980 connections at a time, and has 2" in lines
+        assert "HAProxy has 2 open connections, of at most 9980" in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
         assert "[2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)
@@ -112,7 +112,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             "1048576, source ranges 0 of 1048576"
         )
         assert used in lines
-        assert not any(line.startswith("entries that peers were not told of") for line in lines), (
+        assert not any(line.startswith("new entries not sent to peers") for line in lines), (
             "there were none"
         )
         (gateway,) = states

@@ -87,7 +87,7 @@ class Planner:
         return planned
 
     async def follow_pools(self) -> None:
-        """Update the ledger when pools change, because no plan may follow if there is no Service."""
+        """Update the ledger when pools change, because without Services no plan would do so."""
         while True:
             await self._state.pools_changed.wait()
             self._state.pools_changed.clear()

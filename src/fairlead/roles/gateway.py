@@ -320,7 +320,7 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
 
 
 async def clean_up(config: Config) -> None:
-    """Remove the data plane of the gateway from this host, including what earlier processes left."""
+    """Remove the data plane from this host, including what earlier processes left."""
     await remove_components(data_plane(config, (), State(())))
 
 

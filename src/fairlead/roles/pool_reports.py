@@ -68,7 +68,8 @@ class PoolStates(Component):
 
 
 class PoolReports:
-    """`components` are its life; call `changed` after each assignment."""
+    """The publication of the state of pools. The role runs `components`, and calls `changed` after
+    each assignment."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class ServiceReports:
         self.subscribers.mark(changed)
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Conditions]:
-        """Return the conditions of these Services, without Services that Fairlead does not serve."""
+        """Return the conditions of these Services, without those that Fairlead does not serve."""
         return {key: self.services[key] for key in keys if key in self.services}
 
     def _conditions(
