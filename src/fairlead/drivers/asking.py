@@ -1,5 +1,5 @@
-"""The messages between a gateway and its prober, in frames (`net/frames`). See `prober` and
-`roles/probing`."""
+"""The messages between a gateway and its prober process, sent in frames (`net/frames`). `prober` is
+the gateway's side, `roles/probing` the process."""
 
 import msgspec
 
@@ -8,14 +8,15 @@ from fairlead.model import ServiceKey, Verdict
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To the prober: begin these, then end those."""
+    """Request to the prober: begin to probe `starts`, then stop `stops`."""
 
     starts: tuple[StartProbes, ...]
     stops: tuple[StopProbes, ...]
 
 
 class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What `observe` is told: a verdict that has changed, and for whom the port is asked."""
+    """The arguments of one call of `observe`: a verdict that changed, and the Services for which
+    the port is probed."""
 
     address: str
     port: int
@@ -25,8 +26,8 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From the prober. `heard`: how many frames it has carried out so far. `settled`: something is
-    known then of every target."""
+    """Report of the prober. `heard`: the number of requests that it has carried out. `settled`:
+    every target has a verdict."""
 
     heard: int
     settled: bool

@@ -1,11 +1,11 @@
-"""The newest version of an object that we know: from the watch, or from the answer to our own last
-write.
+"""The newest known version of an object: from the watch, or from the answer to our own last write.
 
-The watch is a moment behind. Who looked only there would write again what he has just written.
-Invariant: an answer counts only until the watch shows that version or a later one, and at most
-until the next audit, so that an API server whose versions went back (etcd was restored) is believed
-again. Versions of one kind may be compared as numbers (KEP-5504), also those of an object and of
-its successor by the same name."""
+The watch lags behind. A driver that looked only at the watch would repeat a write that it has just
+made. client-go calls this a mutation cache. Invariant: an answer counts only until the watch shows
+that version or a later one, and at most until the next audit. So the watch is trusted again after
+the API server's versions went back (etcd was restored from a backup). Versions of one kind can be
+compared as numbers (KEP-5504), also the versions of an object and of its successor with the same
+name."""
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
@@ -18,19 +18,19 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Newest(Generic[KeyT, ObjectT]):
-    """The answers to our writes of one kind."""
+    """The answers of the API server to our writes, for objects of one kind."""
 
     def __init__(self) -> None:
         self._answers: dict[KeyT, ObjectT] = {}
 
     @property
     def answered(self) -> Collection[KeyT]:
-        """Of what there are answers."""
+        """The keys for which an answer is stored."""
         return self._answers.keys()
 
     def note(self, key: KeyT, answer: ObjectT) -> None:
-        """What the API server answered to a write. Answers to writes that were made side by side
-        may come in any order."""
+        """Store the API server's answer to a write, unless a newer one is stored: answers to
+        concurrent writes may arrive in any order."""
         known = self._answers.get(key)
         if (
             known is None
@@ -40,11 +40,11 @@ class Newest(Generic[KeyT, ObjectT]):
             self._answers[key] = answer
 
     def answer(self, key: KeyT) -> ObjectT | None:
-        """The last answer, whatever the watch shows."""
+        """Return the stored answer, without regard to the watch."""
         return self._answers.get(key)
 
     def of(self, key: KeyT, watched: ObjectT) -> ObjectT:
-        """The newer one of what the watch shows and what was answered."""
+        """Return the newer version: `watched`, or the stored answer."""
         answer = self._answers.get(key)
         if answer is None:
             return watched
@@ -54,32 +54,33 @@ class Newest(Generic[KeyT, ObjectT]):
         return watched
 
     def forget(self, key: KeyT) -> ObjectT | None:
-        """Believe the watch alone, about this one. Answers what is forgotten."""
+        """Delete the stored answer for `key` and return it. From now on the watch counts."""
         return self._answers.pop(key, None)
 
     def forget_all(self) -> None:
-        """Believe the watch alone."""
+        """Delete all stored answers. From now on the watch counts."""
         self._answers.clear()
 
 
 class NewestServices:
-    """Shared by all drivers that write on Services. What the watch shows no more is gone, whatever
-    was answered."""
+    """The Services as the watch or our own last write shows them. Shared by all drivers that write
+    to Services. A Service that the watch no longer shows is gone, also if an answer for it is
+    stored."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._newest = Newest[ServiceKey, Service]()
 
     def note(self, answer: Service) -> None:
-        """What the API server answered to a write."""
+        """Store the API server's answer to a write."""
         self._newest.note(answer.key, answer)
 
     def forget_answers(self) -> None:
-        """Believe the watch alone."""
+        """Delete all stored answers. From now on the watch counts."""
         self._newest.forget_all()
 
     def of(self, keys: Iterable[ServiceKey] | None) -> Mapping[ServiceKey, Service]:
-        """Those of these Services that there are; None: of all."""
+        """Return the given Services that exist; with None, all Services as the watch shows them."""
         services = self._state.services
         if keys is None:
             return services
