@@ -1,14 +1,17 @@
-"""Tell load balancers how many ready endpoints this node has: one HTTP port for each Service with
-policy Local.
+"""The driver of health check node ports: one HTTP port for each Service with policy Local, which
+reports the number of ready endpoints on this node to load balancers.
 
 In: NodeService values with a `health_check`. Out: listening ports that answer any path and method,
-see `health_answers`; and the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836). A
-separate process answers (`roles/answering`): no health check waits for a plan, and no flood of
-health checks delays a plan. The process receives every change, and every BEAT_S whether the node
-proxy is in step. If it ends it is started again. Invariants: the loop applies this driver after the
-node proxy, and `apply` returns once the process has the change; so a 200 means that the packet
-rules are in force. The process ends with the role, however the role ends; its successor opens the
-ports again."""
+see `health_answers`; and the health of the node proxy on port 10256 (`/healthz`, `/livez`;
+KEP-3836).
+
+A separate process answers (`roles/answering`), so that no health check waits for a plan, and no
+flood of health checks delays a plan. The role sends the process every change, and every BEAT_S
+whether the node proxy is in step with the plan. A process that ends is started again.
+
+Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process
+has carried out the change; so a 200 means that the packet rules are in force. The process ends with
+the role, however the role ends. The next process opens the ports again."""
 
 import asyncio
 import os
@@ -30,25 +33,27 @@ log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
 BEAT_S = 0.25
+"""How often the role sends its state to the answering process."""
 RESTART_S = (0.02, 5.0)
-"""The first and the longest wait before an answering process that has ended is started again."""
+"""The first and the longest wait before a new answering process replaces one that ended."""
 REPLY_S = 5.0
-"""An answering process that does not carry out a change within this time is ended, and a new one is
-started."""
+"""Time-out for the reply of the answering process. A process that exceeds it is replaced."""
 END_WITHIN_S = 2.0
+"""An answering process that does not end by itself within this time is killed."""
 FREE_WITHIN_S = 1.0
-"""The answering process of a role that was killed ends a moment after the role; its port may still
-be taken for this time."""
+"""How long `open` tries again to open the proxy's own port. The answering process of a previous
+role that was killed ends a moment after that role, and holds the port until then."""
 RETRY_S = 0.02
+"""Wait between two of these attempts."""
 AT_ONCE = 200
-"""The maximum number of ports in one Update: opening them delays answers for some milliseconds."""
+"""Maximum number of ports in one Update: opening that many delays answers by some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
-"""kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its
-message, too."""
+"""The reason of kube-proxy's Event about a port that cannot be opened. The Outcome repeats
+kube-proxy's message too."""
 
 
 class Change(Value, frozen=True):
-    """One Service's port from how it is to how it shall be; None: closed."""
+    """Change the port of one Service from `before` to `after`. None stands for a closed port."""
 
     service: ServiceKey
     before: HealthCheck | None
@@ -85,7 +90,8 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Process":
-        """Raises Unavailable, where the host has no room for a process for instance."""
+        """Start the process. Raise Unavailable if that fails, for instance because the host's limit
+        of processes is reached."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -99,13 +105,13 @@ class _Process:
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def tell(self, update: Update) -> Done:
-        """Let the process carry out an Update. Raises Unavailable if the process has ended, or does
-        not reply."""
+        """Have the process carry out an Update, and return its reply. Raise Unavailable if the
+        process has ended or does not reply."""
         write(self._writer, update)
         self._told += 1
         try:
             async with asyncio.timeout(REPLY_S):
-                # The reply to an Update whose sender was cancelled may come first.
+                # An earlier caller may have been cancelled before its reply came. Skip that reply.
                 while (
                     done := await read(self._reader, self._decoder)
                 ) is not None and done.heard < self._told:
@@ -125,14 +131,14 @@ class _Process:
 
     async def end(self) -> None:
         """Let the process close its ports and end."""
-        self._writer.close()  # the process ends at the end of its input
+        self._writer.close()  # the process ends when its input ends
         if not await self.ended_within(END_WITHIN_S):
             self._process.kill()
             await self._ending
 
 
 class HealthPortDriver(Component):
-    """The health ports of this node. After `open`, `run` has to run beside the loop."""
+    """Driver of the health ports of this node. After `open`, `run` must run beside the loop."""
 
     name = "healthport"
 
@@ -147,11 +153,16 @@ class HealthPortDriver(Component):
         addresses: Collection[str] = EVERYWHERE,
         look_again: LookAgain = never_again,
     ) -> None:
-        """`healthy`: whether the node proxy is in step. `command`: starts the answering process,
-        see `roles/answering`. `node_eligible`: whether the node may get new traffic (it is not
-        being deleted, and not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
-        where the ports of Services are open; the proxy's own is open everywhere. `look_again`: for
-        the Services whose ports were lost."""
+        """Set up a driver without ports.
+
+        - `healthy`: whether the node proxy is in step with the plan.
+        - `command`: starts the answering process, see `roles/answering`.
+        - `node_eligible`: whether the node may get new traffic, because it is neither being deleted
+          nor tainted by the autoscaler.
+        - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every
+          address.
+        - `addresses`: where the ports of Services are open.
+        - `look_again`: called with the Services whose ports could not be opened again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -164,8 +175,8 @@ class HealthPortDriver(Component):
         self._served: dict[ServiceKey, HealthCheck] = {}
 
     async def open(self) -> None:
-        """Start the answering process, and open the proxy's own health port. Raises Refused if
-        another process has the port, Unavailable if the answering process does not start."""
+        """Start the answering process, and open the proxy's own health port. Raise Refused if
+        another process has the port, and Unavailable if the answering process does not start."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + FREE_WITHIN_S
         while True:
@@ -178,13 +189,14 @@ class HealthPortDriver(Component):
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Close every port, and the connections to them."""
+        """Close all ports and the connections to them."""
         async with self._turn:
             self._served.clear()
             await self._end()
 
     async def run(self) -> None:
-        """Keep the answering process running and informed, until cancelled."""
+        """Send the state of the node to the answering process every BEAT_S, and replace the process
+        if it ends, until cancelled."""
         retry = Backoff(*RESTART_S)
         while True:
             process = self._process
@@ -196,9 +208,8 @@ class HealthPortDriver(Component):
                 retry.reset()
             try:
                 async with self._turn:
-                    if (
-                        ended and self._process is process
-                    ):  # a change may have started a new process meanwhile
+                    # A change may have started a new process in the meantime.
+                    if ended and self._process is process:
                         await self._end()
                     await self._start()
                     await self._tell(self._update())
@@ -206,7 +217,8 @@ class HealthPortDriver(Component):
                 log.warning("health ports do not answer", problem=str(problem))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, HealthCheck]:
-        """Port and number of each Service that has a health check. Pure."""
+        """Return the port and the number of ready endpoints of each Service that has a health
+        check. Pure."""
         return {
             key: intent.health_check
             for key, intent in intents.items()
@@ -216,7 +228,7 @@ class HealthPortDriver(Component):
     def diff(
         self, desired: Mapping[ServiceKey, HealthCheck], actual: Mapping[ServiceKey, HealthCheck]
     ) -> Sequence[Change]:
-        """One Change for each Service that differs. Pure."""
+        """Return a Change for each Service that differs. Pure."""
         return tuple(
             Change(key, actual.get(key), desired.get(key))
             for key in sorted(desired.keys() | actual.keys())
@@ -224,7 +236,7 @@ class HealthPortDriver(Component):
         )
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, HealthCheck]:
-        """What the ports of this node answer now."""
+        """Return what the ports of this node currently answer."""
         return (
             dict(self._served)
             if keys is None
@@ -232,8 +244,8 @@ class HealthPortDriver(Component):
         )
 
     async def move(self, addresses: Collection[str]) -> None:
-        """Open the Services' ports at these addresses instead. A port that cannot be opened there
-        is closed, and differs from the plan."""
+        """Open the ports of the Services at these addresses instead. A port that cannot be opened
+        there stays closed; it then differs from the plan, and the next audit tries it again."""
         async with self._turn:
             await self._start()
             self._addresses = addresses
@@ -246,9 +258,10 @@ class HealthPortDriver(Component):
                 )
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Close first, so that a port may pass from one Service to another. A Service whose port is
-        in use is unavailable, in kube-proxy's words: the other process may let it go. The other
-        Services are served. Raises Unavailable if the answering process does not carry it out."""
+        """Close ports, then open ports, so that a port can move from one Service to another. A
+        Service whose port is in use becomes unavailable, with kube-proxy's message, and is tried
+        again because the other process may close the port. The other Services are served. Raise
+        Unavailable if the answering process does not carry out the changes."""
         async with self._turn:
             await self._start()
             close = [
@@ -267,8 +280,8 @@ class HealthPortDriver(Component):
     async def _change(
         self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]
     ) -> dict[ServiceKey, str]:
-        """Close the ports of the Services `close`, then open those of `serve`. Returns the problems
-        by Service."""
+        """Close the ports of the Services in `close`, then open or update the ports in `serve`.
+        Return the problems by Service."""
         if close:
             numbers = tuple(self._served[key].port for key in close)
             await self._tell(self._update(closed=numbers))
@@ -281,7 +294,7 @@ class HealthPortDriver(Component):
         return await self._open({key: check for key, check in serve.items() if key not in counted})
 
     async def _open(self, wanted: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
-        """Open these ports. Returns the problems by Service."""
+        """Open these ports. Return the problems by Service."""
         problems: dict[ServiceKey, str] = {}
         keys = tuple(wanted)
         for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
@@ -309,11 +322,11 @@ class HealthPortDriver(Component):
         opened: tuple[Opened, ...] = (),
         endpoints: Mapping[int, int] | None = None,
     ) -> Update:
-        """An Update that includes the state of the node."""
+        """Return an Update that includes the state of the node."""
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
     async def _tell(self, update: Update) -> Done:
-        """Let the answering process carry this out. If it does not, end the process and raise
+        """Have the answering process carry out an Update. If it fails to, end the process and raise
         Unavailable."""
         if self._process is None:
             raise Unavailable("the process that answers health checks is not running")
@@ -324,9 +337,9 @@ class HealthPortDriver(Component):
             raise
 
     async def _start(self) -> None:
-        """Unless it runs, start the answering process with the present ports. A port that cannot be
-        opened is no longer served, and its Service is planned again. Raises Unavailable, or Refused
-        if another process has the proxy's own port."""
+        """Start the answering process with the present ports, unless it runs. A port that cannot be
+        opened is no longer served, and its Service is reconciled again. Raise Unavailable, or
+        Refused if another process has the proxy's own port."""
         if self._process is not None:
             return
         self._process = await _Process.start(self._command)
@@ -345,7 +358,7 @@ class HealthPortDriver(Component):
             self._look_again(problems)
 
     async def _end(self) -> None:
-        """End the answering process, if it runs."""
+        """End the answering process if it runs."""
         if self._process is not None:
             process, self._process = self._process, None
             await process.end()

@@ -1,16 +1,20 @@
-"""Probe the health ports of the members, so that a gateway knows of a dead node long before
+"""Probes the health ports of the members, so that a gateway notices a dead node long before
 Kubernetes does.
 
-In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)`
-at each change of a verdict, and when another Service uses a port whose verdict is known; None when
-a port is no longer asked. All members are probed, whatever their state, so that they can come back.
-Invariants: one probe in flight per node address, not per Service; a node that falls silent is known
-to be down after two time-outs (0.3 s) and at most one interval. A failure of our own is not held
-against a node. It runs in a process of its own (`roles/probing`), of which a gateway's loop sees
-the driver in front of it (`prober`). One task looks after all nodes, a few hundred times a second,
-and connections are kept: a thousand nodes, each asked ten times a second, have to cost a small part
-of a core. New targets are asked at a limited rate, for the same reason. Reads kube-proxy's health
-ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local."""
+In: the probes to start and to stop. Out: calls of `observe(address, port, verdict, services,
+routed)` at each change of a verdict, and when another Service uses a port that has a verdict. The
+verdict is None when the port is no longer probed. All members are probed in every state, so that
+they can come back. kube-proxy's health ports are probed: the port of KEP-3836 for policy Cluster,
+the healthCheckNodePort for policy Local.
+
+Invariants: there is one probe in flight per node address, not per Service. A node that falls silent
+is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
+count against a node.
+
+The monitor runs in its own process (`roles/probing`); the driver in the gateway's loop is `prober`.
+A thousand nodes, each probed ten times a second, must cost a small part of a CPU core. Therefore
+one task serves all nodes, a few hundred times a second, connections are kept open, and new targets
+are probed at a limited rate."""
 
 import asyncio
 import heapq
@@ -33,36 +37,40 @@ from fairlead.net.httpprobe import Line
 log = structlog.get_logger()
 
 Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey], bool], None]
-"""(address, port, verdict, the Services for which it is asked, whether probes follow the host's
+"""(address, port, verdict, the Services that use the port, whether the probes follow the host's
 routes)."""
 
 
 TICK_S = 0.005
-"""Nodes are looked after so often: many at a time, which costs less than each at its own moment."""
+"""Interval at which due nodes are served. Serving many nodes at once costs less than a timer for
+each."""
 AT_ONCE = 20
-"""Nodes in one step, which others of this process wait for."""
+"""Maximum number of nodes in one step, for which other tasks of this process wait."""
 CONNECTS_PER_TICK = 10
-"""New connections: 2,000 a second. A start with 100,000 targets would otherwise do nothing else."""
+"""Maximum number of new connections per tick: 2,000 a second. Otherwise a start with 100,000
+targets would leave time for nothing else."""
 RENEW = 100
-"""After so many questions a connection is made anew: that the machine still takes new ones has to
-be proved too."""
+"""A connection is replaced after this number of probes to its node, because the probes must also
+show that the node accepts new connections."""
 
 
 TOGETHER_S = 0.3
-"""The first verdicts for a Service that is new are told together, once all its nodes have been
-asked, or after so long. Told one by one they would make each gateway go through other members,
-until all have the same."""
+"""The first verdicts for a new Service are delivered together, when all its targets have one, or
+after this time. Delivered one by one, they would take each gateway through a different sequence of
+members until all gateways have the same."""
 
 
 Place = tuple[str, bool]
-"""A node's address, and whether probes follow the host's routes: a node may answer on one path and
-not on the other."""
+"""The address of a node, and whether its probes follow the host's routes. A node may answer on one
+path and not on the other."""
 
 
 class NodeProbes:
-    """One node address under probe, on one path. `due_s`: when to ask it; None: not before it has
-    answered, or something has changed. `asked`: the target that is being asked. `asked_s`: when the
-    last target was asked."""
+    """One probed node address, on one path.
+
+    - `due_s`: when to probe it; None while an answer is outstanding or there is nothing to probe.
+    - `asked`: the target of the outstanding probe.
+    - `asked_s`: when the last probe was sent."""
 
     def __init__(self, place: Place, interval_s: float) -> None:
         self.place = place
@@ -71,17 +79,17 @@ class NodeProbes:
         self.asked: Target | None = None
         self.asked_s = float("-inf")
         self.lines: dict[int, Line] = {}
-        """By port; the one that was used last comes last."""
+        """The open connections by port; the one used last comes last."""
         self.questions = 0
 
 
 class Monitor:
-    """Asks, once `run` runs."""
+    """All probed nodes. Probes are sent while `run` runs."""
 
     def __init__(
         self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0
     ) -> None:
-        """`mark`: SO_MARK of the sockets of probes that take the path of forwarded packets."""
+        """`mark` is the SO_MARK of probes that take the path of forwarded packets."""
         self._observe = observe
         self._mark = mark
         self._interval_s = interval_s
@@ -89,34 +97,35 @@ class Monitor:
         self._nodes: dict[Place, NodeProbes] = {}
         self._wanted: dict[ServiceKey, Probes] = {}
         self._askers: dict[Target, ServiceKey | set[ServiceKey]] = {}
-        """For whom each is asked; mostly it is one Service alone, and there are a hundred
-        thousand."""
+        """The Services that use each target. Mostly it is one Service, which is then stored without
+        a set: there may be a hundred thousand targets."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
         self._asked: deque[tuple[float, NodeProbes]] = deque()
-        """Who was asked, in the order of time, and when."""
+        """Sent probes in the order of their times: the time, and the node."""
         self._order = count()
         self._some = asyncio.Event()
         self._connects = 0
         self.sent = 0
-        """Questions that were asked."""
+        """Total number of probes sent."""
         self._awaited: dict[ServiceKey, int] = {}
-        """Services that are new, and of how many of their targets nothing is known yet."""
+        """New Services, with the number of their targets that have no verdict yet."""
         self._held: dict[Target, Verdict] = {}
+        """Verdicts that are withheld because only Services in `_awaited` use their targets."""
         self._warned: set[Target] = set()
-        """Of which something else than `up` was logged."""
+        """Targets whose last logged verdict is not `up`."""
         self._unproved: set[Target] = set()
         self._all_proved = asyncio.Event()
         self._all_proved.set()
 
     @property
     def wanted(self) -> Mapping[ServiceKey, Probes]:
-        """What is asked for each Service."""
+        """The targets of each Service."""
         return MappingProxyType(self._wanted)
 
     @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
-        """All targets and what is known of them now; None: nothing yet."""
+        """All targets with their verdicts; None for a target that has none yet."""
         return MappingProxyType(
             {
                 target: self._nodes[_place(target)].liveness.verdict(target)
@@ -126,11 +135,11 @@ class Monitor:
 
     @property
     def targets(self) -> int:
-        """How many are asked."""
+        """The number of targets."""
         return len(self._askers)
 
     def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
-        """Begin these, then end those."""
+        """Start to probe the targets in `starts`, then stop to probe the targets in `stops`."""
         if new := [each.service for each in starts if each.service not in self._wanted]:
             self._awaited.update(dict.fromkeys(new, 0))
             asyncio.get_running_loop().call_later(TOGETHER_S, self._release, new)
@@ -144,12 +153,12 @@ class Monitor:
 
     @property
     def all_proved(self) -> bool:
-        """Whether something is known of every target. When that comes to be so, something is
-        observed."""
+        """Whether every target has a verdict. The change to True comes together with a call of
+        `observe`."""
         return self._all_proved.is_set()
 
     async def settled(self) -> None:
-        """Wait until something is known of every target; the caller sets the deadline."""
+        """Wait until every target has a verdict. The caller sets the deadline."""
         await self._all_proved.wait()
 
     async def run(self) -> None:
@@ -181,7 +190,8 @@ class Monitor:
         await self._some.wait()
 
     def _tick(self, now_s: float) -> bool:
-        """Look after some of the nodes that are due; whether there are more."""
+        """Serve up to AT_ONCE nodes that are due or whose probe timed out. Return whether there may
+        be more."""
         for _ in range(AT_ONCE):
             if (late := self._overdue(now_s)) is not None:
                 self._give_up(*late, now_s)
@@ -191,14 +201,14 @@ class Monitor:
                 return False
             due_s, _, node = heapq.heappop(self._agenda)
             if node.due_s != due_s:
-                continue  # it is in the agenda again, for another time
+                continue  # outdated entry: the node is in the agenda again, at another time
             node.due_s = None
             self._go_on(node, now_s)
         return True
 
     def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
-        """One that has not answered in time, and what it was asked. All have as long: who was asked
-        first is the first."""
+        """Return a node whose probe timed out, and the target; None if there is none. All probes
+        have the same time-out, so the oldest one expires first."""
         while self._asked and self._asked[0][0] <= now_s - self._timeout_s:
             asked_s, node = self._asked.popleft()
             if node.asked is not None and node.asked_s == asked_s:
@@ -211,7 +221,8 @@ class Monitor:
         self._some.set()
 
     def _go_on(self, node: NodeProbes, now_s: float) -> None:
-        """Ask what is due, or note when something will be."""
+        """Probe the target that is due, or put the node into the agenda for the time at which one
+        is due."""
         turn = node.liveness.next(node.asked_s)
         if turn is None:
             self._forget(node)
@@ -219,8 +230,8 @@ class Monitor:
         due_s, target = turn
         if due_s <= now_s and target.port not in node.lines:
             if not self._connects:
-                # Others come first; that the machine lives is asked where a connection is there
-                # already.
+                # No new connection is allowed in this tick. Until the target's turn comes, probe
+                # over the connection that is open, to see whether the machine is alive.
                 due_s, target = node.liveness.again(node.asked_s) or turn
                 due_s = due_s if target.port in node.lines else now_s + self._interval_s
             else:
@@ -255,11 +266,12 @@ class Monitor:
             if verdict is None or target in held:
                 continue
             if target not in self._held:
-                # It may have changed since the Service was planned, when it was told to others
-                # only.
+                # The verdict may have changed after the Service was planned, and then only the
+                # other Services of the target were reported.
                 self._show(target, verdict, (service,))
             elif service not in self._awaited:
-                # Those for whom it is held may not want it any more when their time comes.
+                # Report it now: the Services for which it is withheld may no longer use the target
+                # when their verdicts are released.
                 self._show(target, self._held.pop(target), self._services(target))
         if self._unproved:
             self._all_proved.clear()
@@ -272,12 +284,12 @@ class Monitor:
         self._observe(target.address, target.port, verdict, services, target.routed)
 
     def _services(self, target: Target) -> Set[ServiceKey]:
-        """For whom it is asked."""
+        """Return the Services that use the target."""
         askers = self._askers.get(target, frozenset[ServiceKey]())
         return {askers} if isinstance(askers, ServiceKey) else askers
 
     def _change(self, node: NodeProbes) -> None:
-        """There is something new to ask, or something not to ask any more."""
+        """Serve the node in the next tick, because its targets have changed."""
         if self._running and node.asked is None and node.due_s != 0.0:
             self._look_at(node, 0.0)
 
@@ -307,7 +319,7 @@ class Monitor:
             self._release((service,))
 
     def _proved(self, target: Target) -> None:
-        """Something is known of it now, or nobody wants to know it any more."""
+        """Record that the target has a verdict, or is no longer probed."""
         if target not in self._unproved:
             return
         self._unproved.discard(target)
@@ -319,7 +331,7 @@ class Monitor:
                 self._release((service,))
 
     def _release(self, services: Iterable[ServiceKey]) -> None:
-        """Tell what is known of their targets."""
+        """Report the withheld verdicts on the targets of these Services."""
         for service in services:
             probes = self._wanted.get(service)
             if self._awaited.pop(service, None) is None or probes is None:
@@ -373,22 +385,22 @@ class Monitor:
         self._look_at(node, turn[0] if turn else now_s)
 
     def _give_up(self, node: NodeProbes, target: Target, now_s: float) -> None:
-        """Nothing has come in time. The next question goes over a new connection, as this one's may
+        """Record that a probe timed out. The next one uses a new connection, because this one may
         be stuck."""
         node.asked = None
         node.lines.pop(target.port).close()
         late_s = now_s - node.asked_s - self._timeout_s
         if late_s > 0.5 * self._timeout_s:
-            # We were late ourselves (a busy loop): the answer may have lain there all the while.
+            # This process was late itself (a busy event loop), so the answer may have arrived in
+            # time and not have been read yet.
             log.warning("probe disregarded", target=str(target), late_s=round(late_s, 3))
             return
         self._tell(node.liveness.judge(target, SILENT, now_s))
 
     def _tell(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
-            if (
-                verdict != "up" or target in self._warned
-            ):  # that all is well at first is no news, said a hundred thousand times
+            # A first verdict `up` is not logged: it would come a hundred thousand times.
+            if verdict != "up" or target in self._warned:
                 log.info("probed", target=str(target), verdict=verdict)
             (self._warned.discard if verdict == "up" else self._warned.add)(target)
             askers = self._services(target)
@@ -404,7 +416,8 @@ def _place(target: Target) -> Place:
 
 
 def _allow_descriptors() -> None:
-    """Each node under probe takes up to `IN_TURN` of them; the usual limit is of times when
-    select(2) could not take more."""
+    """Raise the limit of file descriptors to the hard limit. Each probed node takes up to `IN_TURN`
+    of them. The default soft limit of 1,024 exists for the sake of select(2), which is not used
+    here."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
