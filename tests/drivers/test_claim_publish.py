@@ -33,7 +33,7 @@ NAME = ObjectKey("default", "web")
 ADDRESS = ("203.0.113.1",)
 TAKEN_BACK = (
     "publish no address on Service default/web",
-    "take 203.0.113.1 back from Service default/web",
+    "revoke the grant of 203.0.113.1 to Service default/web",
 )
 
 

@@ -97,9 +97,9 @@ class NodeLiveness:
         self._interval_s = interval_s
         self._records: dict[Target, Record] = {}
         # Ordered sets of targets: the first one is probed first. Every target is in the rotation.
-        # The other sets take precedence over it: `_fresh` holds targets to be probed soon,
-        # `_doubtful` those whose last answer needs a second one, with the time at which it is due,
-        # and `_unwell` those with the verdict `unready`.
+        # The other sets take precedence over it: `_fresh` holds targets to be probed without delay,
+        # `_doubtful` targets that need another answer before their verdict, with the time at which
+        # it is due, and `_unwell` targets with the verdict `unready`.
         self._fresh: dict[Target, None] = {}
         self._doubtful: dict[Target, float] = {}
         self._rotation: dict[Target, None] = {}
