@@ -1,9 +1,9 @@
-"""Change the servers of a HAProxy that runs: add, weigh, move, take out.
+"""Changes the servers of a running HAProxy: add, move, delete, or set the weight.
 
-In: the servers that listeners should have. Out: commands on the worker's socket, and a look at what
-has become of them. A server that is not wanted any more gets no connections and is put into
-maintenance; it is removed once none names it. Follows HAProxy 2.6's management manual, `add
-server`, `set server`, `del server`."""
+In: the servers that listeners should have. Out: commands on the worker's socket, and a check of
+their result. A server that is no longer wanted is put into maintenance, where it gets no
+connections, and is deleted when no connection refers to it any more. Follows HAProxy 2.6's
+management manual, `add server`, `set server`, `del server`."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
@@ -16,17 +16,18 @@ from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
 FEW = 20
-"""Of more listeners than this the whole list of servers is asked for at once."""
+"""For more listeners than this, the servers of all sections are read with one command."""
 
 Present = Mapping[str, Mapping[str, Shown]]
-"""By section and node."""
+"""Servers by section and node."""
 
 
 async def set_servers(
     path: Path, changes: Sequence[SetServers], specs: Mapping[ServiceKey, ProxySpec]
 ) -> set[tuple[str, str]]:
-    """Have these servers; says which are to be removed, as (section, node). Raises Unavailable if
-    not all is so in the end."""
+    """Give the listeners exactly these servers. Return the servers, as (section, node), that are
+    now in maintenance and remain to be deleted. Raise Unavailable if HAProxy does not have the
+    servers afterwards."""
     listeners = {
         section_name(service, each.listener.key): each.listener
         for service, one in specs.items()
@@ -48,13 +49,14 @@ async def set_servers(
 
 
 async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Take away servers in maintenance (section, node), but for those that connections go to; which
-    these are. One that is in use again, or gone, is no matter.
+    """Delete servers in maintenance (section, node) unless a connection refers to them. Return the
+    servers that still have connections. A server that is in use again, or already deleted, is
+    skipped.
 
-    HAProxy's own word does not suffice: Debian 12's 2.6.12 takes away a server that has just
-    refused a connection, while that connection waits for a second to be tried again. It then reads
-    and writes memory that is another's (issues 2298 and 2378 of haproxy/haproxy: a crash, and with
-    it every connection of the gateway)."""
+    `del server` checks for connections itself, but that is not enough: HAProxy 2.6.12 of Debian 12
+    deletes a server that has just refused a connection, while that connection waits a second for
+    its retry. HAProxy then reads and writes freed memory (issues 2298 and 2378 of haproxy/haproxy)
+    and crashes, which closes every connection of the gateway."""
     if not places:
         return set()
     left = await runtime.in_use(path) & places
@@ -65,11 +67,11 @@ async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str
 
 
 async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:
-    """End the connections to these servers (section, node), in the worker that runs and in those
-    before it."""
+    """Close the connections to these servers (section, node), in the current worker and in old
+    ones."""
     found, _ = await runtime.workers(master)
     for worker in found:
-        # `shutdown sessions server` would do, but not in a worker that takes nothing new any more.
+        # `shutdown sessions server` would be simpler, but it does not work in an old worker.
         for session in await runtime.sessions(master, worker.pid):
             if (session.get("be"), session.get("srv")) in places:
                 await runtime.ask(master, f"@!{worker.pid} shutdown session {session['id']}")
@@ -82,7 +84,8 @@ async def _bring(
     change: SetServers,
     there: Mapping[str, Shown],
 ) -> list[str]:
-    """Make what is missing; the commands for the rest."""
+    """Add missing servers and move servers to their addresses. Return the remaining commands, which
+    print nothing if they succeed."""
     quiet: list[str] = []
     taken = {each.number for each in there.values()}
     for server in change.servers:
@@ -132,10 +135,8 @@ def _check(wanted: Mapping[str, SetServers], present: Present) -> None:
 
 
 def _differences(rows: set[_Row], asked: set[_Row]) -> str:
-    """The first three servers that HAProxy lacks, or has and should not."""
-    what = (
-        (row, "missing" if row in asked else "not asked for") for row in sorted(rows ^ asked)[:3]
-    )
+    """Describe the first three servers that HAProxy lacks, or has and should not have."""
+    what = ((row, "missing" if row in asked else "unexpected") for row in sorted(rows ^ asked)[:3])
     return ", ".join(
         f"{node} at {address}:{port} with weight {weight} is {state}"
         for (node, address, port, weight), state in what
