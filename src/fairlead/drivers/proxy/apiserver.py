@@ -130,7 +130,7 @@ class ApiServerBalancer(Component):
             self._problem = ""
         except FairleadError as error:
             if str(error) != self._problem:
-                log.error("setting up the API server balancer failed", problem=str(error))
+                log.error("configuring the API server balancer failed", problem=str(error))
             self._problem = str(error)
 
     async def run(self) -> None:
