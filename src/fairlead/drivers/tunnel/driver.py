@@ -1,14 +1,15 @@
-"""Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for
-gateways' probes.
+"""The driver of the node's end of the tunnel, which accepts packets for exactly the addresses that
+Services publish, and gateways' probes.
 
-In: NodeServices. Out: packets of gateways for these addresses, and probes of the health ports of
-the same Services, come out of the tunnel; TCP clients learn the segment size that fits the tunnel.
-Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor
-left, which works until then; stopped or killed, everything stays in force. What others break is put
-back at the next whole `read`, and what goes with a device, an interface or an address at once, by
-`follow`. An address may be published by several Services; it is removed with the last of them. The
-service proxy's own health port is always open, because gateways probe it for every Service with
-policy Cluster."""
+In: NodeServices. Out: packets of gateways to these addresses, and probes of the health ports of the
+same Services, leave the tunnel; TCP clients learn the segment size that fits the tunnel.
+
+Invariants: what a previous process installed works until the first `apply`, which replaces it as a
+whole. Everything stays in force when this process is stopped or killed. Changes by other programs
+are repaired at the next full `read`, and what disappears with a device, an interface or an address
+is restored at once by `run`. An address that several Services publish is removed with the last of
+them. The service proxy's own health port is always reachable, because gateways probe it for every
+Service with policy Cluster."""
 
 import asyncio
 import time
@@ -39,16 +40,16 @@ from fairlead.plan.service import PROXY_HEALTH_PORT
 log = structlog.get_logger()
 
 FOLLOW_PAUSE_S = 0.05
-"""After a change of the networks the next ones are waited for so long, and then looked at
-together."""
+"""Pause after a change of the networks. Changes in this time are handled together."""
 
 Spec = frozenset[Opening]
 """The addresses that a Service publishes, and its health port."""
 ALWAYS = frozenset((PROXY_HEALTH_PORT,))
+"""The destinations that are reachable without a Service."""
 
 
 class Change(NamedTuple):
-    """An address, or a health port, is to be published for a Service, or no longer."""
+    """Publish or withdraw an address or a health port for a Service."""
 
     service: ServiceKey
     verb: Literal["publish", "withdraw"]
@@ -65,18 +66,18 @@ class TunnelShown(msgspec.Struct, frozen=True):
 
 
 class TunnelStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the tunnel's end: its kind, and packets by what became of them."""
+    """The part of `/state` that describes the tunnel: its kind, and packets by outcome."""
 
     tunnel: TunnelShown
 
 
 class TunnelDriver(Component):
-    """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network
-    namespace.
+    """Driver of the node's end of the tunnel. Call `open` first and `close` last, in the node's
+    network namespace. `tunnel.kind` must not be "none".
 
-    node_addresses: returns the node's primary address of each family; called at each use.
-    selectors: of the interfaces where packets from gateways arrive (see `net.selection`); none:
-    those that have the node's addresses. `tunnel.kind` must not be "none"."""
+    - `node_addresses`: returns the node's primary address of each family; called at each use.
+    - `selectors`: select the interfaces at which packets from gateways arrive (see
+      `net.selection`); without any, the interfaces with the node's addresses are used."""
 
     name = "tunnel"
 
@@ -98,20 +99,21 @@ class TunnelDriver(Component):
         self._looked = False
         self._unopened = 0
         self._arrived: frozenset[str] = frozenset()
-        """The interfaces where packets arrived when it was last looked."""
+        """The interfaces at which packets arrive, as of the last check."""
         self._table = ""
-        """The commands that made the rules, without the published addresses; empty: they are a
-        predecessor's, or nobody's."""
+        """The commands with which this process created the rules, without the published addresses.
+        Empty until then: a previous process created the rules, or there are none."""
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
-        """See that the kernel can do it. Raises Refused where it cannot."""
+        """Load what the tunnel needs into the kernel, without any effect on packets. Raise Refused
+        if the kernel does not support it."""
         self._nft = Nftables()
         if self._tunnel.kind == "ipip":
             self._envelopes = await asyncio.to_thread(Envelopes.load, self._tunnel.gateways)
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go; with `remove`, leave no trace."""
+        """Release the resources of this process; with `remove`, remove the tunnel's end too."""
         if self._envelopes is not None:
             self._envelopes.close()
         if self._nft is not None:
@@ -121,15 +123,15 @@ class TunnelDriver(Component):
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The load-balancer addresses, and the healthCheckNodePort, of each Service that has
-        load-balancer addresses."""
+        """Return the load-balancer addresses and the healthCheckNodePort of each Service with
+        load-balancer addresses. Pure."""
         specs = {key: _openings(intent) for key, intent in intents.items()}
         return {key: spec for key, spec in specs.items() if spec}
 
     def diff(
         self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
     ) -> Sequence[Change]:
-        """What comes, then what goes. Pure."""
+        """Return the destinations to publish, then those to withdraw. Pure."""
         none: Spec = frozenset()
         came = [
             Change(key, "publish", ip)
@@ -144,9 +146,9 @@ class TunnelDriver(Component):
         return [*came, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
-        """With keys: what is known. None: also put back what others took away. The first whole read
-        changes nothing: until something is applied, or nothing was by the second, what a
-        predecessor left is in charge."""
+        """Return what is published, as this process knows it. With None, also repair what other
+        programs have changed. The first full read repairs nothing: the rules of a previous process
+        stay in force until the first `apply`, or the second full read."""
         if keys is not None:
             return {key: self._known[key] for key in keys if key in self._known}
         async with self._turn:
@@ -156,7 +158,8 @@ class TunnelDriver(Component):
             return dict(self._known)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Publish and withdraw. Raises what the kernel answers if it takes none of it."""
+        """Publish and withdraw destinations. If the kernel rejects the transaction, raise its
+        error; nothing has changed then."""
         async with self._turn:
             known = _carried_out(self._known, changes)
             published = self._published.copy()
@@ -179,8 +182,8 @@ class TunnelDriver(Component):
         return (TunnelCollector(self.counters),)
 
     async def run(self) -> None:
-        """Put back what goes with a device, an interface or an address, by the kernel's events,
-        until cancelled."""
+        """Until cancelled: follow the kernel's events, and restore what disappeared with a device,
+        an interface or an address."""
         with closing(LinkEvents()) as events:
             while True:
                 changes = await events.next()
@@ -193,14 +196,14 @@ class TunnelDriver(Component):
                             await self._install(self._published)
                     except FairleadError as problem:
                         log.warning(
-                            "the networks changed, and the tunnel's end is not as it should be",
+                            "restoring the tunnel after a change of the networks failed",
                             problem=str(problem),
                         )
-                # Where somebody else insists on another state, most of the time is left for other
-                # work.
+                # If another program keeps undoing this, leave most of the time for other work.
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _concerned(self, changes: LinkChanges) -> bool:
+        """Whether the changes affect a device or an address of the tunnel."""
         ours = {*devices.NAMES, *self._selectors, *self._arrived}
         addresses = {str(ip_address(each)) for each in self._node_addresses()} | {
             devices.DUMMY_ADDRESS
@@ -210,7 +213,8 @@ class TunnelDriver(Component):
         )
 
     def _others_chosen(self) -> bool:
-        """Whether selectors other than names choose other interfaces than before."""
+        """Whether the selectors now choose other interfaces. Only selectors that are not plain
+        names are evaluated here: `_concerned` covers names."""
         by_name_alone = all(map(is_name, self._selectors))
         return (
             not by_name_alone
@@ -218,8 +222,8 @@ class TunnelDriver(Component):
         )
 
     def counters(self) -> dict[str, int]:
-        """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped,
-        since the rules were made."""
+        """Return the numbers of packets by outcome: with IPIP all packets since this process
+        started, with VXLAN dropped packets since the rules were created."""
         if self._envelopes is not None:
             return self._envelopes.counters()
         if self._nft is None or not self._table or self._tunnel.kind != "vxlan":
@@ -242,14 +246,14 @@ class TunnelDriver(Component):
             await self._run(
                 "\n".join([*rules.elements("add", added), *rules.elements("delete", removed)])
             )
-        except Conflict:  # somebody has changed our table
+        except Conflict:  # another program has changed our table
             await self._install(published)
             return
         if self._envelopes is not None:
             self._envelopes.publish(added, removed)
 
     async def _install(self, published: Collection[Opening]) -> None:
-        """Have everything be as it should, from whatever state."""
+        """Install everything, from any previous state."""
         addresses = self._node_addresses()
         links = self._arrivals(addresses)
         self._arrived = frozenset(link.name for link in links)
@@ -260,7 +264,7 @@ class TunnelDriver(Component):
         table = rules.table(self._tunnel, names, sizes, (), addresses)
         if table != self._table or not await self._rules_stand(published):
             await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
-        # After the rules: nobody may send into a device that nothing guards yet.
+        # The devices come after the rules: without the rules every host could send into them.
         await devices.have(made)
         if self._envelopes is None:
             await envelopes.detach()
@@ -272,22 +276,23 @@ class TunnelDriver(Component):
         self._table = table
 
     def _tell_of_unopened(self, count: int) -> None:
-        """Linux before 6.3 cannot take a packet out of an envelope of another family."""
+        """Log a warning about new packets that the kernel could not decapsulate: before Linux 6.3
+        the outer and the inner header must be of the same address family."""
         if count > self._unopened:
             fix = (
                 "give gateways and nodes addresses of both families, use Linux 6.3 or newer, "
                 "or choose tunnel.kind vxlan"
             )
             log.warning(
-                "this kernel cannot open envelopes of another IP family: dropped",
+                "dropped packets: this kernel cannot decapsulate packets of another IP family",
                 packets=count - self._unopened,
                 fix=fix,
             )
         self._unopened = count
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        """The interfaces where gateways' packets arrive; interfaces that are selected by name only
-        if they are present."""
+        """Return the interfaces at which gateways' packets arrive. An interface that is selected by
+        name appears only if it exists. Raise Unavailable if there is none."""
         what = "the interface where gateways' packets arrive is missing"
         if not self._selectors:
             if not (found := interfaces.holders(addresses)):
@@ -305,7 +310,7 @@ class TunnelDriver(Component):
         return [there[name] for name in self._selection.names if name in there]
 
     async def _rules_stand(self, published: Collection[Opening]) -> bool:
-        """Whether the table in the kernel has the number of rules that we made, and the published
+        """Whether the table in the kernel still has our number of rules, and the published
         addresses and ports."""
         assert self._nft is not None
         try:
@@ -322,24 +327,24 @@ class TunnelDriver(Component):
 
 
 class NoTunnel(Component):
-    """Where no tunnel is configured: what an earlier one left is taken away."""
+    """The component for a node without a tunnel: it removes what an earlier configuration left."""
 
     name = "no tunnel"
 
     async def open(self) -> None:
         for what in await remove_tunnel():
-            log.info("removed what a tunnel left", what=what)
+            log.info("removed a part of the former tunnel", part=what)
 
     async def remove(self) -> list[str]:
         return await remove_tunnel()
 
 
 async def remove_tunnel() -> list[str]:
-    """Take every tunnel's end of ours out of this network namespace, whoever left it; says what
-    there was."""
+    """Remove our ends of tunnels from this network namespace, whichever process left them. Return
+    descriptions of what was removed."""
     with Nftables() as nft:
         try:
-            # It comes first and goes last: where it is not, there is nothing.
+            # The table is created first and deleted last: without it nothing else exists.
             await asyncio.to_thread(nft.run, f"list table {rules.TABLE}")
         except Conflict:
             return []
@@ -380,7 +385,7 @@ def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
 
 
 def _elements(record: Record) -> list[Opening]:
-    """What is in a set that was listed. A set without elements says nothing of them."""
+    """Return the elements of a listed set. The listing of an empty set has no field `elem`."""
     return msgspec.convert(record["set"], _Listed).elem
 
 

@@ -1,14 +1,18 @@
-"""What a node needs of its host, so that packets of clients get in.
+"""What a node requires of its host, so that clients' packets are accepted.
 
-In: where packets from gateways arrive, and by which interfaces clients would be answered. Out:
-`Need`s. A gateway hands over a client's packet as it is. With strict reverse path filtering (RFC
-3704, rp_filter 1) the kernel drops it unless the way back to the client leads out of the interface
-that it came in by; it says nothing. IPv6 has no such setting. kube-proxy in IPVS mode gives the
-node the load-balancer addresses themselves, at its interface `kube-ipvs0`. Linux answers ARP for an
-address of any interface at all of them, and names any as its own when it asks (ip-sysctl,
-arp_ignore and arp_announce): the router then sends clients' packets to that node, past the
-gateways. kube-proxy's own `ipvs.strictARP` sets the same. Our own VXLAN devices are seen to where
-they are made (`devices`): they are nobody else's."""
+In: the interfaces at which packets from gateways arrive, and the interfaces through which clients
+are answered. Out: `Need`s.
+
+- Reverse path filtering: a gateway passes on a client's packet unchanged. With strict filtering
+  (RFC 3704, rp_filter 1) the kernel silently drops it unless the route back to the client leads
+  through the interface at which it arrived. IPv6 has no such setting.
+- ARP: kube-proxy in IPVS mode assigns the load-balancer addresses to the node itself, at its
+  interface `kube-ipvs0`. Linux answers ARP requests for the addresses of all interfaces at each of
+  them, and may use any of them as the source of its own requests (ip-sysctl, arp_ignore and
+  arp_announce). The router then sends clients' packets to that node, past the gateways.
+  kube-proxy's own option `ipvs.strictARP` sets the same values.
+
+Our own VXLAN devices are not checked here: `devices` sets their values when it creates them."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -20,14 +24,14 @@ from fairlead.net.selection import DEFAULT_ROUTE, select
 
 STRICT, LOOSE = "1", "2"
 IPVS = "kube-ipvs0"
-"""Where kube-proxy in IPVS mode puts the addresses of Services."""
+"""The interface to which kube-proxy in IPVS mode assigns the addresses of Services."""
 OWN_ONLY, BEST_OWN = "1", "2"
 
 
 async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
-    """The needs of this host, with its present interfaces and routes. `selectors`: of the
-    interfaces where packets of gateways arrive, as in the configuration; none: the interfaces with
-    the node's addresses."""
+    """Return the requirements for this host's present interfaces and routes. `selectors`: select
+    the interfaces at which packets of gateways arrive, as in the configuration; without any, the
+    interfaces with the node's addresses are used."""
     if selectors:
         arrivals: Sequence[str] = select(
             selectors, present(routes=DEFAULT_ROUTE in selectors)
@@ -42,17 +46,17 @@ async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tupl
 
 
 def _arp_needs(arrivals: Collection[str]) -> tuple[Need, ...]:
-    """Where load-balancer addresses are the node's own. Here too the greater of both values
-    counts."""
+    """Return the requirements for a node that has load-balancer addresses itself. The kernel uses
+    the greater of the interface's value and the value of `all`."""
     why = (
-        f"load-balancer addresses are at {IPVS}: this node {{}} for them, and takes clients' "
-        "packets away from the gateways"
+        f"{IPVS} has the load-balancer addresses: this node {{}} for them, and so diverts clients' "
+        "packets from the gateways"
     )
     made = []
     for name in arrivals:
         for setting, should, what in (
             ("arp_ignore", OWN_ONLY, "answers ARP"),
-            ("arp_announce", BEST_OWN, "asks by ARP"),
+            ("arp_announce", BEST_OWN, "sends ARP requests"),
         ):
             enough = (sysctl.read(f"net/ipv4/conf/all/{setting}") or "0") >= should
             harmful = partial(_less, than=should, enough=enough)
@@ -67,15 +71,16 @@ def _less(own: str, *, than: str, enough: bool) -> bool:
 def needs_of(
     arrivals: Collection[str], answers: Collection[str], *, everywhere: str
 ) -> tuple[Need, ...]:
-    """What follows. Pure. The kernel takes the greater of the interface's own value and that of
-    `all`, so a loose one of its own helps an interface whatever the others have."""
+    """Return the requirements on reverse path filtering. Pure. The kernel uses the greater of the
+    interface's own value and the value of `all`, so setting the interface to loose is always
+    enough."""
 
     def is_strict(own: str) -> bool:
         return max(own, everywhere) == STRICT
 
     why = (
-        "clients' packets arrive here, but are answered by another interface: strict reverse "
-        "path filtering drops them"
+        "clients' packets arrive at this interface, but are answered through another one: strict "
+        "reverse path filtering drops them"
     )
     lonely = [name for name in arrivals if answers and name not in answers]
     return tuple(Need(f"net/ipv4/conf/{name}/rp_filter", is_strict, LOOSE, why) for name in lonely)
