@@ -1,13 +1,16 @@
-"""What is left to clean up once a transaction is in force: flows and remembered clients that lead
-to a gone endpoint.
+"""Determines what to clean up after a transaction: flows and remembered clients that lead to an
+endpoint that is gone.
 
-In: the Specs before and after, the clients that the kernel remembers. Out: what to forget. Pure.
-Invariant: nothing that leads to a present endpoint is forgotten. UDP flows are judged as kube-proxy
-judges them, by who *serves*: a flow to a pod that is on its way out goes on until that pod stops.
-So are those of SCTP, whose peers look for each other with heartbeats and thereby keep a flow to
-nobody alive: forgotten, it leads to a pod that aborts what it does not know (RFC 9260, 8.4), and
-the peer begins anew at once. TCP needs none of this: its flows end by themselves (a reset or a
-time-out), and those to a terminating pod are to go on."""
+In: the Specs before and after, and the clients that the kernel remembers. Out: the flows and
+clients to delete. Pure. Invariant: nothing that leads to a present endpoint is deleted.
+
+- UDP flows are judged by the *serving* endpoints, as in kube-proxy: a flow to a terminating pod
+  continues until that pod stops.
+- SCTP flows are judged in the same way. Their peers send heartbeats and so keep a flow to a gone
+  endpoint alive. After the flow is deleted, it leads to another pod, which aborts an association
+  that it does not know (RFC 9260, 8.4), and the peer starts a new one at once.
+- TCP flows are left alone: they end by themselves (with a reset or a time-out), and flows to a
+  terminating pod must continue."""
 
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -19,18 +22,18 @@ Endpoint = tuple[str, int]
 """Address and port."""
 
 FLOWS = "flows"
-"""How the names of the sets begin that hold to whom flows of UDP and SCTP may lead. An element
-stays there until the flows to it are forgotten: a clean-up that failed, or that a process did not
-live to see, shows itself as a difference to the plan."""
+"""Prefix of the names of the sets that record to which endpoints flows of UDP and SCTP may lead. An
+element stays there until the flows to its endpoint are deleted. So a clean-up that failed, or that
+was interrupted by the end of the process, appears as a difference to the plan."""
 
 
 def flow_answers(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozenset[Endpoint]]]:
-    """By IP protocol: the frontends from which, between before and after, a serving endpoint went
-    or whose first one came; and to whom their flows may lead now.
+    """Return the frontends that lost a serving endpoint or got their first one between `before` and
+    `after`, with the endpoints to which their flows may lead now, by IP protocol.
 
-    The first one matters too: a client that called while nobody answered may have a flow that
-    passes the rules by. Frontends without any serving endpoint are left alone, as kube-proxy does:
-    nobody could answer in place of who answers now."""
+    The first endpoint matters too: a packet that arrived while there was no endpoint may have
+    created a flow that bypasses the rules. Frontends without any serving endpoint are left alone,
+    as in kube-proxy: no other endpoint could take over their flows."""
     found: dict[int, dict[Endpoint, frozenset[Endpoint]]] = {}
     old, new = _flow_endpoints(before), _flow_endpoints(after)
     for frontend, has in new.items():
@@ -47,14 +50,14 @@ def forgettable(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str] = (),
 ) -> list[Element]:
-    """The remembered clients (elements of `affinity4_17`) whose endpoint is no longer one that they
-    could get, and all clients of frontends without affinity: if affinity were switched on again,
-    these clients would be sent to former endpoints.
+    """Return the remembered clients (elements of `affinity4_17`) whose endpoint they could no
+    longer get, and all clients of frontends without affinity: if affinity were enabled again, they
+    would be sent to former endpoints.
 
-    A client that is no pod is taken for one from outside, and so is who called a NodePort
-    (`node_addresses`), for it may be a pod of another node. The node itself and its own pods may
-    thereby lose their endpoint of a Service with policy Local when that Service changes, which is a
-    new choice and no failure."""
+    A client that is not a pod counts as external. So does every client of a NodePort
+    (`node_addresses`), which may be a pod of another node. Therefore the node itself and its own
+    pods may lose their remembered endpoint of a Service with policy Local when that Service
+    changes; they get another endpoint, and no connection fails."""
     everywhere: dict[str, set[str]] = {}
     from_outside: dict[str, set[str]] = {}
     for spec in specs:
@@ -70,8 +73,8 @@ def forgettable(
 
 
 def losing(before: Spec, after: Spec) -> frozenset[str]:
-    """The frontends with session affinity for which a client may be remembered with an endpoint
-    that is no longer allowed."""
+    """Return the frontends with session affinity that may have a remembered client whose endpoint
+    is no longer allowed."""
     old, new = _answering(before), _answering(after)
     return frozenset(
         frontend
@@ -81,15 +84,14 @@ def losing(before: Spec, after: Spec) -> frozenset[str]:
 
 
 class _Answering(NamedTuple):
-    """The endpoints that answer at a frontend: for all clients, and for clients from outside where
-    they are distinguished."""
+    """The endpoints of a frontend: for all clients, and for external clients where the policy
+    distinguishes them (otherwise None)."""
 
     everywhere: set[str]
     from_outside: set[str] | None
 
     def within(self, other: "_Answering") -> bool:
-        """Whether every endpoint that a client may be remembered with here is allowed by `other` as
-        well."""
+        """Whether `other` allows every endpoint with which a client may be remembered here."""
         if not self.everywhere <= other.everywhere:
             return False
         had = self.everywhere if self.from_outside is None else self.from_outside
@@ -97,7 +99,7 @@ class _Answering(NamedTuple):
 
 
 def _answering(spec: Spec) -> dict[str, _Answering]:
-    """The frontends with session affinity."""
+    """Return the endpoints of each frontend with session affinity."""
     found = {
         element.key: _Answering(set(), None)
         for element in spec
@@ -127,6 +129,7 @@ def _choice(
     pods: Sequence[IPv4Network | IPv6Network],
     node_addresses: Collection[str],
 ) -> set[str]:
+    """Return the endpoints that the client could get."""
     frontend = frontend_of(client.key)
     if frontend in from_outside:
         called, address = frontend.partition(" . ")[0], ip_address(client.key.rpartition(" . ")[2])
@@ -136,7 +139,7 @@ def _choice(
 
 
 def _flow_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
-    """To whom the flows of each frontend may lead."""
+    """Return the endpoints to which the flows of each frontend may lead."""
     found: dict[str, set[Endpoint]] = {}
     for element in spec:
         if element.map.startswith(FLOWS):

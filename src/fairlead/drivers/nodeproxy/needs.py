@@ -1,29 +1,30 @@
-"""What the service proxy needs of its host: room in the kernel's table of tracked flows.
+"""What the service proxy requires of its host: space in the kernel's table of tracked flows.
 
-In: how many flows are tracked. Out: a `Need`. Every flow through a node is one entry, a TCP
-connection for two minutes after its end too. Where the table is full the kernel makes room by
-forgetting flows that were never answered; finding none, it drops the packet that opens the next one
-("nf_conntrack: table full, dropping packet" in its log). So it is to grow while half is free. The
-limit is one for all network namespaces of the machine, and can be set in the first of them alone.
-Follows Linux Documentation/networking/nf_conntrack-sysctl.rst."""
+In: the number of tracked flows. Out: a `Need`. Every flow through a node is one entry, and a TCP
+connection remains one for two minutes after its end. When the table is full, the kernel deletes
+flows that were never answered. If there are none, it drops the first packet of every new flow
+("nf_conntrack: table full, dropping packet" in its log). Therefore the limit should be raised while
+half of the table is still free. The limit applies to all network namespaces of the machine, and
+only the initial namespace can set it. Follows Linux
+Documentation/networking/nf_conntrack-sysctl.rst."""
 
 from fairlead.drivers.need import Need
 from fairlead.net import sysctl
 
 COUNT, LIMIT = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
 _WHY = (
-    "more than half of the flows that the kernel can track are there: once it has no room, it "
-    "drops who begins another"
+    "the kernel's table of tracked flows is more than half full: when it is full, the kernel drops "
+    "the first packet of every new flow"
 )
 
 
 def needs() -> tuple[Need, ...]:
-    """The needs of this host as it is now. Where nothing is tracked yet there are none."""
+    """Return the requirements for the present number of flows; none while no flow is tracked."""
     return needs_of(int(sysctl.read(COUNT) or 0))
 
 
 def needs_of(flows: int) -> tuple[Need, ...]:
-    """The same for so many flows. Pure. What should be is a power of two, twice as much at least:
-    it is not another figure with every flow."""
+    """Return the requirements for this number of flows. Pure. The required limit is at least twice
+    the number, rounded up to a power of two so that it does not change with every flow."""
     should = 1 << (2 * flows - 1).bit_length() if flows else 0
     return (Need(LIMIT, lambda value: int(value) < 2 * flows, str(should), _WHY),) if flows else ()
