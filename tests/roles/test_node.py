@@ -373,7 +373,7 @@ async def test_cleaning_up(
 ) -> None:
     """Twice: the second time there is nothing to do, and nothing is made to be removed."""
     await clean_up()
-    assert "the table inet fairlead: this node serves no Services now" in "".join(
+    assert "the table inet fairlead: this node no longer serves Services" in "".join(
         capsys.readouterr()
     )
     await clean_up()

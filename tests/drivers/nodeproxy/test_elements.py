@@ -1,4 +1,4 @@
-"""What a Service puts into the maps, without a kernel."""
+"""The map elements of a Service, without a kernel."""
 
 from ipaddress import ip_network
 
@@ -193,8 +193,8 @@ def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(
 
 @given(services)
 def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
-    """A frontend that goes to `pick_N` has the slots 0 to N-1 in the map of that chain, and no
-    others anywhere."""
+    """A frontend with the verdict `pick_N` has the slots 0 to N-1 in the map of that chain, and no
+    other slots in any map."""
     spec = rendered(intent, NODES)
     slots = {(e.map, e.key) for e in spec if e.map.startswith(("endpoints", "local_endpoints"))}
     wanted = set()
@@ -224,14 +224,15 @@ def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(
     assert flow_answers(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
     assert flow_answers(spec(), spec("local1")) == {number: {frontend: {one}}}
     assert flow_answers(frozenset(), spec("local1")) == {number: {frontend: {one}}}
-    # Nobody could answer in place of who answers now: left alone, as in kube-proxy.
+    # No other endpoint could take the flows over, so they are left alone, as in kube-proxy.
     assert flow_answers(spec("local1"), spec()) == {}
     assert flow_answers(spec("local1"), frozenset()) == {}
     assert flow_answers(frozenset(), rendered(service(port(LOCAL)), NODES)) == {}
 
 
 def test_udp_flows_may_lead_to_all_that_serve() -> None:
-    """Whether they get new ones (here: one of three) or not."""
+    """Flows may lead to serving endpoints that get no new flows, too (only one of three does
+    here)."""
     going = backends("local2", "remote1", port=53)
     served = port(
         backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=()
@@ -261,7 +262,7 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
         client("10.1.0.9", "10.1.0.1 . 8080", "198.51.100.99 . 6 . 80"),
     ]
     assert forgettable(good + bad, specs, networks) == bad
-    # At a NodePort, a pod may be one of another node, and so a client from outside.
+    # At a NodePort, a pod counts as an external client, because it may be on another node.
     at_node = client("10.1.0.9", "10.2.0.1 . 8080", f"{NODES[0]} . 6 . 30001")
     assert forgettable([at_node], specs, networks) == []
     assert forgettable([at_node], specs, networks, NODES) == [at_node]

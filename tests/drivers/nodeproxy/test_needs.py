@@ -1,5 +1,5 @@
-"""Room for tracked flows: what a node has is counted by its kernel, and found to be scarce while
-half of the room is free."""
+"""Space for tracked flows: the kernel counts a node's flows, and the limit is reported as too low
+while half of the table is free."""
 
 import os
 import socket
@@ -54,8 +54,8 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
                 True,
                 False,
             )
-            # The kernel says the limit everywhere, so a node in a namespace of its own is told of
-            # it too.
+            # Every namespace can read the limit, so it is reported to a node in a namespace of its
+            # own too.
             assert findings([need]) == ()
     finally:
         namespace.delete(name)

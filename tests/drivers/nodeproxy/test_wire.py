@@ -1,5 +1,5 @@
-"""Elements as bytes: what the kernel is given is what nft would have given it, and it comes back as
-it was."""
+"""Elements as bytes: the kernel gets the same bytes as from nft, and reading returns the same
+elements."""
 
 import pytest
 from hypothesis import given
@@ -93,7 +93,7 @@ async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodePr
 
 
 def named(record: object) -> str:
-    """The name of the set or map that a listing tells of."""
+    """Return the name of the set or map in a listing."""
     match record:
         case {"map": {"name": str(name)}} | {"set": {"name": str(name)}}:
             return name

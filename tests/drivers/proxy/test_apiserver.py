@@ -1,4 +1,4 @@
-"""The balancer of the API server, as far as it goes without one (the rest:
+"""Tests of the API server balancer that need no API server (see also
 tests/e2e/test_apiserver_balanced.py)."""
 
 import asyncio
@@ -23,7 +23,7 @@ CONFIG = ApiServerConfig(addresses=(VIP,), servers=("127.0.0.1:7443", "[::1]:744
 
 
 async def answers(address: str, port: int = 6443) -> bool:
-    """Whether a connection is taken at all."""
+    """Whether a connection is accepted."""
     try:
         async with asyncio.timeout(0.3):
             _, writer = await asyncio.open_connection(address, port)
@@ -61,7 +61,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         await balancer.keep()
         assert await answers(VIP)
         assert not await answers(VIP, 2222)
-        assert await localroutes.present() == set()  # Services' routes are others
+        assert await localroutes.present() == set()  # the routes of Services have another number
         pid = balancer.haproxy.master_pid()
         assert pid is not None
 
@@ -108,8 +108,8 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
 
 
 async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
-    """All rules of the host, one of ours, and the interface's address, which becomes one by a route
-    then."""
+    """Another program removes all rules of the host, our table, our route, or the address of the
+    interface, which the balancer then replaces by a route."""
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     balancer = ApiServerBalancer(CONFIG, folder)
     async with other:
@@ -134,14 +134,14 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
             "ip", "address", "add", VIP, "dev", "lo"
-        )  # as after its network was configured anew
+        )  # as after a new configuration of its network
         await balancer.keep()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()
 
 
 async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
-    """Each change of the kernel's rules has whoever lists them begin anew."""
+    """Unneeded changes would make every program that lists the kernel's rules start over."""
     balancer = ApiServerBalancer(CONFIG, folder)
     await balancer.keep()
     before = command("nft", "-a", "list", "ruleset")

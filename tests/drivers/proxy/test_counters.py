@@ -1,4 +1,4 @@
-"""Counters never go back, whatever becomes of workers; metrics show them."""
+"""Counters never decrease when workers are replaced or die; metrics show them."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.proxy.site import WEB

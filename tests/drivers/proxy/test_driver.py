@@ -1,5 +1,5 @@
-"""A real HAProxy: what changes without a new worker, what survives one, and whose death costs
-what."""
+"""The driver with a real HAProxy: which changes need no new worker, what survives a new worker, and
+what the death of HAProxy, of a worker or of the driver interrupts."""
 
 import asyncio
 import os
@@ -70,9 +70,9 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         draining = balancer({"node1": 0, "node2": 0, "node3": 1})
         await bring(driver, draining)
         assert {node for node, _, _ in await asked(8)} == {"node3"}
-        assert (await talk.ask())[0] == first  # it keeps what it has
+        assert (await talk.ask())[0] == first  # the node keeps its connection
 
-        await bring(driver, balancer({"node3": 1}))  # and goes with its last connection
+        await bring(driver, balancer({"node3": 1}))  # removed with its last connection
         assert (await talk.ask())[0] == first
         back = balancer({first: 1})
         await bring(driver, back)
@@ -111,7 +111,7 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
             return driver.counters.services()[WEB].open == count
 
         talks: list[Talk] = []
-        for limit in (0, 8, 9):  # each by another worker
+        for limit in (0, 8, 9):  # each change replaces the worker
             await bring(
                 driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
             )
@@ -127,7 +127,7 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
 
 
 async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
-    """As an old one may, on the socket that it shares with the new one until it has closed it."""
+    """An old worker may answer on the socket that it shares with the new one until it closes it."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         assert len(await asked(3)) == 3
@@ -147,8 +147,8 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
 
 
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
-    """Who refuses is tried again after a second. HAProxy would take such a server away, and use its
-    memory when the second is over."""
+    """A server that refuses a connection is tried again after a second. HAProxy would delete such a
+    server, and use its memory after the second."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node9": 1}))
         pid = await worker(driver)
@@ -168,7 +168,7 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
         for talk in talks:
             with suppress(
                 ConnectionResetError
-            ):  # nobody is tried more than three times, and a busy machine takes its time
+            ):  # there are at most three tries, and a busy machine may be slow
                 assert (await talk.ask())[:1] in ([], ["node1"])
         await driver.look()
         assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
@@ -176,7 +176,7 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
 
 
 async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
-    """But for our own question."""
+    """Return the servers in use, without our own command."""
     return {place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NOWHERE}
 
 
@@ -193,7 +193,7 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
         await old.ask()
         await bring(
             driver, drained({"node1": 1}, 3600, ProxySettings(connection_limit=99))
-        )  # by a new worker
+        )  # starts a new worker
         new = await Talk.start()
         await new.ask()
         after = drained({"node2": 1}, 3600, ProxySettings(connection_limit=99))
@@ -207,7 +207,7 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
         for talk in (old, new):
             async with asyncio.timeout(10):
                 with suppress(ConnectionError):
-                    while await talk.ask():  # it ends with the worker's next look at it
+                    while await talk.ask():  # the connection ends when the worker next handles it
                         await asyncio.sleep(0.01)
         assert await asked() == [["node2", "-", "x"]]
         assert await remaining(driver, after) == ()
@@ -238,7 +238,8 @@ async def test_a_reload_cuts_no_connection(folder: Path) -> None:
 
 
 async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> None:
-    """The same ones: what waits in one that is opened anew beside them, or closed, is lost."""
+    """A reload keeps the same sockets: connections that wait in a socket are lost when it is
+    closed."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
         before = listening()
@@ -251,7 +252,7 @@ async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> N
 
 
 def listening() -> dict[str, str]:
-    """Sockets of port 80, by address and port: which it is."""
+    """Return the inodes of the sockets with port 80, by address and port."""
     said = subprocess.run(
         ["ss", "-Hltne", "sport", "=", "80"], capture_output=True, text=True, check=True
     ).stdout
@@ -266,7 +267,7 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
 ) -> None:
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
         talks = []
-        for limit in range(1, 5):  # each in a worker of its own
+        for limit in range(1, 5):  # each change starts a worker
             last = balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
             assert await bring(driver, last) == {}
             talks.append(await Talk.start())
@@ -279,7 +280,7 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
         await driver.look()
         told = await bring(driver, last)
         assert told == {WEB: Outcome("done", notes=(ended(1, 2),))}
-        assert await bring(driver, last) == {}, "it is told once"
+        assert await bring(driver, last) == {}, "the closed connections are reported once"
         with suppress(ConnectionError):
             assert not await talks[0].ask()
         assert [await talk.ask() for talk in talks[1:]] == [["node1", "-", "x"]] * 3
@@ -292,7 +293,8 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
 
 @pytest.mark.parametrize("others", [0, 100, 1000], ids=["a line", "some lines", "a file"])
 async def test_source_ranges_change_in_the_process_that_runs(folder: Path, others: int) -> None:
-    """Of each listener, wherever HAProxy has read them; a reload later it has the new ones."""
+    """The ranges of each listener change, whether HAProxy read them from its configuration or from
+    a file; after a reload HAProxy has the new ranges."""
     many = tuple(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000))
 
     def within(*cidrs: str, limit: int = 0) -> LoadBalancer:
@@ -345,8 +347,8 @@ async def test_what_comes_first_after_a_start_keeps_nobody_waiting(folder: Path)
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, seed: int) -> None:
-    """Random edits of a live Service: each is in force when it is said to be, and nothing of
-    another one changes."""
+    """Random edits of a live Service: each is in force when the driver reports it done, and nothing
+    changes for another Service."""
     draw = Random(seed)
     other = balancer(
         {"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080
@@ -382,7 +384,7 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
         for _ in range(8):
             wanted = edited()
             told = await bring(driver, wanted, other)
-            # A switch of the header is told, and nothing is left to be done.
+            # A change of the header is reported, and no change remains.
             assert {each.state for each in told.values()} <= {"done"}
             assert await remaining(driver, wanted, other) == ()
             assert {node for node, _, _ in await asked(4, VIP6, 8080)} == {"node1", "node2"}
@@ -406,7 +408,7 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
         pid = await worker(driver)
         successor = ProxyDriver(
             folder, reload_pause_s=0.1
-        )  # as after a kill -9: nothing is handed over
+        )  # as after a kill -9: the driver hands nothing over
         assert await remaining(successor, ours) == ()
         assert (
             await bring(
@@ -425,11 +427,11 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
 async def test_a_haproxy_that_dies_is_started_anew(
     folder: Path, who: str, how: signal.Signals
 ) -> None:
-    """Killed, or by a fault of its own."""
+    """HAProxy is killed, or crashes."""
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         both = balancer({"node1": 1, "node2": 1})
-        await bring(driver, both)  # which the file does not say
+        await bring(driver, both)  # the configuration file does not contain this change
         follow = asyncio.ensure_future(driver.run())
         pid = driver.haproxy.master_pid() if who == "master" else await worker(driver)
         assert pid is not None
@@ -447,7 +449,7 @@ async def test_a_haproxy_that_dies_is_started_anew(
 
 
 async def test_an_old_worker_that_crashes_takes_its_own_connections_alone(folder: Path) -> None:
-    """As 2.6.12 now and then does when it ends, which is when it has none."""
+    """HAProxy 2.6.12 sometimes crashes when it exits, at a time when it has no connections."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         old, talk = await worker(driver), await Talk.start()
@@ -564,7 +566,7 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
         assert await asked(1, source=VIP) == [
             ["node1", "-", "x"]
-        ]  # as the host itself calls its address
+        ]  # the host connects to its own address
         (await Talk.start("127.0.0.1", 2222)).end()
         for address, port in ((VIP, 2222), (VIP6, 8080), (VIP6, 2222)):
             with pytest.raises(TimeoutError):
@@ -578,8 +580,9 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
 
 
 async def test_what_gets_another_destination_is_not_reached_either(folder: Path) -> None:
-    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address
-    that Services share, others may have a port that is answered so."""
+    """A service proxy answers NodePorts at every local address by rewriting the destination; the
+    shield prevents that. At an address that Services share, the service proxy may answer ports of
+    other Services."""
     command("ip link add eth0 type veth peer name eth1")
     with other_host() as client:
         for word in (
@@ -630,8 +633,8 @@ def command(words: str, given: str = "") -> None:
 
 @contextmanager
 def other_host() -> Iterator[Callable[[str, int], bool]]:
-    """Has the other end of the link; says whether a connection to an address and port comes
-    about."""
+    """Set up the other end of the link. The result tells whether a connection to an address and
+    port succeeds."""
     name = f"flt-{os.getpid()}-client"
     namespace.create(name)
 
@@ -660,7 +663,7 @@ def other_host() -> Iterator[Callable[[str, int], bool]]:
 
 
 async def test_connections_outlive_their_port(folder: Path) -> None:
-    """It goes, the address stays: open connections go on, new ones do not come about."""
+    """The port is removed and the address stays: open connections continue, new ones fail."""
     other = ServiceKey("default", "other")
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080))
@@ -702,7 +705,7 @@ async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> No
 
 
 async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
-    """Two descriptors for each."""
+    """Each connection takes two file descriptors."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         talk = await Talk.start()

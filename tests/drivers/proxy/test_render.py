@@ -1,4 +1,5 @@
-"""Whatever Services say, HAProxy accepts what is made of it, and nobody else's part changes."""
+"""HAProxy accepts the configuration of any Services, and a Service changes only its own
+sections."""
 
 import subprocess
 from pathlib import Path
@@ -100,13 +101,13 @@ OFFERED = {
     "health-monitor-max-retries-down": ["1", "10"],
     "x-forwarded-for": ["true", "false"],
 }
-"""Every wish, with values that can be fulfilled."""
+"""Every annotation, with valid values."""
 PREFIXES = ("fairlead.io/", "loadbalancer.openstack.org/")
 VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20)
 
 
 def accepted(text: str, folder: Path) -> str:
-    """What HAProxy complains of."""
+    """Return HAProxy's complaints about a configuration."""
     path = folder / "haproxy.cfg"
     path.write_text(text)
     run = subprocess.run(
@@ -196,8 +197,8 @@ def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
 
 
 def parts(text: str, *, but: ServiceKey) -> list[str]:
-    """The sections, without those of one Service and without what is said for all: it only names
-    the text."""
+    """Return the sections of all Services except one. The `global` section is left out, because it
+    contains the digest of the text."""
     sections = text.split("\nlisten ")[1:]
     return [each for each in sections if not each.startswith(f"{but.namespace}.{but.name}.")]
 
@@ -257,8 +258,8 @@ def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lin
 def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(
     folder: Path,
 ) -> None:
-    """It compares the name of a file, and a number that is given, with those of all lists
-    before."""
+    """HAProxy compares the file name or explicit number of each list with those of all previous
+    lists."""
     ranges = tuple(f"10.0.{at}.0/24" for at in range(50))
     made = [
         balancer(

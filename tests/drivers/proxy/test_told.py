@@ -1,4 +1,4 @@
-"""What has become of connections is an Event on the Service: with a real HAProxy, at the embedded
+"""Closed connections are reported by an Event on the Service: with a real HAProxy and the embedded
 API server."""
 
 import asyncio
@@ -36,8 +36,8 @@ async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_to
 
 
 async def cut_and_look(folder: Path) -> None:
-    """Twice an old worker is one too many, with two connections of one Service and one of
-    another."""
+    """Twice there is one old worker too many, with two connections of one Service and one
+    connection of another."""
     marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),
@@ -55,7 +55,7 @@ async def cut_and_look(folder: Path) -> None:
         recording = asyncio.ensure_future(recorder.run())
 
         async def change(limit: int) -> None:
-            """Both Services, by a new worker, with three connections to it."""
+            """Change both Services, which starts a new worker, and open three connections to it."""
             served[:] = [
                 balancer(
                     {"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit)
@@ -79,7 +79,7 @@ async def cut_and_look(folder: Path) -> None:
         for at, limit in enumerate((12, 13)):
             await change(limit)
             await driver.look()
-            # What the driver marked for another look is in the next pass of the loop.
+            # The next pass of the loop includes the Services that the driver marked.
             assert marked == {WEB, OTHER}
             marked.clear()
             report({each.service: each for each in served}, await bring(driver, *served))

@@ -1,5 +1,5 @@
-"""The program that opens envelopes, packet in, packet out (BPF_PROG_TEST_RUN): what is taken out,
-and what is left alone."""
+"""The program that decapsulates IPIP packets, packet in, packet out (BPF_PROG_TEST_RUN): which
+packets it decapsulates, and which it leaves alone."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def envelopes() -> Iterator[Envelopes]:
 
 
 def frame(*layers: Packet) -> Packet:
-    """What the loopback device takes as addressed to itself."""
+    """Return a frame that the loopback device accepts as addressed to itself."""
     whole = Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
     for layer in layers:
         whole = whole / layer
@@ -96,7 +96,7 @@ def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 @pytest.mark.parametrize(
     ("was", "met", "is_now"),
-    # RFC 6040, figure 4: 0 not capable, 1 and 2 capable, 3 congestion experienced.
+    # RFC 6040, figure 4: 0 not ECN-capable, 1 and 2 ECN-capable, 3 congestion experienced.
     [
         (0, 0, 0),
         (0, 1, 0),
@@ -165,7 +165,7 @@ def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_nod
         )
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
         version
-    ]  # a gateway too, but not this envelope's
+    ]  # also a gateway, but not the source of the outer header
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),
@@ -207,7 +207,7 @@ def test_a_packet_cut_anywhere_does_no_harm(
     whole = bytes(frame(outer(version), inner(inside)))
     opened = bytes(frame(inner(inside)))
     removed = len(whole) - len(opened)
-    for length in range(14 + 40, len(whole)):  # of less BPF_PROG_TEST_RUN makes no packet
+    for length in range(14 + 40, len(whole)):  # BPF_PROG_TEST_RUN accepts no shorter packet
         verdict, packet = became(envelopes, whole[:length])
         if verdict == TAKEN_OUT:
             assert packet == opened[: length - removed]

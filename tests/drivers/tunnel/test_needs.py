@@ -1,5 +1,5 @@
-"""Strict reverse path filtering where clients are answered by another interface: found, shown to do
-harm, put right."""
+"""Kernel settings that lose clients' packets (strict reverse path filtering with answers through
+another interface; ARP for load-balancer addresses): they are found, shown to do harm, and set."""
 
 import asyncio
 import json
@@ -28,8 +28,8 @@ def ip(host: str, *words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[None]:
-    """outside has two cables to node: by `front` a client's packets arrive, by `back` the node
-    answers everybody."""
+    """Connect `outside` and `node` by two cables: clients' packets arrive at `front`, and the node
+    answers all clients through `back`."""
     try:
         for host in ("outside", "node"):
             namespace.create(PREFIX + host)
@@ -65,7 +65,7 @@ def hosts() -> Iterator[None]:
 
 
 def arrives() -> bool:
-    """Whether a client's datagram that comes in by `front` gets to the server."""
+    """Whether a client's datagram that arrives at `front` reaches the server."""
     with (
         namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
         namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
@@ -129,8 +129,8 @@ def test_without_a_default_route_nothing_is_known() -> None:
 
 
 def met() -> set[str]:
-    """Whom the host outside takes for a neighbour by `front`, after it has asked for the address,
-    and the node for it."""
+    """Return the neighbours that the host outside has at `front`, after it has sent an ARP request
+    for the load-balancer address, and the node has sent one for that host."""
     subprocess.run(
         ["ip", "-n", PREFIX + "outside", "neighbour", "flush", "dev", "front"],
         check=True,
@@ -161,8 +161,8 @@ def met() -> set[str]:
 
 
 def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_path: Path) -> None:
-    """As kube-proxy in IPVS mode has it. This kernel makes no dummy device: a bridge without ports
-    bears them as well."""
+    """The addresses are at a device as with kube-proxy in IPVS mode. The test kernel may lack dummy
+    devices, so a bridge without ports has the addresses."""
     ip("node", "address", "del", VIP, "dev", "lo")
     ip("node", "link", "add", "kube-ipvs0", "type", "bridge")
     ip("node", "address", "add", f"{VIP}/32", "dev", "kube-ipvs0")
@@ -179,7 +179,7 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         }
         assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
-        assert VIP in met()  # it asks in the name of the address
+        assert VIP in met()  # the node's ARP requests have the address as their source
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
         assert VIP not in met()
         assert (

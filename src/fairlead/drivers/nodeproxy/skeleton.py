@@ -25,7 +25,7 @@ without an answer is new to the filter chains as long as it lasts, and to the na
 The clients of Services with session affinity are in the maps affinity4_M and affinity6_M. While
 there are at most AFFINITY_MAPS such Services, each has its own number M, so packets from forged
 sources to one Service fill only that Service's map. A full map accepts no further client until
-others expire; each connection of such a client may go to any endpoint. T is the time in seconds for
+others are deleted or expire; each connection of such a client may go to any endpoint. T is the time in seconds for
 which a client is remembered. The number of maps is limited, and Services have no chains of their
 own, because the kernel walks all chains whenever it checks for loops: with 10,000 chains the check
 takes five times as long.
