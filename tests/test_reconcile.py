@@ -543,7 +543,7 @@ async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> 
 
         async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
             self.reads += keys is None
-            self.unread = self.reads < 3
+            self.read_incomplete = self.reads < 3
             return await super().read(keys)
 
     bench = Bench(store := Behind())

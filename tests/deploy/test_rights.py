@@ -23,10 +23,10 @@ from tests.deploy.life import POD, ROLES, Life, Use, allowed, service, until
 
 import fairlead
 from fairlead.config import Config
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import Give, GrantDriver
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
@@ -219,9 +219,9 @@ async def find_a_lock_in_the_way(life: Life) -> None:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
         state.update_services({ObjectKey(*service.key): service})
-        newest = NewestServices(state)
-        grants = NewestGrants(state)
-        keeping = Keeping(
+        newest = ServiceCache(state)
+        grants = GrantCache(state)
+        keeping = KeptAddresses(
             client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config())
         )
         driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)

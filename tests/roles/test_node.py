@@ -95,7 +95,7 @@ class Role:
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
             precedence_of=partial(service_precedence, self.state.services),
-            look_again=self.state.subscribers.mark,
+            requeue=self.state.subscribers.mark,
         )
 
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:  # the helper processes of a role need neither of these import
 
     from fairlead.drivers.need import Need
 
-LookAgain = Callable[[Collection[ServiceKey]], None]
+Requeue = Callable[[Collection[ServiceKey]], None]
 """Called by a driver to have these Services reconciled again although nothing in the cluster has
 changed: a node became reachable, memory was released, or a process ended. A role passes
 `State.subscribers.mark`, so that the next pass of the loop includes the Services. What a driver
 learns during a pass, it returns as an Outcome instead."""
 
 
-def never_again(_: Collection[ServiceKey]) -> None:
-    """The `LookAgain` of a driver without a loop."""
+def no_requeue(_: Collection[ServiceKey]) -> None:
+    """The `Requeue` of a driver without a loop."""
 
 
 class Component:
@@ -45,8 +45,8 @@ class Component:
     """Name in logs, and of the component's task."""
     batch = 0
     """Drivers only: see `Driver.batch`."""
-    unread = False
-    """Drivers only: see `Driver.unread`."""
+    read_incomplete = False
+    """Drivers only: see `Driver.read_incomplete`."""
 
     async def open(self) -> None:
         """Prepare the component, or wait until the role may continue. The components before it in
@@ -117,7 +117,7 @@ class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
         """Maximum number of Services in one `apply`. 0: all dirty Services, in one transaction."""
 
     @property
-    def unread(self) -> bool:
+    def read_incomplete(self) -> bool:
         """Whether the last full `read` was incomplete, because a part could not be read. The loop
         then soon reads everything again."""
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import stamp
 from fairlead.kube.objects import Condition, Service
@@ -53,7 +53,7 @@ class ConditionsDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: NewestServices,
+        services: ServiceCache,
         *,
         undecided: Callable[[Service], bool] = lambda _: False,
     ) -> None:
@@ -61,7 +61,7 @@ class ConditionsDriver(Component):
         are then left unchanged."""
         self._undecided = undecided
         self._writer = writer
-        self._newest = newest
+        self._services = services
 
     def render(self, intents: Mapping[ServiceKey, Conditions]) -> Mapping[ServiceKey, Conditions]:
         return intents
@@ -86,7 +86,7 @@ class ConditionsDriver(Component):
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Conditions]:
         """Return our conditions on the Services, as far as we know them."""
         actual = {}
-        for key, service in self._newest.of(keys).items():
+        for key, service in self._services.of(keys).items():
             if self._undecided(service):
                 continue
             if found := tuple(
@@ -102,7 +102,7 @@ class ConditionsDriver(Component):
     async def apply(self, changes: Sequence[ShowConditions]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
             now = stamp(datetime.now(UTC))
-            services = self._newest.of([change.service]).values()
+            services = self._services.of([change.service]).values()
             before = {each.type: each for service in services for each in service.status.conditions}
             status = {
                 "conditions": [

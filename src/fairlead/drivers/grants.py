@@ -22,9 +22,9 @@ import msgspec
 import structlog
 
 from fairlead.drivers import Component
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Unavailable
 from fairlead.kube.answers import NotFound
@@ -91,7 +91,7 @@ class TakeBack(msgspec.Struct, frozen=True):
         return f"revoke the grant of {self.address} to Service {self.service}"
 
 
-class EndKeeping(msgspec.Struct, frozen=True):
+class FreeKept(msgspec.Struct, frozen=True):
     """Free an address that is kept for a deleted Service."""
 
     service: ServiceKey
@@ -102,7 +102,7 @@ class EndKeeping(msgspec.Struct, frozen=True):
         return f"stop keeping {self.address} for Service {self.service}: {self.why}"
 
 
-class DateKeeping(msgspec.Struct, frozen=True):
+class DateKept(msgspec.Struct, frozen=True):
     """Record the present time as the time since which an address is kept."""
 
     service: ServiceKey
@@ -112,7 +112,7 @@ class DateKeeping(msgspec.Struct, frozen=True):
         return f"record since when {self.address} is kept for Service {self.service}"
 
 
-Change = Give | TakeBack | EndKeeping | DateKeeping
+Change = Give | TakeBack | FreeKept | DateKept
 
 
 class GrantDriver(Component):
@@ -125,9 +125,9 @@ class GrantDriver(Component):
         self,
         client: Client,
         writer: ServiceWriter,
-        newest: NewestServices,
-        grants: NewestGrants,
-        keeping: Keeping,
+        services: ServiceCache,
+        grants: GrantCache,
+        keeping: KeptAddresses,
         *,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
@@ -135,9 +135,9 @@ class GrantDriver(Component):
         leader."""
         self._client = client
         self._writer = writer
-        self._newest = newest
+        self._services = services
         self._grants = grants
-        self._keeping = keeping
+        self._kept = keeping
         self._dates_are_kept = True
         """Whether the API server stores `keptSince`. An older version of the CRD lacks the
         field."""
@@ -174,9 +174,9 @@ class GrantDriver(Component):
                 )
                 if locks.is_kept(known.spec, key):
                     if address in held.lapsed:
-                        changes.append(EndKeeping(key, address, held.lapsed[address]))
+                        changes.append(FreeKept(key, address, held.lapsed[address]))
                     elif address in held.undated:
-                        changes.append(DateKeeping(key, address))
+                        changes.append(DateKept(key, address))
                 elif not shown:
                     changes.append(TakeBack(key, address))
         return changes
@@ -185,9 +185,9 @@ class GrantDriver(Component):
         """Return the grants as the watch or our own last write shows them. That suffices, because
         the API server checks the version when a grant is written."""
         if keys is None:
-            self._newest.forget_answers()
+            self._services.forget_answers()
             self._grants.forget_answers()
-        services = self._newest.of(keys)
+        services = self._services.of(keys)
         held = {}
         for key in self._grants.holders() | services.keys() if keys is None else keys:
             service, grants = services.get(key), self._grants.of(key)
@@ -199,7 +199,7 @@ class GrantDriver(Component):
             lapsed = {
                 address: why
                 for address, holder in kept.items()
-                if (why := self._keeping.lapsed(holder))
+                if (why := self._kept.lapsed(holder))
             }
             undated = frozenset(
                 address
@@ -223,20 +223,22 @@ class GrantDriver(Component):
                     await self._give(change)
                 case TakeBack():
                     await self._take_back(change)
-                case EndKeeping():
-                    await self._end_keeping(change)
-                case DateKeeping():
-                    await self._date_keeping(change)
+                case FreeKept():
+                    await self._free_kept(change)
+                case DateKept():
+                    await self._date_kept(change)
         return {}
 
     def granted(self, key: ServiceKey) -> Collection[str]:
         """Return the addresses that are granted to this Service."""
         return {grant.spec.address for grant in self._grants.of(key)}
 
-    def licence(self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
+    def publish_precondition(
+        self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
+    ) -> str:
         """Return the version of the Service over which `ingress` may be published. Raise Conflict
         if a port of it is not granted for this version, or if the Service was recreated."""
-        service = self._newest.of([key]).get(key)
+        service = self._services.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} was deleted or recreated")
         shown = shown_by(service)
@@ -260,7 +262,7 @@ class GrantDriver(Component):
 
     async def _give(self, change: Give) -> None:
         key, address = change.service, change.grant.address
-        service = self._newest.of([key]).get(key)
+        service = self._services.of([key]).get(key)
         standing = standing_of(service)
         if standing is None or standing.uid != change.uid:
             raise Conflict(f"Service {key} was deleted or recreated")
@@ -286,7 +288,7 @@ class GrantDriver(Component):
         holder = known.holder(key) if known is not None else None
         if known is None or holder is None:
             return
-        service = self._newest.of([key]).get(key)
+        service = self._services.of([key]).get(key)
         standing = standing_of(service)
         if standing is None or standing.uid != holder.uid:
             if holder.uid:
@@ -303,19 +305,19 @@ class GrantDriver(Component):
                 known, locks.without_holder(known.spec, key, change.leave, keep=False)
             )
             return
-        async with self._keeping.deciding:
-            keep = await self._keeping.may_keep(key, holder.uid, known)
+        async with self._kept.deciding:
+            keep = await self._kept.may_keep(key, holder.uid, known)
             await self._write(
                 known,
-                locks.without_holder(known.spec, key, None, keep=keep, since=self._keeping.since),
+                locks.without_holder(known.spec, key, None, keep=keep, since=self._kept.since),
             )
 
-    async def _end_keeping(self, change: EndKeeping) -> None:
+    async def _free_kept(self, change: FreeKept) -> None:
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
             return
-        await self._keeping.prove_lapsed(holder)
+        await self._kept.prove_lapsed(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
         log.info(
             "address is no longer kept",
@@ -324,13 +326,13 @@ class GrantDriver(Component):
             why=change.why,
         )
 
-    async def _date_keeping(self, change: DateKeeping) -> None:
+    async def _date_kept(self, change: DateKept) -> None:
         """Record since when the address is kept. An API server whose CRD lacks the field drops it
         without an error; in that case log a warning and do not try again."""
         known = self._grants.named(grant_name(change.address))
         if known is None:
             return
-        await self._replace(known, locks.dated(known.spec, change.service, self._keeping.since))
+        await self._replace(known, locks.dated(known.spec, change.service, self._kept.since))
         written = self._grants.named(grant_name(change.address))
         if (
             written is not None
@@ -406,7 +408,7 @@ class GrantDriver(Component):
             await self._writer.apply(
                 key, standing.uid, field_manager=FIELD_MANAGER, metadata=metadata
             )
-        return standing_of(self._newest.of([key]).get(key)) or standing
+        return standing_of(self._services.of([key]).get(key)) or standing
 
 
 def standing_of(service: Service | None) -> Standing | None:

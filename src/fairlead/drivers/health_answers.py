@@ -44,10 +44,10 @@ class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Reply to the role: an Update is carried out. `heard`: the number of Updates so far.
+    """Reply to the role: an Update is carried out. `updates`: the number of Updates so far.
     `problems`: the errno of each port that could not be opened, keyed by its index in `opened`."""
 
-    heard: int
+    updates: int
     problems: dict[int, int] = {}
 
 
@@ -56,15 +56,15 @@ class Health:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_s = clock()
+        self._updated_s = clock()
         self._healthy = self._eligible = False
         self._in_step = datetime.now(UTC)
         """When the node proxy was last known to be in step."""
         self._ports: dict[int, Opened] = {}
 
-    def hear(self, update: Update) -> None:
+    def store(self, update: Update) -> None:
         """Store the state of the node and the numbers of endpoints from an Update."""
-        self._told_s = self._clock()
+        self._updated_s = self._clock()
         self._healthy, self._eligible = update.healthy, update.eligible
         for number, endpoints in update.endpoints.items():
             self._ports[number] = msgspec.structs.replace(self._ports[number], endpoints=endpoints)
@@ -96,7 +96,7 @@ class Health:
         )
 
     def _is_healthy(self) -> bool:
-        return self._healthy and self._clock() - self._told_s <= VALID_S
+        return self._healthy and self._clock() - self._updated_s <= VALID_S
 
     def _of_proxy(self, request: Request) -> Answer:
         healthy, eligible = self._is_healthy(), self._eligible

@@ -6,8 +6,9 @@ see `health_answers`; and the health of the node proxy on port 10256 (`/healthz`
 KEP-3836).
 
 A separate process answers (`roles/answering`), so that no health check waits for a plan, and no
-flood of health checks delays a plan. The role sends the process every change, and every BEAT_S
-whether the node proxy is in step with the plan. A process that ends is started again.
+flood of health checks delays a plan. The role sends the process every change, and every
+STATE_INTERVAL_S whether the node proxy is in step with the plan. A process that ends is started
+again.
 
 Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process
 has carried out the change; so a 200 means that the packet rules are in force. The process ends with
@@ -22,7 +23,7 @@ import msgspec
 import structlog
 
 from fairlead.backoff import Backoff
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.health_answers import Done, Opened, Update
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
@@ -32,20 +33,20 @@ from fairlead.net.listening import EVERYWHERE
 log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
-BEAT_S = 0.25
+STATE_INTERVAL_S = 0.25
 """How often the role sends its state to the answering process."""
 RESTART_S = (0.02, 5.0)
 """The first and the longest wait before a new answering process replaces one that ended."""
-REPLY_S = 5.0
+REPLY_TIMEOUT_S = 5.0
 """Time-out for the reply of the answering process. A process that exceeds it is replaced."""
-END_WITHIN_S = 2.0
+END_TIMEOUT_S = 2.0
 """An answering process that does not end by itself within this time is killed."""
-FREE_WITHIN_S = 1.0
+OPEN_TIMEOUT_S = 1.0
 """How long `open` tries again to open the proxy's own port. The answering process of a previous
 role that was killed ends a moment after that role, and holds the port until then."""
-RETRY_S = 0.02
+OPEN_RETRY_S = 0.02
 """Wait between two of these attempts."""
-AT_ONCE = 200
+PORTS_PER_UPDATE = 200
 """Maximum number of ports in one Update: opening that many delays answers by some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
 """The reason of kube-proxy's Event about a port that cannot be opened. The Outcome repeats
@@ -86,7 +87,7 @@ class _Process:
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(Done)
         self._ending = asyncio.ensure_future(process.wait())
-        self._told = 0
+        self._sent = 0
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Process":
@@ -104,21 +105,21 @@ class _Process:
                 ) from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 
-    async def tell(self, update: Update) -> Done:
+    async def send(self, update: Update) -> Done:
         """Have the process carry out an Update, and return its reply. Raise Unavailable if the
         process has ended or does not reply."""
         write(self._writer, update)
-        self._told += 1
+        self._sent += 1
         try:
-            async with asyncio.timeout(REPLY_S):
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
                 # An earlier caller may have been cancelled before its reply came. Skip that reply.
                 while (
                     done := await read(self._reader, self._decoder)
-                ) is not None and done.heard < self._told:
+                ) is not None and done.updates < self._sent:
                     pass
         except TimeoutError:
             raise Unavailable(
-                f"the process that answers health checks did not reply for {REPLY_S:g} s"
+                f"the process that answers health checks did not reply for {REPLY_TIMEOUT_S:g} s"
             ) from None
         if done is None:
             raise Unavailable("the process that answers health checks has ended")
@@ -132,7 +133,7 @@ class _Process:
     async def end(self) -> None:
         """Let the process close its ports and end."""
         self._writer.close()  # the process ends when its input ends
-        if not await self.ended_within(END_WITHIN_S):
+        if not await self.ended_within(END_TIMEOUT_S):
             self._process.kill()
             await self._ending
 
@@ -151,7 +152,7 @@ class HealthPortDriver(Component):
         node_eligible: Callable[[], bool] = lambda: True,
         proxy_port: int = PROXY_HEALTH_PORT,
         addresses: Collection[str] = EVERYWHERE,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
     ) -> None:
         """Set up a driver without ports.
 
@@ -162,7 +163,7 @@ class HealthPortDriver(Component):
         - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every
           address.
         - `addresses`: where the ports of Services are open.
-        - `look_again`: called with the Services whose ports could not be opened again."""
+        - `requeue`: called with the Services whose ports could not be opened again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -170,7 +171,7 @@ class HealthPortDriver(Component):
         self._command = command
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
-        self._look_again = look_again
+        self._requeue = requeue
         self._process: _Process | None = None
         self._served: dict[ServiceKey, HealthCheck] = {}
 
@@ -178,7 +179,7 @@ class HealthPortDriver(Component):
         """Start the answering process, and open the proxy's own health port. Raise Refused if
         another process has the port, and Unavailable if the answering process does not start."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + FREE_WITHIN_S
+        until_s = loop.time() + OPEN_TIMEOUT_S
         while True:
             try:
                 async with self._turn:
@@ -186,7 +187,7 @@ class HealthPortDriver(Component):
             except Refused:
                 if loop.time() >= until_s:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(OPEN_RETRY_S)
 
     async def close(self) -> None:
         """Close all ports and the connections to them."""
@@ -195,12 +196,12 @@ class HealthPortDriver(Component):
             await self._end()
 
     async def run(self) -> None:
-        """Send the state of the node to the answering process every BEAT_S, and replace the process
-        if it ends, until cancelled."""
+        """Send the state of the node to the answering process every STATE_INTERVAL_S, and replace
+        the process if it ends, until cancelled."""
         retry = Backoff(*RESTART_S)
         while True:
             process = self._process
-            ended = process is None or await process.ended_within(BEAT_S)
+            ended = process is None or await process.ended_within(STATE_INTERVAL_S)
             if ended:
                 log.warning("the process that answers health checks has ended: starting a new one")
                 await asyncio.sleep(retry.next_s())
@@ -212,7 +213,7 @@ class HealthPortDriver(Component):
                     if ended and self._process is process:
                         await self._end()
                     await self._start()
-                    await self._tell(self._update())
+                    await self._send(self._update())
             except (Unavailable, Refused) as problem:
                 log.warning("health ports do not answer", problem=str(problem))
 
@@ -284,12 +285,12 @@ class HealthPortDriver(Component):
         Return the problems by Service."""
         if close:
             numbers = tuple(self._served[key].port for key in close)
-            await self._tell(self._update(closed=numbers))
+            await self._send(self._update(closed=numbers))
             for key in close:
                 del self._served[key]
         if counted := {key: check for key, check in serve.items() if key in self._served}:
             endpoints = {check.port: check.local_endpoints for check in counted.values()}
-            await self._tell(self._update(endpoints=endpoints))
+            await self._send(self._update(endpoints=endpoints))
             self._served |= counted
         return await self._open({key: check for key, check in serve.items() if key not in counted})
 
@@ -297,12 +298,14 @@ class HealthPortDriver(Component):
         """Open these ports. Return the problems by Service."""
         problems: dict[ServiceKey, str] = {}
         keys = tuple(wanted)
-        for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
+        for batch in (
+            keys[at : at + PORTS_PER_UPDATE] for at in range(0, len(keys), PORTS_PER_UPDATE)
+        ):
             opened = (
                 Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints)
                 for key in batch
             )
-            done = await self._tell(self._update(opened=tuple(opened)))
+            done = await self._send(self._update(opened=tuple(opened)))
             for place, key in enumerate(batch):
                 if (number := done.problems.get(place)) is None:
                     self._served[key] = wanted[key]
@@ -325,13 +328,13 @@ class HealthPortDriver(Component):
         """Return an Update that includes the state of the node."""
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
-    async def _tell(self, update: Update) -> Done:
+    async def _send(self, update: Update) -> Done:
         """Have the answering process carry out an Update. If it fails to, end the process and raise
         Unavailable."""
         if self._process is None:
             raise Unavailable("the process that answers health checks is not running")
         try:
-            return await self._process.tell(update)
+            return await self._process.send(update)
         except Unavailable:
             await self._end()
             raise
@@ -345,7 +348,7 @@ class HealthPortDriver(Component):
         self._process = await _Process.start(self._command)
         if self.proxy_port:
             own = Opened(self.proxy_port, EVERYWHERE, None)
-            done = await self._tell(self._update(opened=(own,)))
+            done = await self._send(self._update(opened=(own,)))
             if number := done.problems.get(0):
                 await self._end()
                 raise Refused(
@@ -355,7 +358,7 @@ class HealthPortDriver(Component):
                 )
         if problems := await self._open(dict(self._served)):
             log.warning("health ports could not be opened again", problems=list(problems.values()))
-            self._look_again(problems)
+            self._requeue(problems)
 
     async def _end(self) -> None:
         """End the answering process if it runs."""

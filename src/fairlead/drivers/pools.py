@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.newest import Newest
+from fairlead.drivers.mutation_cache import MutationCache
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -52,7 +52,7 @@ class PoolDriver(Component):
     def __init__(
         self, client: Client, state: State, recorder: EventRecorder, fence: Callable[[], None]
     ) -> None:
-        self.answers = Newest[str, AddressPool]()
+        self.answers = MutationCache[str, AddressPool]()
         self._client = client
         self._state = state
         self._recorder = recorder

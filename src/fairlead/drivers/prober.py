@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.asking import Asked, Told
 from fairlead.drivers.health_targets import (
     ProbeChange,
     Probes,
@@ -27,6 +26,7 @@ from fairlead.drivers.health_targets import (
     render,
 )
 from fairlead.drivers.monitor import Observe
+from fairlead.drivers.probe_protocol import ProbeReport, ProbeRequest
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net.frames import read, write
@@ -57,7 +57,7 @@ class Prober(Component):
         """Set when the first message of the process arrives. `apply` waits for it: a gateway that
         starts measures the time that nodes had to answer from its first request, so the process
         must run by then."""
-        self._asked = 0
+        self._requests = 0
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -95,9 +95,9 @@ class Prober(Component):
             await self._prepare(
                 {target.address for each in starts for target in each.targets if not target.routed}
             )
-        self._asked += 1
+        self._requests += 1
         self._settled.clear()
-        write(self._stream, Asked(starts, stops))
+        write(self._stream, ProbeRequest(starts, stops))
         for change in changes:
             self._note(change)
         await self._stream.drain()
@@ -113,13 +113,13 @@ class Prober(Component):
         with theirs:
             process = await asyncio.create_subprocess_exec(*self._command, stdin=theirs.fileno())
         reader, self._stream = await asyncio.open_connection(sock=ours)
-        decoder = msgspec.msgpack.Decoder(Told)
+        decoder = msgspec.msgpack.Decoder(ProbeReport)
         try:
-            while (told := await read(reader, decoder)) is not None:
+            while (report := await read(reader, decoder)) is not None:
                 self._up.set()
-                for each in told.shown:
+                for each in report.changes:
                     self._observe(each.address, each.port, each.verdict, each.services, each.routed)
-                if told.settled and told.heard == self._asked:
+                if report.settled and report.requests == self._requests:
                     self._settled.set()
         finally:
             self._stream.close()  # the process ends when its input ends

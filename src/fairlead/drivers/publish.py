@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.drivers import Component
 from fairlead.drivers.claim import claimed_for
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
@@ -25,7 +25,7 @@ FIELD_MANAGER = "fairlead-publish"
 
 Ingress = tuple[LoadBalancerIngress, ...]
 
-Licence = Callable[[ServiceKey, str, Ingress], str]
+PublishPrecondition = Callable[[ServiceKey, str, Ingress], str]
 """Returns the version of the Service with this uid over which the ingress may be published (see
 `drivers.grants`). Raises Conflict if it may not be published."""
 Granted = Callable[[ServiceKey], Collection[str]]
@@ -63,9 +63,9 @@ class PublishDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: NewestServices,
+        services: ServiceCache,
         recorder: Recorder,
-        licence: Licence,
+        publish_precondition: PublishPrecondition,
         granted: Granted,
         *,
         loop: LoopName = "services",
@@ -73,9 +73,9 @@ class PublishDriver(Component):
         """`loop` is the loop that runs this driver."""
         self._loop = loop
         self._writer = writer
-        self._licence = licence
+        self._precondition = publish_precondition
         self._granted = granted
-        self._newest = newest
+        self._services = services
         self._recorder = recorder
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
@@ -105,8 +105,8 @@ class PublishDriver(Component):
         and another controller's finalizer may delay that until its address already belongs to
         another Service."""
         if keys is None:
-            self._newest.forget_answers()
-        services = self._newest.of(keys)
+            self._services.forget_answers()
+        services = self._services.of(keys)
         return {
             key: published
             for key, service in services.items()
@@ -118,7 +118,7 @@ class PublishDriver(Component):
             if not change.ingress:
                 await self._take_back(change)
                 continue
-            version = self._licence(change.service, change.uid, change.ingress)
+            version = self._precondition(change.service, change.uid, change.ingress)
             status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}}
             answer = await self._writer.apply(
                 change.service,

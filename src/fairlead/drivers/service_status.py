@@ -8,7 +8,7 @@ fence raises."""
 
 from collections.abc import Callable, Mapping
 
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.errors import Conflict
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -20,12 +20,12 @@ class ServiceWriter:
     """Server-side apply on Services. Shared by all drivers that write to Services."""
 
     def __init__(
-        self, client: Client, newest: NewestServices, *, fence: Callable[[], None] = lambda: None
+        self, client: Client, services: ServiceCache, *, fence: Callable[[], None] = lambda: None
     ) -> None:
         """`fence` is called before each write, and raises if this process is no longer the
         leader."""
         self._client = client
-        self._newest = newest
+        self._services = services
         self._fence = fence
 
     async def apply(
@@ -65,7 +65,7 @@ class ServiceWriter:
             if version:
                 # The watch does not report a change that affects no field that we read, but such a
                 # change makes a new version. Learn that version, so that the retry uses it.
-                self._newest.note(await self._client.get(SERVICES, key))
+                self._services.note(await self._client.get(SERVICES, key))
             raise
-        self._newest.note(answer)
+        self._services.note(answer)
         return answer

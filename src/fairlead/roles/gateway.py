@@ -127,7 +127,7 @@ def data_plane(
         direct_driver(config, selectors, state, peers),
         ProxyDriver(
             Path(section.proxy_path),
-            look_again=state.subscribers.mark,
+            requeue=state.subscribers.mark,
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
         ),
@@ -282,7 +282,7 @@ def direct_driver(
         rules=rules_of(config),
         pin_path=Path(section.pin_path),
         drain_s=section.drain_timeout_s,
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
         sizes=Sizes(
             section.table_memory_mib << 20, section.connection_entries, section.datagram_entries

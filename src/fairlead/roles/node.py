@@ -266,7 +266,7 @@ def drivers_of(
         node_port_addresses=answering if chosen else None,
         service_cidrs=config.cluster.service_cidrs,
         precedence_of=partial(service_precedence, state.services),
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
     )
     health = HealthPortDriver(
         node_name=node_name,
@@ -274,7 +274,7 @@ def drivers_of(
         command=answering_command(),
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         addresses=answering() if chosen else EVERYWHERE,
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
     )
     moving = [Task("host addresses", partial(follow_host, state, answering, health))]
     return Drivers(

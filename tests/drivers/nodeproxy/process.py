@@ -39,7 +39,7 @@ class Settings(msgspec.Struct):
             pod_cidrs=self.pod_cidrs,
             service_cidrs=self.service_cidrs,
             precedence_of=partial(service_precedence, state.services),
-            look_again=state.subscribers.mark,
+            requeue=state.subscribers.mark,
         )
 
 

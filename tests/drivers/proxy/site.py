@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.drivers import LookAgain, never_again
+from fairlead.drivers import Requeue, no_requeue
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.render import section_name
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -216,10 +216,10 @@ async def asked(
 
 @asynccontextmanager
 async def opened(
-    folder: Path, old_workers: int = 0, look_again: LookAgain = never_again
+    folder: Path, old_workers: int = 0, requeue: Requeue = no_requeue
 ) -> AsyncIterator[ProxyDriver]:
     """Run a driver that has read the present state; remove everything at the end."""
-    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, look_again=look_again)
+    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue)
     await driver.read(None)
     try:
         yield driver

@@ -41,7 +41,7 @@ async def cut_and_look(folder: Path) -> None:
     marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),
-        opened(folder, old_workers=1, look_again=marked.update) as driver,
+        opened(folder, old_workers=1, requeue=marked.update) as driver,
         ApiServer() as server,
         Client(Access(server.url)) as client,
     ):

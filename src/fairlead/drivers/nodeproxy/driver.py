@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
 from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
@@ -94,7 +94,7 @@ class NodeProxyDriver(Component):
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
         precedence_of: PrecedenceOf = lambda service, *_: Precedence(Basis.SHOWN, "", service),
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -112,7 +112,7 @@ class NodeProxyDriver(Component):
           instead of being routed out.
         - `precedence_of`: if two Services want the same frontend, the one with the first precedence
           gets it.
-        - `look_again`: called with all Services whose rules another program removed.
+        - `requeue`: called with all Services whose rules another program removed.
         - `timeout_s`: time-out of one transaction.
         - `clock`: monotonic seconds, for `healthy`."""
         self._node_addresses = node_addresses
@@ -121,7 +121,7 @@ class NodeProxyDriver(Component):
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
         self._precedence_of = precedence_of
-        self._look_again = look_again
+        self._requeue = requeue
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
@@ -185,7 +185,7 @@ class NodeProxyDriver(Component):
                         "another process has removed rules of the table inet fairlead: recreating "
                         "the table"
                     )
-                    self._look_again(lost.keys() - {OWNERLESS})
+                    self._requeue(lost.keys() - {OWNERLESS})
                     await self.read(None)  # recreates the table, even if no Service has rules
             except Unavailable as problem:
                 log.warning("checking the rules failed", problem=str(problem))

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
@@ -72,7 +72,7 @@ class ProxyDriver(Component):
 
     - `folder`: for HAProxy's configuration and sockets; no other instance may use it. Its path has
       at most 80 characters, because the paths of sockets are limited.
-    - `look_again`: called with the Services that HAProxy could not be restarted with, or that have
+    - `requeue`: called with the Services that HAProxy could not be restarted with, or that have
       something to report.
     - `drain_s`: how long a server keeps its connections after it stopped getting new ones, unless
       the Service sets its own limit; 0: until they end.
@@ -86,7 +86,7 @@ class ProxyDriver(Component):
         self,
         folder: Path,
         *,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         drain_s: float = 0.0,
         old_workers: int = 0,
         reload_pause_s: float = RELOAD_PAUSE_S,
@@ -102,7 +102,7 @@ class ProxyDriver(Component):
         self._cut: Counter[ServiceKey] = Counter()
         """Connections that were closed because there were too many old workers, until the Service's
         next pass reports them."""
-        self._look_again = look_again
+        self._requeue = requeue
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
         self._reloaded_s = float("-inf")
@@ -210,7 +210,7 @@ class ProxyDriver(Component):
         except FairleadError as error:
             log.error("restarting HAProxy failed", problem=str(error))
             lost, self._specs = set(self._specs), {}
-            self._look_again(lost)
+            self._requeue(lost)
 
     async def look(self) -> None:
         """Do the periodic work of `run` now."""
@@ -451,7 +451,7 @@ class ProxyDriver(Component):
             if section in sections:
                 by_service[sections[section]] += count
         self._cut.update(by_service)
-        self._look_again(by_service)
+        self._requeue(by_service)
 
 
 def _with_note(

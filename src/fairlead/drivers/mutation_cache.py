@@ -17,7 +17,7 @@ from fairlead.state import State
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Newest(Generic[KeyT, ObjectT]):
+class MutationCache(Generic[KeyT, ObjectT]):
     """The answers of the API server to our writes, for objects of one kind."""
 
     def __init__(self) -> None:
@@ -62,26 +62,26 @@ class Newest(Generic[KeyT, ObjectT]):
         self._answers.clear()
 
 
-class NewestServices:
+class ServiceCache:
     """The Services as the watch or our own last write shows them. Shared by all drivers that write
     to Services. A Service that the watch no longer shows is gone, also if an answer for it is
     stored."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._newest = Newest[ServiceKey, Service]()
+        self._cache = MutationCache[ServiceKey, Service]()
 
     def note(self, answer: Service) -> None:
         """Store the API server's answer to a write."""
-        self._newest.note(answer.key, answer)
+        self._cache.note(answer.key, answer)
 
     def forget_answers(self) -> None:
         """Delete all stored answers. From now on the watch counts."""
-        self._newest.forget_all()
+        self._cache.forget_all()
 
     def of(self, keys: Iterable[ServiceKey] | None) -> Mapping[ServiceKey, Service]:
         """Return the given Services that exist; with None, all Services as the watch shows them."""
         services = self._state.services
         if keys is None:
             return services
-        return {key: self._newest.of(key, services[key]) for key in keys if key in services}
+        return {key: self._cache.of(key, services[key]) for key in keys if key in services}

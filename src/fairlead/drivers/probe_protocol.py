@@ -7,14 +7,14 @@ from fairlead.drivers.health_targets import StartProbes, StopProbes
 from fairlead.model import ServiceKey, Verdict
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ProbeRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Request to the prober: begin to probe `starts`, then stop `stops`."""
 
     starts: tuple[StartProbes, ...]
     stops: tuple[StopProbes, ...]
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class VerdictChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The arguments of one call of `observe`: a verdict that changed, and the Services for which
     the port is probed."""
 
@@ -25,10 +25,10 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
     routed: bool
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Report of the prober. `heard`: the number of requests that it has carried out. `settled`:
+class ProbeReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Report of the prober. `requests`: the number of requests that it has carried out. `settled`:
     every target has a verdict."""
 
-    heard: int
+    requests: int
     settled: bool
-    shown: tuple[Shown, ...]
+    changes: tuple[VerdictChange, ...]

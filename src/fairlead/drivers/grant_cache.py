@@ -1,12 +1,12 @@
 """The newest known version of each AddressGrant: from the watch, or from the answer to our own last
 write.
 
-Works as `newest` does for Services, with two additions. A grant that we created counts from the
-answer on, before the watch shows it. A grant that we deleted is gone until the watch shows another
-one with its name. Invariant: an answer counts only until the watch shows that version or a later
-one, and at most until the next audit."""
+Works as `mutation_cache.ServiceCache` does for Services, with two additions. A grant that we
+created counts from the answer on, before the watch shows it. A grant that we deleted is gone until
+the watch shows another one with its name. Invariant: an answer counts only until the watch shows
+that version or a later one, and at most until the next audit."""
 
-from fairlead.drivers.newest import Newest
+from fairlead.drivers.mutation_cache import MutationCache
 from fairlead.kube.own import AddressGrant
 from fairlead.model import ServiceKey
 from fairlead.state import State
@@ -14,13 +14,13 @@ from fairlead.state import State
 SOURCE = "addressgrants"
 
 
-class NewestGrants:
+class GrantCache:
     """The AddressGrants as the watch or our own last write shows them. Shared by the drivers that
     write AddressGrants and the drivers that read them."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._newest = Newest[str, AddressGrant]()
+        self._cache = MutationCache[str, AddressGrant]()
         self._answered: dict[ServiceKey, set[str]] = {}
         """The names of the grants with a stored answer, keyed by the Services that they name."""
         self._deleted: dict[str, str] = {}
@@ -35,32 +35,32 @@ class NewestGrants:
         """Store the API server's answer to a write."""
         name = answer.metadata.name
         self._deleted.pop(name, None)
-        self._unlist(self._newest.answer(name))
-        self._newest.note(name, answer)
-        self._list(self._newest.answer(name))
+        self._unlist(self._cache.answer(name))
+        self._cache.note(name, answer)
+        self._list(self._cache.answer(name))
 
     def note_deletion(self, grant: AddressGrant) -> None:
         """Record that we deleted this grant, or that it was already deleted."""
         name = grant.metadata.name
-        self._unlist(self._newest.forget(name))
+        self._unlist(self._cache.forget(name))
         self._deleted[name] = grant.metadata.uid
 
     def forget_answers(self) -> None:
         """Delete all stored answers. From now on the watch counts."""
-        self._newest.forget_all()
+        self._cache.forget_all()
         self._answered.clear()
         self._deleted.clear()
 
     def named(self, name: str) -> AddressGrant | None:
         """Return the grant of this name, if it exists."""
-        watched, answer = self._state.grants.get(name), self._newest.answer(name)
+        watched, answer = self._state.grants.get(name), self._cache.answer(name)
         if watched is None:
             self._deleted.pop(name, None)
             return answer
         if self._deleted.get(name) == watched.metadata.uid:
             return None
         self._deleted.pop(name, None)
-        newest = self._newest.of(name, watched)
+        newest = self._cache.of(name, watched)
         if newest is watched:
             self._unlist(answer)
         return newest

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.errors import Conflict
 from fairlead.kube.client import Client
 from fairlead.kube.events import Recorder, stamp
@@ -25,7 +25,7 @@ NAME_LABEL = "kubernetes.io/metadata.name"
 """The API server sets this label on every namespace (KEP-2161)."""
 
 
-class Keeping:
+class KeptAddresses:
     """Applies the limits on kept addresses.
 
     `deciding` is a lock: the caller holds it from `may_keep`, which counts the kept addresses of a
@@ -35,7 +35,7 @@ class Keeping:
         self,
         client: Client,
         state: State,
-        grants: NewestGrants,
+        grants: GrantCache,
         recorder: Recorder,
         limits: KeepLimits,
         *,
