@@ -28,11 +28,11 @@
 #define DECAP_L3_IPV6 (1U << 8)
 
 enum outcome {
-	TAKEN_OUT,
-	STRANGER,      /* in an envelope to this node that no gateway has sent: left alone */
-	NOT_PUBLISHED, /* from a gateway's address, neither to a load-balancer address nor a probe: left alone */
-	CONGESTED,     /* dropped: it met congestion, of which its ends could not be told otherwise (RFC 6040) */
-	NOT_TAKEN_OUT, /* dropped: this kernel cannot open this envelope */
+	DECAPSULATED,
+	NOT_FROM_GATEWAY, /* in an envelope to this node that no gateway has sent: left alone */
+	NOT_PUBLISHED,    /* from a gateway's address, neither to a load-balancer address nor a probe: left alone */
+	CONGESTED,        /* dropped: it met congestion, of which its ends could not be told otherwise (RFC 6040) */
+	UNSUPPORTED,      /* dropped: this kernel cannot open this envelope */
 	OUTCOMES,
 };
 
@@ -252,15 +252,15 @@ int node(struct __sk_buff *skb)
 	if (!read_content(inside, end, &envelope, &content))
 		return TC_ACT_UNSPEC;
 	if (!from_gateway(&envelope))
-		return count(STRANGER, TC_ACT_UNSPEC);
+		return count(NOT_FROM_GATEWAY, TC_ACT_UNSPEC);
 	if (!bpf_map_lookup_elem(&published, content.destination) && !is_probe(inside, end, &envelope, &content))
 		return count(NOT_PUBLISHED, TC_ACT_UNSPEC);
 	if (!carry_congestion(skb, &envelope, &content))
 		return count(CONGESTED, TC_ACT_SHOT);
 	if (!take_out(skb, &envelope, &content))
-		return count(NOT_TAKEN_OUT, TC_ACT_SHOT);
+		return count(UNSUPPORTED, TC_ACT_SHOT);
 	/* No further filter: a gateway has chosen this node already, and one that runs here is not to choose again. */
-	return count(TAKEN_OUT, TC_ACT_OK);
+	return count(DECAPSULATED, TC_ACT_OK);
 }
 
 char _license[] SEC("license") = "GPL";

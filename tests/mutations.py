@@ -165,7 +165,7 @@ MUTATIONS = (
         "bpf/outer.h",
         "0x45 << 24 | packet->traffic_class << 16 |",
         "0x45 << 24 |",
-        ("tests/drivers/tunnel/test_envelopes.py", *_WAYS),
+        ("tests/drivers/tunnel/test_decapsulator.py", *_WAYS),
     ),
     Mutation(
         "bpf/outer.h",

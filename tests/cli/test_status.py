@@ -18,7 +18,7 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
-from fairlead.drivers.tunnel.driver import TunnelShown, TunnelStatus
+from fairlead.drivers.tunnel.driver import TunnelTraffic, TunnelStatus
 from fairlead.model import DONE, DirectSettings, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
@@ -137,7 +137,7 @@ def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}
-        tunnel = Shows(TunnelStatus(TunnelShown("ipip", packets)))
+        tunnel = Shows(TunnelStatus(TunnelTraffic("ipip", packets)))
         strict = Finding(
             "net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it"
         )

@@ -440,9 +440,9 @@ async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place)
     seen = json.loads(output)["traffic"]["tunnel"]
     assert seen["kind"] == kind
     if kind == "ipip":
-        assert seen["packets"]["taken_out"] > UPLOAD // 65536
+        assert seen["packets"]["decapsulated"] > UPLOAD // 65536
     assert {
-        name: count for name, count in seen["packets"].items() if count and name != "taken_out"
+        name: count for name, count in seen["packets"].items() if count and name != "decapsulated"
     } == {}
     _, metrics, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/metrics"])
     assert "fairlead_tunnel_packets_total{outcome=" in metrics

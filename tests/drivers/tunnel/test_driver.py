@@ -148,7 +148,7 @@ async def bring(made: TunnelDriver, *intents: NodeService) -> list[str]:
     return [str(change) for change in changes]
 
 
-def in_envelope(
+def encapsulated(
     kind: str, content: Packet, version: int, inside: int, vni: int
 ) -> tuple[socket.socket, bytes]:
     """Return the socket and the bytes to send for a packet in a tunnel."""
@@ -186,7 +186,7 @@ def answered(
         client.bind((CLIENT[inside], 0))
         head = IPv6(src=CLIENT[6], dst=to) if inside == 6 else IP(src=CLIENT[4], dst=to)
         content = head / UDP(sport=client.getsockname()[1], dport=PORT) / Raw(b"hello")
-        sender, data = in_envelope(kind, content, version, inside, vni)
+        sender, data = encapsulated(kind, content, version, inside, vni)
         with sender:
             sender.bind((by[version], 0))
             sender.sendto(data, (NODE[version], 4789 if kind == "vxlan" else 0))
@@ -214,11 +214,11 @@ def test_a_client_is_answered_whose_packet_a_gateway_sent(
         assert not answered(kind, version, inside, to=NODE[inside])
         if kind == "vxlan":
             assert not answered(kind, version, inside, vni=7472)
-            assert made.counters() == {"strangers": 1, "not_published": 1}
+            assert made.counters() == {"not_from_gateway": 1, "not_published": 1}
         else:
             assert {name: n for name, n in made.counters().items() if n} == {
-                "taken_out": 1,
-                "stranger": 1,
+                "decapsulated": 1,
+                "not_from_gateway": 1,
                 "not_published": 1,
             }
         await made.close(remove=True)

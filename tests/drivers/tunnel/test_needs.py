@@ -128,7 +128,7 @@ def test_without_a_default_route_nothing_is_known() -> None:
     assert needs_of(["front"], [], everywhere="1") == ()
 
 
-def met() -> set[str]:
+def neighbours() -> set[str]:
     """Return the neighbours that the host outside has at `front`, after it has sent an ARP request
     for the load-balancer address, and the node has sent one for that host."""
     subprocess.run(
@@ -170,7 +170,7 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
     with namespace.inside(PREFIX + "node"):
         sysctl.write("net/ipv4/conf/all/arp_ignore", "0")
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
-        assert VIP in met()
+        assert VIP in neighbours()
         found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
         names = {
             each.setting.rpartition("/")[2]: each.should
@@ -179,9 +179,9 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         }
         assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
-        assert VIP in met()  # the node's ARP requests have the address as their source
+        assert VIP in neighbours()  # the node's ARP requests have the address as their source
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        assert VIP not in met()
+        assert VIP not in neighbours()
         assert (
             Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
             == ()

@@ -2,7 +2,7 @@
 with them.
 
 - `driver`: publishes addresses, and keeps everything below in place.
-- `envelopes`: IPIP: a program at the node's interfaces removes the outer headers.
+- `decapsulator`: IPIP: a program at the node's interfaces removes the outer headers.
 - `devices`: VXLAN: devices of the kernel do this.
 - `rules`: nftables: which hosts may send into the VXLAN devices, and the TCP segment size that fits
   the tunnel.

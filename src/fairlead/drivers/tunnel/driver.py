@@ -24,10 +24,10 @@ import structlog
 
 from fairlead.config import TunnelConfig
 from fairlead.drivers import Component
-from fairlead.drivers.tunnel import devices, envelopes, rules
-from fairlead.drivers.tunnel.envelopes import Envelopes
+from fairlead.drivers.tunnel import decapsulator, devices, rules
+from fairlead.drivers.tunnel.decapsulator import Decapsulator
 from fairlead.drivers.tunnel.metrics import TunnelCollector
-from fairlead.drivers.tunnel.rules import Opening
+from fairlead.drivers.tunnel.rules import Destination
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net import interfaces
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 FOLLOW_PAUSE_S = 0.05
 """Pause after a change of the networks. Changes in this time are handled together."""
 
-Spec = frozenset[Opening]
+Spec = frozenset[Destination]
 """The addresses that a Service publishes, and its health port."""
 ALWAYS = frozenset((PROXY_HEALTH_PORT,))
 """The destinations that are reachable without a Service."""
@@ -53,14 +53,18 @@ class Change(NamedTuple):
 
     service: ServiceKey
     verb: Literal["publish", "withdraw"]
-    opening: Opening
+    destination: Destination
 
     def __str__(self) -> str:
-        what = f"health port {self.opening}" if isinstance(self.opening, int) else self.opening
+        what = (
+            f"health port {self.destination}"
+            if isinstance(self.destination, int)
+            else self.destination
+        )
         return f"tunnel: {self.verb} {what} for {self.service}"
 
 
-class TunnelShown(msgspec.Struct, frozen=True):
+class TunnelTraffic(msgspec.Struct, frozen=True):
     kind: str
     packets: Mapping[str, int]
 
@@ -68,7 +72,7 @@ class TunnelShown(msgspec.Struct, frozen=True):
 class TunnelStatus(msgspec.Struct, frozen=True):
     """The part of `/state` that describes the tunnel: its kind, and packets by outcome."""
 
-    tunnel: TunnelShown
+    tunnel: TunnelTraffic
 
 
 class TunnelDriver(Component):
@@ -93,11 +97,11 @@ class TunnelDriver(Component):
         self._selectors = tuple(selectors)
         self._selection: Selection | None = None
         self._nft: Nftables | None = None
-        self._envelopes: Envelopes | None = None
+        self._decapsulator: Decapsulator | None = None
         self._known: dict[ServiceKey, Spec] = {}
-        self._published: Counter[Opening] = Counter(ALWAYS)
-        self._looked = False
-        self._unopened = 0
+        self._published: Counter[Destination] = Counter(ALWAYS)
+        self._was_read = False
+        self._unsupported = 0
         self._arrived: frozenset[str] = frozenset()
         """The interfaces at which packets arrive, as of the last check."""
         self._table = ""
@@ -110,22 +114,22 @@ class TunnelDriver(Component):
         if the kernel does not support it."""
         self._nft = Nftables()
         if self._tunnel.kind == "ipip":
-            self._envelopes = await asyncio.to_thread(Envelopes.load, self._tunnel.gateways)
+            self._decapsulator = await asyncio.to_thread(Decapsulator.load, self._tunnel.gateways)
 
     async def close(self, *, remove: bool = False) -> None:
         """Release the resources of this process; with `remove`, remove the tunnel's end too."""
-        if self._envelopes is not None:
-            self._envelopes.close()
+        if self._decapsulator is not None:
+            self._decapsulator.close()
         if self._nft is not None:
             self._nft.close()
-        self._envelopes, self._nft = None, None
+        self._decapsulator, self._nft = None, None
         if remove:
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
         """Return the load-balancer addresses and the healthCheckNodePort of each Service with
         load-balancer addresses. Pure."""
-        specs = {key: _openings(intent) for key, intent in intents.items()}
+        specs = {key: _destinations(intent) for key, intent in intents.items()}
         return {key: spec for key, spec in specs.items() if spec}
 
     def diff(
@@ -152,9 +156,9 @@ class TunnelDriver(Component):
         if keys is not None:
             return {key: self._known[key] for key in keys if key in self._known}
         async with self._turn:
-            if self._looked or self._table:
+            if self._was_read or self._table:
                 await self._install(self._published)
-            self._looked = True
+            self._was_read = True
             return dict(self._known)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
@@ -163,8 +167,10 @@ class TunnelDriver(Component):
         async with self._turn:
             known = _carried_out(self._known, changes)
             published = self._published.copy()
-            published.update(change.opening for change in changes if change.verb == "publish")
-            published -= Counter(change.opening for change in changes if change.verb == "withdraw")
+            published.update(change.destination for change in changes if change.verb == "publish")
+            published -= Counter(
+                change.destination for change in changes if change.verb == "withdraw"
+            )
             if not self._table:
                 await self._install(published)
             elif published.keys() != self._published.keys():
@@ -176,7 +182,7 @@ class TunnelDriver(Component):
         return await remove_tunnel()
 
     def status(self) -> TunnelStatus:
-        return TunnelStatus(TunnelShown(self._tunnel.kind, self.counters()))
+        return TunnelStatus(TunnelTraffic(self._tunnel.kind, self.counters()))
 
     def collectors(self) -> tuple[TunnelCollector]:
         return (TunnelCollector(self.counters),)
@@ -190,7 +196,7 @@ class TunnelDriver(Component):
                 began_s = time.monotonic()
                 async with self._turn:
                     try:
-                        if not (self._concerned(changes) or self._others_chosen()):
+                        if not (self._is_affected(changes) or self._selection_changed()):
                             continue
                         if self._table:
                             await self._install(self._published)
@@ -202,7 +208,7 @@ class TunnelDriver(Component):
                 # If another program keeps undoing this, leave most of the time for other work.
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
-    def _concerned(self, changes: LinkChanges) -> bool:
+    def _is_affected(self, changes: LinkChanges) -> bool:
         """Whether the changes affect a device or an address of the tunnel."""
         ours = {*devices.NAMES, *self._selectors, *self._arrived}
         addresses = {str(ip_address(each)) for each in self._node_addresses()} | {
@@ -212,9 +218,9 @@ class TunnelDriver(Component):
             ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses)
         )
 
-    def _others_chosen(self) -> bool:
+    def _selection_changed(self) -> bool:
         """Whether the selectors now choose other interfaces. Only selectors that are not plain
-        names are evaluated here: `_concerned` covers names."""
+        names are evaluated here: `_is_affected` covers names."""
         by_name_alone = all(map(is_name, self._selectors))
         return (
             not by_name_alone
@@ -224,8 +230,8 @@ class TunnelDriver(Component):
     def counters(self) -> dict[str, int]:
         """Return the numbers of packets by outcome: with IPIP all packets since this process
         started, with VXLAN dropped packets since the rules were created."""
-        if self._envelopes is not None:
-            return self._envelopes.counters()
+        if self._decapsulator is not None:
+            return self._decapsulator.counters()
         if self._nft is None or not self._table or self._tunnel.kind != "vxlan":
             return {}
         records = (
@@ -237,7 +243,7 @@ class TunnelDriver(Component):
             str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)
         }
 
-    async def _publish(self, published: Collection[Opening]) -> None:
+    async def _publish(self, published: Collection[Destination]) -> None:
         added, removed = (
             set(published) - set(self._published),
             set(self._published) - set(published),
@@ -249,10 +255,10 @@ class TunnelDriver(Component):
         except Conflict:  # another program has changed our table
             await self._install(published)
             return
-        if self._envelopes is not None:
-            self._envelopes.publish(added, removed)
+        if self._decapsulator is not None:
+            self._decapsulator.publish(added, removed)
 
-    async def _install(self, published: Collection[Opening]) -> None:
+    async def _install(self, published: Collection[Destination]) -> None:
         """Install everything, from any previous state."""
         addresses = self._node_addresses()
         links = self._arrivals(addresses)
@@ -262,33 +268,33 @@ class TunnelDriver(Component):
         sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
         names = [device.name for device in made]
         table = rules.table(self._tunnel, names, sizes, (), addresses)
-        if table != self._table or not await self._rules_stand(published):
+        if table != self._table or not await self._rules_present(published):
             await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
         # The devices come after the rules: without the rules every host could send into them.
         await devices.have(made)
-        if self._envelopes is None:
-            await envelopes.detach()
+        if self._decapsulator is None:
+            await decapsulator.detach()
         else:
-            self._envelopes.set_own(addresses)
-            self._envelopes.set_published(published)
-            await self._envelopes.attach([link.index for link in links])
-            self._tell_of_unopened(self._envelopes.counters()["not_taken_out"])
+            self._decapsulator.set_own(addresses)
+            self._decapsulator.set_published(published)
+            await self._decapsulator.attach([link.index for link in links])
+            self._log_unsupported(self._decapsulator.counters()["unsupported"])
         self._table = table
 
-    def _tell_of_unopened(self, count: int) -> None:
+    def _log_unsupported(self, count: int) -> None:
         """Log a warning about new packets that the kernel could not decapsulate: before Linux 6.3
         the outer and the inner header must be of the same address family."""
-        if count > self._unopened:
+        if count > self._unsupported:
             fix = (
                 "give gateways and nodes addresses of both families, use Linux 6.3 or newer, "
                 "or choose tunnel.kind vxlan"
             )
             log.warning(
                 "dropped packets: this kernel cannot decapsulate packets of another IP family",
-                packets=count - self._unopened,
+                packets=count - self._unsupported,
                 fix=fix,
             )
-        self._unopened = count
+        self._unsupported = count
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
         """Return the interfaces at which gateways' packets arrive. An interface that is selected by
@@ -309,7 +315,7 @@ class TunnelDriver(Component):
         there = interfaces.links()
         return [there[name] for name in self._selection.names if name in there]
 
-    async def _rules_stand(self, published: Collection[Opening]) -> bool:
+    async def _rules_present(self, published: Collection[Destination]) -> bool:
         """Whether the table in the kernel still has our number of rules, and the published
         addresses and ports."""
         assert self._nft is not None
@@ -349,7 +355,7 @@ async def remove_tunnel() -> list[str]:
         except Conflict:
             return []
         removed = [f"device {name}" for name in await devices.remove()]
-        removed += [f"program at interface {index}" for index in await envelopes.detach()]
+        removed += [f"program at interface {index}" for index in await decapsulator.detach()]
         await asyncio.to_thread(nft.run, f"delete table {rules.TABLE}")
         return [*removed, f"table {rules.TABLE}"]
 
@@ -361,20 +367,20 @@ def _carried_out(
     for change in changes:
         spec = after.get(change.service, frozenset())
         after[change.service] = (
-            spec | {change.opening} if change.verb == "publish" else spec - {change.opening}
+            spec | {change.destination} if change.verb == "publish" else spec - {change.destination}
         )
     return {key: spec for key, spec in after.items() if spec}
 
 
-def _openings(intent: NodeService) -> Spec:
+def _destinations(intent: NodeService) -> Spec:
     addresses: Spec = frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)
     return (
         addresses | {intent.health_check.port} if addresses and intent.health_check else addresses
     )
 
 
-def _in_order(spec: Spec) -> Sequence[Opening]:
-    addresses, ports = rules.apart(spec)
+def _in_order(spec: Spec) -> Sequence[Destination]:
+    addresses, ports = rules.separate(spec)
     return [*addresses, *ports]
 
 
@@ -384,10 +390,10 @@ def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
     return tunnel.kind
 
 
-def _elements(record: Record) -> list[Opening]:
+def _elements(record: Record) -> list[Destination]:
     """Return the elements of a listed set. The listing of an empty set has no field `elem`."""
     return msgspec.convert(record["set"], _Listed).elem
 
 
 class _Listed(msgspec.Struct):
-    elem: list[Opening] = []
+    elem: list[Destination] = []

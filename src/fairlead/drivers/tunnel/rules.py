@@ -25,7 +25,7 @@ from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import IP_HEADER, overhead
 
 TABLE = "inet fairlead_tunnel"
-COUNTERS = ("strangers", "not_published")
+COUNTERS = ("not_from_gateway", "not_published")
 """The names of the counters of dropped packets: packets with our network identifier that no gateway
 sent; packets from our devices to an address that is not published."""
 
@@ -36,14 +36,14 @@ NODE_PORTS = "30000-32767"
 Probes of the whole range are accepted, so that a port that no process has opened yet answers with a
 reset: silence would look as if the whole node were dead."""
 
-Opening = str | int
+Destination = str | int
 """A permitted destination of packets from the tunnel: a published address, or a health port (a
 number) at the node's own address."""
 
 
-def apart(openings: Iterable[Opening]) -> tuple[list[str], list[int]]:
+def separate(destinations: Iterable[Destination]) -> tuple[list[str], list[int]]:
     """Return the addresses and the ports separately, each sorted."""
-    known = tuple(openings)
+    known = tuple(destinations)
     return sorted(each for each in known if isinstance(each, str)), sorted(
         each for each in known if isinstance(each, int)
     )
@@ -79,7 +79,7 @@ def table(
     tunnel: TunnelConfig,
     devices: Sequence[str],
     sizes: SegmentSizes,
-    openings: Iterable[Opening],
+    destinations: Iterable[Destination],
     node_addresses: Collection[str] = (),
 ) -> str:
     """Return the commands that create the table and replace an existing one. `devices`: our VXLAN
@@ -88,7 +88,7 @@ def table(
     for number, name in (("4", "ipv4_addr"), ("6", "ipv6_addr")):
         lines.append(f"add set {TABLE} addresses{number} {{ type {name}; }}")
     lines.append(f"add set {TABLE} health_ports {{ type inet_service; }}")
-    lines += elements("add", openings)
+    lines += elements("add", destinations)
     lines += [
         f"add chain {TABLE} segments {{ type filter hook postrouting priority mangle; }}",
         *(f"add rule {TABLE} segments {rule}" for rule in _segments(sizes)),
@@ -98,9 +98,9 @@ def table(
     return "\n".join(lines) + "\n"
 
 
-def elements(verb: Literal["add", "delete"], openings: Iterable[Opening]) -> list[str]:
+def elements(verb: Literal["add", "delete"], destinations: Iterable[Destination]) -> list[str]:
     """Return the commands that add or delete these destinations."""
-    addresses, ports = apart(openings)
+    addresses, ports = separate(destinations)
     sets: dict[str, list[str]] = {
         "addresses4": [],
         "addresses6": [],
@@ -136,7 +136,7 @@ def _arrivals(
         f"{ours} {ip} saddr {{ {', '.join(ranges)} }} notrack accept"
         for ip, ranges in _by_family(tunnel.gateways)
     ]
-    rules.append(f"{ours} counter name strangers drop")
+    rules.append(f"{ours} counter name not_from_gateway drop")
     if devices:
         rules += [
             f"iifname {{ {names} }} {ip} saddr {{ {', '.join(ranges)} }} {ip} daddr {{ "

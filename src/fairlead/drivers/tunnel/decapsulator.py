@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Self
 
-from fairlead.drivers.tunnel.rules import Opening, apart
+from fairlead.drivers.tunnel.rules import Destination, separate
 from fairlead.net import tc
 from fairlead.net.address import pack_address
 from fairlead.net.bpf import Map, create_maps
@@ -23,7 +23,7 @@ OBJECT = Path(__file__).resolve().parents[2] / "objects" / "node_tc.o"
 FILTER = "fairlead_node"
 PRIORITY = 50
 """Runs before a gateway's filter (100): a decapsulated packet has passed a gateway already."""
-OUTCOMES = ("taken_out", "stranger", "not_published", "congested", "not_taken_out")
+OUTCOMES = ("decapsulated", "not_from_gateway", "not_published", "congested", "unsupported")
 """The names of the counters, in the order of `enum outcome` in bpf/node.bpf.c."""
 
 _INDEX = Struct("=I")
@@ -32,7 +32,7 @@ _COUNTER = Struct("=Q")
 _PRESENT = _INDEX.pack(1)
 
 
-class Envelopes:
+class Decapsulator:
     """The program and its maps. `close` must be called; the attached program stays in force."""
 
     def __init__(self, maps: Mapping[str, Map], program: Program) -> None:
@@ -62,18 +62,18 @@ class Envelopes:
         """Set the node's addresses. IPIP packets to other addresses are not touched."""
         self._change("own_addresses", addresses)
 
-    def set_published(self, openings: Collection[Opening]) -> None:
+    def set_published(self, destinations: Collection[Destination]) -> None:
         """Set the destinations that packets from the tunnel may have."""
-        addresses, ports = apart(openings)
+        addresses, ports = separate(destinations)
         self._change("published", addresses)
         wanted = {_INDEX.pack(port) for port in ports}
         there = {key for key, _ in self._maps["health_ports"].items()}
         self._maps["health_ports"].update_all(dict.fromkeys(wanted - there, _PRESENT))
         self._maps["health_ports"].delete_all(list(there - wanted))
 
-    def publish(self, added: Iterable[Opening], removed: Iterable[Opening]) -> None:
+    def publish(self, added: Iterable[Destination], removed: Iterable[Destination]) -> None:
         """Add and remove destinations."""
-        (new_addresses, new_ports), (old_addresses, old_ports) = apart(added), apart(removed)
+        (new_addresses, new_ports), (old_addresses, old_ports) = separate(added), separate(removed)
         self._maps["published"].update_all({pack_address(each): _PRESENT for each in new_addresses})
         self._maps["published"].delete_all([pack_address(each) for each in old_addresses])
         self._maps["health_ports"].update_all({_INDEX.pack(each): _PRESENT for each in new_ports})
