@@ -18,7 +18,7 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
-from fairlead.drivers.tunnel.driver import TunnelTraffic, TunnelStatus
+from fairlead.drivers.tunnel.driver import TunnelStatus, TunnelTraffic
 from fairlead.model import DONE, DirectSettings, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object

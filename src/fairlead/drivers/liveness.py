@@ -25,21 +25,21 @@ SILENCES = 2
 """Time-outs in a row after which a target is `unready`, or the machine `down`."""
 REFUSALS = 2
 """Refused connections in a row after which a target is `unready`."""
-PATIENCE = 5
+FIRST_UNREADY_AFTER = 5
 """Bad answers in a row, an interval apart, after which the first verdict is `unready`."""
 GOOD_AFTER_DOWN = 2
 """Good answers in a row after which a target that was `down` is `up`."""
-QUIET_S = 60.0
+STABLE_S = 60.0
 """Previous failures of a target are forgotten after it has been up for this time."""
 FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
 """The trial period after the second recent failure, and the longest trial period."""
-IN_TURN = 4
+MAX_IN_TURN = 4
 """Up to this number, all targets of a node are probed in turn. With more targets, one of them
-represents the machine for `DWELL` probes, then the next one: probing the same target again is
-cheap, because its connection is still open."""
-DWELL = 10
+represents the machine for `PROBES_IN_A_ROW` probes, then the next one: probing the same target
+again is cheap, because its connection is still open."""
+PROBES_IN_A_ROW = 10
 """Probes in a row for which one target represents the machine."""
-HASTE = 10
+FRESH_FACTOR = 10
 """Targets without a verdict are probed this many times as often as the others. A gateway that
 starts must soon get verdicts for hundreds of Services, but without a burst of probes."""
 
@@ -61,7 +61,7 @@ class Record:
     """The history of one target. Each of `good`, `bad`, `refused` and `silent` counts such answers
     in a row."""
 
-    __slots__ = ("bad", "falls", "good", "local", "refused", "silent", "since_s", "verdict")
+    __slots__ = ("bad", "failures", "good", "local", "refused", "silent", "since_s", "verdict")
 
     def __init__(self, local: bool) -> None:
         self.local = local
@@ -70,22 +70,24 @@ class Record:
         self.bad = 0
         self.refused = 0
         self.silent = 0
-        self.falls = 0
-        """How often the target stopped answering without having been up for `QUIET_S` in
+        self.failures = 0
+        """How often the target stopped answering without having been up for `STABLE_S` in
         between."""
         self.since_s = 0.0
         """Since when the target is up; while it is not up, since when all its answers are good."""
 
-    def fall(self, now_s: float) -> None:
+    def record_failure(self, now_s: float) -> None:
         """Record that the target stops answering. Only a target that was up counts."""
         if self.verdict == "up":
-            self.falls = 1 if now_s - self.since_s >= QUIET_S else self.falls + 1
+            self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1
 
     @property
     def trial_s(self) -> float:
         """How long the target has to answer well before it is up again."""
         return (
-            min(FIRST_TRIAL_S * 2 ** (self.falls - 2), LONGEST_TRIAL_S) if self.falls > 1 else 0.0
+            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), LONGEST_TRIAL_S)
+            if self.failures > 1
+            else 0.0
         )
 
 
@@ -98,17 +100,17 @@ class NodeLiveness:
         self._records: dict[Target, Record] = {}
         # Ordered sets of targets: the first one is probed first. Every target is in the rotation.
         # The other sets take precedence over it: `_fresh` holds targets to be probed without delay,
-        # `_doubtful` targets that need another answer before their verdict, with the time at which
-        # it is due, and `_unwell` targets with the verdict `unready`.
+        # `_to_confirm` targets that need another answer before their verdict, with the time at
+        # which it is due, and `_unready` targets with the verdict `unready`.
         self._fresh: dict[Target, None] = {}
-        self._doubtful: dict[Target, float] = {}
+        self._to_confirm: dict[Target, float] = {}
         self._rotation: dict[Target, None] = {}
-        self._unwell: dict[Target, None] = {}
-        self._asked_unwell = False
-        self._standing: Target | None = None
-        self._stands: Record | None = None
+        self._unready: dict[Target, None] = {}
+        self._probed_unready = False
+        self._representative: Target | None = None
+        self._representative_record: Record | None = None
         """The record of the target that represents the machine; None if that target was removed."""
-        self._stood = 0
+        self._probes_in_a_row = 0
         self._silences = 0
         self._down = False
 
@@ -133,57 +135,64 @@ class NodeLiveness:
 
     def remove(self, target: Target) -> None:
         """Probe this target no longer."""
-        for place in (self._records, self._fresh, self._doubtful, self._rotation, self._unwell):
+        for place in (self._records, self._fresh, self._to_confirm, self._rotation, self._unready):
             place.pop(target, None)
-        if target == self._standing:
-            self._standing = self._stands = None
+        if target == self._representative:
+            self._representative = self._representative_record = None
 
-    def next(self, asked_s: float) -> tuple[float, Target] | None:
-        """Return when to probe which target next, if the last probe started at `asked_s`; None
+    def next(self, sent_s: float) -> tuple[float, Target] | None:
+        """Return when to probe which target next, if the last probe started at `sent_s`; None
         without targets."""
         if self._fresh:
-            return asked_s + self._interval_s / HASTE, next(iter(self._fresh))
-        turn_s = asked_s + self._interval_s
-        for target, due_s in self._doubtful.items():
+            return sent_s + self._interval_s / FRESH_FACTOR, next(iter(self._fresh))
+        turn_s = sent_s + self._interval_s
+        for target, due_s in self._to_confirm.items():
             if due_s <= turn_s:
                 return turn_s, target
             break  # the others are due later
-        if len(self._rotation) > IN_TURN:
+        if len(self._rotation) > MAX_IN_TURN:
             # Every second probe is for targets that are `unready`: they may recover at any time.
-            if self._unwell and not self._asked_unwell:
-                return turn_s, next(iter(self._unwell))
+            if self._unready and not self._probed_unready:
+                return turn_s, next(iter(self._unready))
             if (
-                self._stands is not None
-                and self._standing
-                and self._stood < DWELL
-                and self._stands.verdict == "up"
+                self._representative_record is not None
+                and self._representative
+                and self._probes_in_a_row < PROBES_IN_A_ROW
+                and self._representative_record.verdict == "up"
             ):
-                return turn_s, self._standing
+                return turn_s, self._representative
         return next(((turn_s, target) for target in self._rotation), None)
 
-    def again(self, asked_s: float) -> tuple[float, Target] | None:
+    def repeat(self, sent_s: float) -> tuple[float, Target] | None:
         """Return when to probe the same target again, only to see whether the machine is alive,
         while no other target can be probed; None if the target was removed."""
-        return (asked_s + self._interval_s, self._standing) if self._standing is not None else None
+        return (
+            (sent_s + self._interval_s, self._representative)
+            if self._representative is not None
+            else None
+        )
 
-    def asking(self, target: Target) -> None:
+    def probe_started(self, target: Target) -> None:
         """Record that a probe of this target starts, and move the target to the end of the
         rotation."""
-        if target is self._standing and not (self._fresh or self._doubtful or self._unwell):
-            self._stood += 1  # the usual case: the target is at the end of the rotation already
-            self._asked_unwell = False
+        if target is self._representative and not (
+            self._fresh or self._to_confirm or self._unready
+        ):
+            # The usual case: the target is at the end of the rotation already.
+            self._probes_in_a_row += 1
+            self._probed_unready = False
             return
         self._fresh.pop(target, None)
-        self._doubtful.pop(target, None)
+        self._to_confirm.pop(target, None)
         self._rotation.pop(target, None)
         self._rotation[target] = None
-        self._asked_unwell = target in self._unwell
-        if self._asked_unwell:
-            self._unwell.pop(target)
-            self._unwell[target] = None
+        self._probed_unready = target in self._unready
+        if self._probed_unready:
+            self._unready.pop(target)
+            self._unready[target] = None
             return
-        self._stood = self._stood + 1 if target == self._standing else 1
-        self._standing, self._stands = target, self._records.get(target)
+        self._probes_in_a_row = self._probes_in_a_row + 1 if target == self._representative else 1
+        self._representative, self._representative_record = target, self._records.get(target)
 
     def judge(
         self, target: Target, answer: Answer, now_s: float
@@ -200,25 +209,25 @@ class NodeLiveness:
             self._fresh = {other: None for other in self._records if other != target}
         if record is None:
             return ()  # the target was removed during the probe
-        verdict = weigh(record, answer, now_s)
+        verdict = verdict_of(record, answer, now_s)
         if verdict in (None, "flapping"):
-            self._doubtful[target] = now_s + self._interval_s
+            self._to_confirm[target] = now_s + self._interval_s
         if verdict == "unready":
-            self._unwell[target] = None
+            self._unready[target] = None
         elif verdict is not None:
-            self._unwell.pop(target, None)
+            self._unready.pop(target, None)
         if verdict is None or verdict == record.verdict:
             return ()
         record.verdict = verdict
         return ((target, verdict),)
 
-    def could_not_ask(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
+    def probe_not_sent(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
         """Record that a probe could not be sent. An earlier verdict stays; a target without a
         verdict gets `unasked`."""
         record = self._records.get(target)
         if record is None:
             return
-        self._doubtful[target] = now_s + self._interval_s
+        self._to_confirm[target] = now_s + self._interval_s
         if record.verdict is None:
             record.verdict = "unasked"
             yield target, "unasked"
@@ -235,41 +244,41 @@ class NodeLiveness:
         if self._silences >= SILENCES:
             self._down = True
         if self._down:
-            self._fresh, self._doubtful, self._unwell = {}, {}, {}
+            self._fresh, self._to_confirm, self._unready = {}, {}, {}
             for other, known in self._records.items():
                 known.good = known.refused = 0
-                known.fall(now_s)
+                known.record_failure(now_s)
                 if known.verdict != "down":
                     known.verdict = "down"
                     yield other, "down"
         elif record is not None and record.silent < SILENCES:
-            self._doubtful[target] = now_s + self._interval_s
+            self._to_confirm[target] = now_s + self._interval_s
         elif record is not None and record.verdict != "unready":
-            record.fall(now_s)
+            record.record_failure(now_s)
             record.verdict = "unready"
-            self._unwell[target] = None
+            self._unready[target] = None
             yield target, "unready"
 
 
-def weigh(record: Record, answer: Answer, now_s: float) -> Verdict | None:
+def verdict_of(record: Record, answer: Answer, now_s: float) -> Verdict | None:
     """Return the verdict that follows from this answer (not a time-out) and the previous ones; None
     if more answers are needed."""
     record.silent = 0
     if answer.kind == "answered" and is_good(answer, record.local):
-        return _weigh_good(record, now_s)
+        return _verdict_of_good(record, now_s)
     record.good = 0
     record.bad += 1
     record.refused = record.refused + 1 if answer.kind == "refused" else 0
     if record.verdict in (None, "unasked"):
-        return "unready" if record.bad >= PATIENCE else None
+        return "unready" if record.bad >= FIRST_UNREADY_AFTER else None
     if answer.kind == "refused" and record.refused < REFUSALS:
         return None
     if answer.weight != 0:  # a target that reports zero endpoints has not failed
-        record.fall(now_s)
+        record.record_failure(now_s)
     return "unready"
 
 
-def _weigh_good(record: Record, now_s: float) -> Verdict | None:
+def _verdict_of_good(record: Record, now_s: float) -> Verdict | None:
     record.bad = record.refused = 0
     if record.verdict != "up" and not record.good:
         record.since_s = now_s

@@ -81,7 +81,7 @@ class Reports:
 async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
     """Until the gateway is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
-    reports = Reports(writer, lambda: monitor.all_proved)
+    reports = Reports(writer, lambda: monitor.all_decided)
     monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s, mark=mark)
     decoder, frozen = msgspec.msgpack.Decoder(ProbeRequest), 0
     async with asyncio.TaskGroup() as group:
