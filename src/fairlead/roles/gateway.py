@@ -244,7 +244,7 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
     need the balancer first."""
     told = ""
     while True:
-        await apiserver.keep()
+        await apiserver.ensure()
         try:
             return find()
         except Refused as error:

@@ -106,7 +106,7 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
     assert set(outcomes) == {YOUNG}
     assert outcomes[YOUNG].state == "unavailable"
     assert (
-        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has this address and port"
+        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has this frontend"
         in outcomes[YOUNG].message
     )
     for protocol in ("TCP", "UDP"):

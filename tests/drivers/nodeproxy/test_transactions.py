@@ -148,7 +148,9 @@ def test_two_services_of_one_cluster_ip() -> None:
         A: at(A, Y),
         B: frozenset(e for e in other if frontend_of(e.key).startswith(X)),
     }
-    assert told.lacking[B].startswith("serving default/b on 172.30.0.1: Service default/a has it; ")
+    assert told.lacking[B].startswith(
+        "serving default/b on 172.30.0.1: Service default/a has this "
+    )
 
 
 def test_what_belongs_to_no_service_any_more_gives_way() -> None:
@@ -173,7 +175,7 @@ def test_what_is_wrong_is_said() -> None:
     (message,) = told.lacking.values()
     assert message == (
         "serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has this "
-        "address and port; give one of the two Services another address or port"
+        "frontend; give one of the two Services another address or port"
     )
 
 

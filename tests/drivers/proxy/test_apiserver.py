@@ -58,7 +58,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     async with other:
         balancer = ApiServerBalancer(CONFIG, folder)
-        await balancer.keep()
+        await balancer.ensure()
         assert await answers(VIP)
         assert not await answers(VIP, 2222)
         assert await localroutes.present() == set()  # the routes of Services have another number
@@ -67,7 +67,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
 
         moved = ApiServerConfig(addresses=("203.0.113.6", "2001:db8:f::6"), servers=CONFIG.servers)
         successor = ApiServerBalancer(moved, folder)
-        await successor.keep()
+        await successor.ensure()
         assert [await answers(each) for each in (*moved.addresses, VIP)] == [True, True, False]
         assert successor.haproxy.master_pid() == pid
         assert successor.servers.keys() == set(CONFIG.servers)
@@ -82,7 +82,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         following.cancel()
         await asyncio.wait([following])
 
-        await ApiServerBalancer(None, folder).keep()
+        await ApiServerBalancer(None, folder).ensure()
         assert not await answers("203.0.113.6")
         assert "fairlead" not in command("nft", "list", "ruleset")
         assert await localroutes.present(localroutes.API_PROTOCOL) == set()
@@ -99,7 +99,7 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
         balancer = ApiServerBalancer(
             ApiServerConfig(addresses=(address,), servers=CONFIG.servers), folder
         )
-        await balancer.keep()
+        await balancer.ensure()
         assert await answers(address)
         assert await answers(address, 2222)
         assert await localroutes.present(localroutes.API_PROTOCOL) == set()
@@ -118,24 +118,24 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
             "nft flush table inet fairlead_apiserver",
             f"ip route delete {VIP} table local",
         ):
-            await balancer.keep()
+            await balancer.ensure()
             assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
             command(*harm.split())
-            await balancer.keep()
+            await balancer.ensure()
             assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         await balancer.remove()
 
         command("ip", "address", "add", VIP, "dev", "lo")
         balancer = ApiServerBalancer(CONFIG, folder)
-        await balancer.keep()
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         command("ip", "address", "delete", VIP, "dev", "lo")
-        await balancer.keep()
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
             "ip", "address", "add", VIP, "dev", "lo"
         )  # as after a new configuration of its network
-        await balancer.keep()
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()
 
@@ -143,9 +143,9 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
 async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
     """Unneeded changes would make every program that lists the kernel's rules start over."""
     balancer = ApiServerBalancer(CONFIG, folder)
-    await balancer.keep()
+    await balancer.ensure()
     before = command("nft", "-a", "list", "ruleset")
-    await balancer.keep()
+    await balancer.ensure()
     assert command("nft", "-a", "list", "ruleset") == before
     await balancer.remove()
 
@@ -153,8 +153,8 @@ async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
 async def test_what_cannot_be_is_tried_again(folder: Path) -> None:
     balancer = ApiServerBalancer(CONFIG, folder)
     async with await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 6443):
-        await balancer.keep()
+        await balancer.ensure()
         assert not balancer.haproxy.alive()
-    await balancer.keep()
+    await balancer.ensure()
     assert await answers(VIP)
     await balancer.remove()

@@ -35,7 +35,7 @@ from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import SEARCH, Haproxy
 from fairlead.drivers.proxy.render import render
 from fairlead.drivers.proxy.spec import specs_of
-from fairlead.drivers.proxy.workers import NOWHERE
+from fairlead.drivers.proxy.workers import NO_BACKEND
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, Outcome, ProxySettings, ServiceKey
@@ -91,7 +91,7 @@ async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> Non
         assert answer == ["node1", "-", "12345"]
 
         async def are_counted() -> bool:
-            await driver.look()
+            await driver.poll()
             traffic = driver.counters.services().get(WEB)
             return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (
                 1,
@@ -107,7 +107,7 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
 
         async def are_open(count: int) -> bool:
-            await driver.look()
+            await driver.poll()
             return driver.counters.services()[WEB].open == count
 
         talks: list[Talk] = []
@@ -131,7 +131,7 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         assert len(await asked(3)) == 3
-        await driver.look()
+        await driver.poll()
         before = driver.counters.services()
         assert before[WEB].connections == 3
         other = Haproxy(folder.with_name("other"))
@@ -141,7 +141,7 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
             .replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
         )
         driver.haproxy.worker = other.worker
-        await driver.look()
+        await driver.poll()
         assert driver.counters.services() == before
         await other.kill()
 
@@ -156,11 +156,11 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
 
         async def all_are_tried() -> bool:
             taken = (await counted(driver, "stot"))["FRONTEND"] == "20"
-            return taken and NOWHERE not in {node.upper() for _, node in await in_use(driver)}
+            return taken and NO_BACKEND not in {node.upper() for _, node in await in_use(driver)}
 
         await until(all_are_tried)
         await bring(driver, balancer({"node1": 1}))
-        await driver.look()
+        await driver.poll()
         tried = await in_use(driver)
         assert {node for _, node in tried} <= {
             each.node for each in await runtime.servers(driver.haproxy.worker)
@@ -170,14 +170,16 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
                 ConnectionResetError
             ):  # there are at most three tries, and a busy machine may be slow
                 assert (await talk.ask())[:1] in ([], ["node1"])
-        await driver.look()
+        await driver.poll()
         assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
         assert await worker(driver) == pid
 
 
 async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
     """Return the servers in use, without our own command."""
-    return {place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NOWHERE}
+    return {
+        place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NO_BACKEND
+    }
 
 
 async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> None:
@@ -198,12 +200,12 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
         await new.ask()
         after = drained({"node2": 1}, 3600, ProxySettings(connection_limit=99))
         await bring(driver, after)
-        await driver.look()
+        await driver.poll()
         assert [(await talk.ask())[0] for talk in (old, new)] == ["node1", "node1"]
         after = drained({"node2": 1}, 0.001, ProxySettings(connection_limit=99))
         await bring(driver, after)
         await asyncio.sleep(0.01)
-        await driver.look()
+        await driver.poll()
         for talk in (old, new):
             async with asyncio.timeout(10):
                 with suppress(ConnectionError):
@@ -273,11 +275,11 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
             talks.append(await Talk.start())
             assert await talks[-1].ask()
             if limit == 3:
-                await driver.look()
+                await driver.poll()
                 assert [await talk.ask() for talk in talks] == [["node1", "-", "x"]] * 3
         assert await bring(driver, last) == {}
         pid = await worker(driver)
-        await driver.look()
+        await driver.poll()
         told = await bring(driver, last)
         assert told == {WEB: Outcome("done", notes=(ended(1, 2),))}
         assert await bring(driver, last) == {}, "the closed connections are reported once"
@@ -287,7 +289,7 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
         for talk in talks:
             talk.end()
         assert await asked() == [["node1", "-", "x"]]
-        await driver.look()
+        await driver.poll()
         assert (await worker(driver), len(told)) == (pid, 1)
 
 
@@ -710,7 +712,7 @@ async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
         await bring(driver, balancer({"node1": 1}))
         talk = await Talk.start()
         await talk.ask()
-        await driver.look()
+        await driver.poll()
         worker = driver.counters.worker
         descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 262144)
         assert worker.connections == 1
@@ -720,4 +722,4 @@ async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
 
 async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:
     with pytest.raises(Unavailable, match="does not answer"):
-        await runtime.ask(folder / "worker.sock", "show info")
+        await runtime.query(folder / "worker.sock", "show info")

@@ -53,7 +53,7 @@ async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> No
         driver, api = ProxyDriver(folder), apiserver_balancer(config)
         await driver.read(None)
         await bring(driver, balancer({"node1": 1}))
-        await api.keep()
+        await api.ensure()
         assert await routes() == {VIP, *API.addresses}
         assert rules().count("table inet fairlead_") == 2
         if not running:

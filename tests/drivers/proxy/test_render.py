@@ -13,15 +13,15 @@ from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
 from fairlead.drivers.proxy.process import SEARCH
 from fairlead.drivers.proxy.render import (
-    MOST_IN_TEXT,
-    ON_A_LINE,
+    MAX_INLINE_RANGES,
+    RANGES_PER_LINE,
     Paths,
+    acl_lines,
     description_of,
-    lists_of,
-    number_of,
     render,
     section_name,
     sections_of,
+    server_id,
 )
 from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
@@ -233,14 +233,20 @@ def test_who_is_silent_for_long_is_asked_where_no_time_out_comes_first(
 
 def test_names_and_numbers() -> None:
     assert section_name(WEB, ProxyKey(VIP6, 80)) == "default.web.80.2001:db8:f::7"
-    number = number_of("node1")
-    assert number_of("node1", {number}) == number + 1
-    assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
+    number = server_id("node1")
+    assert server_id("node1", {number}) == number + 1
+    assert len({server_id(f"node{at}") for at in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize(
     ("ranges", "lines"),
-    [(1, 1), (ON_A_LINE, 1), (ON_A_LINE + 1, 2), (MOST_IN_TEXT, 5), (MOST_IN_TEXT + 1, 0)],
+    [
+        (1, 1),
+        (RANGES_PER_LINE, 1),
+        (RANGES_PER_LINE + 1, 2),
+        (MAX_INLINE_RANGES, 5),
+        (MAX_INLINE_RANGES + 1, 0),
+    ],
 )
 def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lines: int) -> None:
     longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(ranges))
@@ -251,7 +257,7 @@ def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lin
     if not lines:
         listed.write_text("\n".join(longest))
     assert accepted(text := render(specs, paths), folder) == ""
-    assert len(lists_of(text).get(section_name(WEB, ProxyKey(VIP, 80)), ())) == lines
+    assert len(acl_lines(text).get(section_name(WEB, ProxyKey(VIP, 80)), ())) == lines
     assert (str(listed) in text) != bool(lines)
 
 

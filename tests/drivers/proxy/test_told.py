@@ -74,11 +74,11 @@ async def cut_and_look(folder: Path) -> None:
         talks: list[list[Talk]] = []
         for limit in (10, 11):
             await change(limit)
-        await driver.look()
+        await driver.poll()
         assert [await talk.ask() for talk in talks[0]] == [["node1", "-", "x"]] * 3
         for at, limit in enumerate((12, 13)):
             await change(limit)
-            await driver.look()
+            await driver.poll()
             # The next pass of the loop includes the Services that the driver marked.
             assert marked == {WEB, OTHER}
             marked.clear()

@@ -282,6 +282,6 @@ def _in_words(service: ServiceKey, key: str, owner: ServiceKey) -> str:
     address, *rest = key.split(" . ")
     where = f"{address} port {rest[1]} (IP protocol {rest[0]})" if rest else address
     return (
-        f"serving {service} on {where}: Service {owner} has this address and port; give one of the "
-        "two Services another address or port"
+        f"serving {service} on {where}: Service {owner} has this frontend; give one of the two "
+        "Services another address or port"
     )

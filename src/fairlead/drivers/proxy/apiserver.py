@@ -27,7 +27,7 @@ from fairlead.drivers import Component
 from fairlead.drivers.proxy import removal, runtime, shield
 from fairlead.drivers.proxy.metrics import ApiServersCollector
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import Paths, bind_words, with_global
+from fairlead.drivers.proxy.render import Paths, bind_options, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
@@ -35,22 +35,22 @@ from fairlead.net import localroutes
 log = structlog.get_logger()
 
 SECTION = "apiserver"
-LOOK_S = 2.0
+CHECK_INTERVAL_S = 2.0
 """Interval at which the balancer is compared with the configuration."""
-_ON_A_LINE = 40
+_RANGES_PER_LINE = 40
 """Maximum number of source ranges on a line. HAProxy takes 64 words and 2,048 characters."""
 _STATES = {"UP": "ready", "NOLB": "not ready", "DOWN": "down"}
 
 
 def render(config: ApiServerConfig, paths: Paths) -> str:
     """Return HAProxy's whole configuration. Pure."""
-    lines = [f"bind {key} {bind_words(key)}" for key in _keys(config)]
+    lines = [f"bind {key} {bind_options(key)}" for key in _keys(config)]
     if config.source_ranges:
         # A connection of the host to one of its own addresses has that address as its source.
         within = [*(key.address for key in _keys(config)), *config.source_ranges]
         lines += [
-            f"acl within src {' '.join(within[at : at + _ON_A_LINE])}"
-            for at in range(0, len(within), _ON_A_LINE)
+            f"acl within src {' '.join(within[at : at + _RANGES_PER_LINE])}"
+            for at in range(0, len(within), _RANGES_PER_LINE)
         ]
         lines += ["tcp-request connection reject unless within"]
     lines += [
@@ -118,15 +118,15 @@ class ApiServerBalancer(Component):
         then. The table is replaced only when one of the two has changed."""
 
     async def open(self) -> None:
-        """Start the balancer. A failure is only logged, see `keep`, and does not hold up the
+        """Start the balancer. A failure is only logged, see `ensure`, and does not hold up the
         role."""
-        await self.keep()
+        await self.ensure()
 
-    async def keep(self) -> None:
+    async def ensure(self) -> None:
         """Make the balancer equal to the configuration. A failure is logged, and the next call
         tries again."""
         try:
-            await (self._bring(self._config) if self._config is not None else self.remove())
+            await (self._apply(self._config) if self._config is not None else self.remove())
             self._problem = ""
         except FairleadError as error:
             if str(error) != self._problem:
@@ -137,10 +137,14 @@ class ApiServerBalancer(Component):
         """Keep the balancer equal to the configuration until cancelled. A HAProxy that dies is
         restarted at once."""
         while self._config is not None:
-            await self.keep()
+            await self.ensure()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await (self.haproxy.died() if self.haproxy.alive() else asyncio.sleep(LOOK_S))
+                async with asyncio.timeout(CHECK_INTERVAL_S):
+                    await (
+                        self.haproxy.died()
+                        if self.haproxy.alive()
+                        else asyncio.sleep(CHECK_INTERVAL_S)
+                    )
 
     async def remove(self) -> Sequence[str]:
         """Remove the balancer with its connections, routes and nftables rules."""
@@ -153,15 +157,15 @@ class ApiServerBalancer(Component):
     def collectors(self) -> tuple[ApiServersCollector]:
         return (ApiServersCollector(lambda: self.servers),)
 
-    async def _bring(self, config: ApiServerConfig) -> None:
+    async def _apply(self, config: ApiServerConfig) -> None:
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # An address that the host has anyway needs no route, and its other ports stay reachable.
         brought = [key for key in keys if not await localroutes.borne(key.address)]
         wanted = {key.address for key in brought}
-        if (brought, shield.shown(shield.API_TABLE)) != self._shield:
-            shield.put(brought, shield.API_TABLE)
-            self._shield = (brought, shield.shown(shield.API_TABLE))
+        if (brought, shield.listing(shield.API_TABLE)) != self._shield:
+            shield.install(brought, shield.API_TABLE)
+            self._shield = (brought, shield.listing(shield.API_TABLE))
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):
@@ -172,9 +176,9 @@ class ApiServerBalancer(Component):
                 servers=len(config.servers),
             )
         await localroutes.delete(routed - wanted, localroutes.API_PROTOCOL)
-        await self._look(config)
+        await self._poll(config)
 
-    async def _look(self, config: ApiServerConfig) -> None:
+    async def _poll(self, config: ApiServerConfig) -> None:
         """Read the states of the API servers from HAProxy, and log those that changed."""
         with suppress(Unavailable):
             names = {_name(server): server for server in config.servers}

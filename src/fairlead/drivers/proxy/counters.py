@@ -41,7 +41,7 @@ class ProxyCounters:
     def __init__(self) -> None:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
-        self._elsewhere: dict[ServiceKey, int] = {}
+        self._in_old_workers: dict[ServiceKey, int] = {}
         self._deaths = 0
         self.worker = Info()
         """The current worker's connections and its limit."""
@@ -50,13 +50,13 @@ class ProxyCounters:
         self,
         traffic: Mapping[ServiceKey, ProxyTraffic],
         worker: Info,
-        elsewhere: Mapping[ServiceKey, int],
+        in_old_workers: Mapping[ServiceKey, int],
     ) -> None:
-        """Store the counts of the current worker. `elsewhere`: connections that are open in old
-        workers."""
+        """Store the counts of the current worker. `in_old_workers`: connections that are open in
+        old workers."""
         self._now = dict(traffic)
         self.worker = worker
-        self._elsewhere = dict(elsewhere)
+        self._in_old_workers = dict(in_old_workers)
 
     def worker_ended(self) -> None:
         """Add the current worker's counts to the sums: the next worker begins at zero. The open
@@ -65,7 +65,7 @@ class ProxyCounters:
             self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(
                 traffic._replace(open=0)
             )
-            self._elsewhere[service] = self._elsewhere.get(service, 0) + traffic.open
+            self._in_old_workers[service] = self._in_old_workers.get(service, 0) + traffic.open
         self._now = {}
         self.worker = Info()
 
@@ -73,7 +73,7 @@ class ProxyCounters:
         """Record that HAProxy ended unexpectedly, with all its connections."""
         self._deaths += 1
         self.worker_ended()
-        self._elsewhere = {}
+        self._in_old_workers = {}
 
     def deaths(self) -> int:
         """Return how often HAProxy ended unexpectedly."""
@@ -86,8 +86,8 @@ class ProxyCounters:
             service: traffic for service, traffic in self._ended.items() if service in kept
         }
         self._now = {service: traffic for service, traffic in self._now.items() if service in kept}
-        self._elsewhere = {
-            service: count for service, count in self._elsewhere.items() if service in kept
+        self._in_old_workers = {
+            service: count for service, count in self._in_old_workers.items() if service in kept
         }
 
     def services(self) -> Mapping[ServiceKey, ProxyTraffic]:
@@ -96,8 +96,10 @@ class ProxyCounters:
         return {
             service: self._ended.get(service, nothing)
             .plus(self._now.get(service, nothing))
-            .plus(ProxyTraffic(open=self._elsewhere.get(service, 0)))
-            for service in sorted(self._ended.keys() | self._now.keys() | self._elsewhere.keys())
+            .plus(ProxyTraffic(open=self._in_old_workers.get(service, 0)))
+            for service in sorted(
+                self._ended.keys() | self._now.keys() | self._in_old_workers.keys()
+            )
         }
 
 

@@ -23,7 +23,7 @@ class Drains:
     def __init__(self) -> None:
         self._since: dict[Place, tuple[ServiceKey, float]] = {}
 
-    def settle(
+    def update(
         self,
         before: Mapping[ServiceKey, ProxySpec],
         now: Mapping[ServiceKey, ProxySpec],

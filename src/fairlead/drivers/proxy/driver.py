@@ -31,17 +31,17 @@ from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of, service_of
+from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxySpec,
     RemoveListener,
+    ReportClosed,
     Served,
     Server,
     SetDrain,
     SetListener,
     SetRanges,
-    TellCut,
 )
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
@@ -53,9 +53,9 @@ log = structlog.get_logger()
 
 RELOAD_PAUSE_S = 1.0
 """Minimum time between two reloads. Changes within this time share a reload."""
-LOOK_S = 5.0
-"""Interval at which counters are read, and drained servers past their time are cut off."""
-REMOVE_S = 60.0
+POLL_INTERVAL_S = 5.0
+"""Interval at which counters are read, and connections of drained servers past their time are closed."""
+DELETE_INTERVAL_S = 60.0
 """Interval at which servers without connections are deleted. For this HAProxy lists all
 connections, which takes 80 ms for 10,000."""
 
@@ -99,7 +99,7 @@ class ProxyDriver(Component):
         self.counters = ProxyCounters()
         self.reloads = 0
         """Number of configurations that took effect, by a reload or a start."""
-        self._cut: Counter[ServiceKey] = Counter()
+        self._closed: Counter[ServiceKey] = Counter()
         """Connections that were closed because there were too many old workers, until the Service's
         next pass reports them."""
         self._requeue = requeue
@@ -123,7 +123,7 @@ class ProxyDriver(Component):
         """Return what HAProxy serves, as it shows it. With keys, return what it was last given."""
         if keys is not None:
             return {
-                key: msgspec.structs.replace(self._specs[key], cut=self._cut[key])
+                key: msgspec.structs.replace(self._specs[key], closed=self._closed[key])
                 for key in keys
                 if key in self._specs
             }
@@ -131,12 +131,12 @@ class ProxyDriver(Component):
             found = await self._found()
             if found or not self.haproxy.alive():
                 self._adopt(found)
-                await self._keep_ways()
+                await self._ensure_routes()
             # Otherwise HAProxy runs but does not show its configuration. Keep what it was last
             # given; if that is nothing, everything is set again.
             return dict(self._specs)
 
-    async def _keep_ways(self) -> None:
+    async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
         them."""
         wanted, there = self._addresses(self._specs), await localroutes.present()
@@ -150,12 +150,12 @@ class ProxyDriver(Component):
         one. Raise Refused for a configuration that HAProxy does not accept; HAProxy then continues
         with the previous one."""
         async with self._changing:
-            telling = [change for change in changes if isinstance(change, TellCut)]
+            reports = [change for change in changes if isinstance(change, ReportClosed)]
             outcomes = await self._apply(
-                [change for change in changes if not isinstance(change, TellCut)]
+                [change for change in changes if not isinstance(change, ReportClosed)]
             )
-            for change in telling:
-                self._cut -= Counter({change.service: change.connections})
+            for change in reports:
+                self._closed -= Counter({change.service: change.connections})
                 note = ended(change.connections, self._old_workers)
                 outcomes = _with_note(outcomes, change.service, note)
             # A Service that failed is still served in part if HAProxy had listeners for it before.
@@ -182,21 +182,21 @@ class ProxyDriver(Component):
         live = [
             change for change in changes if not isinstance(change, SetListener | RemoveListener)
         ]
-        return outcomes | await self._tell(live)
+        return outcomes | await self._apply_live(live)
 
     async def run(self) -> None:
         """Until cancelled: read counters, delete servers without connections, and restart HAProxy
         when it dies."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await (self.haproxy.died() if self._specs else asyncio.sleep(LOOK_S))
+                async with asyncio.timeout(POLL_INTERVAL_S):
+                    await (self.haproxy.died() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
                     await self._restart()
                 else:
-                    await self._look()
-                    if self._now_s() >= self._removed_s + REMOVE_S:
+                    await self._poll()
+                    if self._now_s() >= self._removed_s + DELETE_INTERVAL_S:
                         await self._remove_servers()
             await asyncio.sleep(0.1)
 
@@ -212,10 +212,10 @@ class ProxyDriver(Component):
             lost, self._specs = set(self._specs), {}
             self._requeue(lost)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Do the periodic work of `run` now."""
         async with self._changing:
-            await self._look()
+            await self._poll()
             await self._remove_servers()
 
     async def remove(self) -> Sequence[str]:
@@ -246,7 +246,7 @@ class ProxyDriver(Component):
             each.listener for specs in states for one in specs.values() for each in one.listeners
         ]
         shared = {each.key.address for each in listeners if each.settings.shared}
-        shield.put({each.key for each in listeners}, shared=shared)
+        shield.install({each.key for each in listeners}, shared=shared)
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
@@ -254,7 +254,7 @@ class ProxyDriver(Component):
 
     def _adopt(self, specs: dict[ServiceKey, ProxySpec]) -> None:
         """Store `specs` as the state of HAProxy."""
-        self._drains.settle(self._specs, specs, self._now_s())
+        self._drains.update(self._specs, specs, self._now_s())
         self._specs = specs
 
     async def _found(self) -> dict[ServiceKey, ProxySpec]:
@@ -314,7 +314,7 @@ class ProxyDriver(Component):
         self._shield(self._specs, wanted)
         await localroutes.add(after - before)
         if wanted:
-            await self._look()
+            await self._poll()
             await self.haproxy.run(render(wanted, self.haproxy.paths))
             self.reloads += 1
         else:
@@ -325,7 +325,9 @@ class ProxyDriver(Component):
             self._reloaded_s = self._now_s()
         self.counters.worker_ended()
         self.counters.keep(wanted)
-        self._cut = Counter({key: self._cut[key] for key in self._cut.keys() & wanted.keys()})
+        self._closed = Counter(
+            {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
+        )
         await localroutes.delete(before - after)
         if before:
             self._shield(wanted)
@@ -344,7 +346,7 @@ class ProxyDriver(Component):
             outcomes = _with_note(outcomes, service, switched_note(*headers))
         return outcomes
 
-    async def _tell(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
+    async def _apply_live(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
         """Carry out the changes that need no reload. After a failure, read HAProxy's state again:
         the next attempt starts from it."""
         outcomes: dict[ServiceKey, Outcome] = {}
@@ -379,7 +381,7 @@ class ProxyDriver(Component):
         text = self.haproxy.text()
         if not await self.haproxy.runs(text):
             raise Unavailable("HAProxy does not run with its newest configuration")
-        numbers, lines = await runtime.lists(self.haproxy.worker), lists_of(text)
+        numbers, lines = await runtime.acl_lists(self.haproxy.worker), acl_lines(text)
         if unknown := [line for each in lines.values() for line in each if line not in numbers]:
             raise Unavailable(
                 f"HAProxy does not show the ACL list in line {unknown[0]} of its configuration"
@@ -395,7 +397,7 @@ class ProxyDriver(Component):
             self._write_ranges(change.service, change.cidrs)
             self._specs = spec.after(self._specs, [change])
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Read counters, close connections of servers that exceeded their drain time, and stop
         surplus old workers."""
         if not self._specs:
@@ -409,7 +411,7 @@ class ProxyDriver(Component):
             await self._count(sections)
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
-            self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
+            self._report_closed(await workers.end_oldest(self.haproxy, self._old_workers), sections)
 
     async def _count(self, sections: Mapping[str, ServiceKey]) -> None:
         """Read counters, unless an old worker answers on the worker's socket."""
@@ -417,17 +419,17 @@ class ProxyDriver(Component):
         worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
         if worker.pid not in [each.pid for each in found if not each.old]:
             return
-        elsewhere: Counter[ServiceKey] = Counter()
+        in_old_workers: Counter[ServiceKey] = Counter()
         for old in (each.pid for each in found if each.old):
             with suppress(Unavailable):  # the worker has just ended by itself
                 for section, count in (
                     await runtime.open_connections(self.haproxy.master, old)
                 ).items():
-                    elsewhere[service_of(section)] += count
+                    in_old_workers[service_of(section)] += count
         self.counters.take(
             traffic_of(rows, sections),
             worker,
-            {service: elsewhere[service] for service in self._specs},
+            {service: in_old_workers[service] for service in self._specs},
         )
 
     async def _remove_servers(self) -> None:
@@ -436,7 +438,9 @@ class ProxyDriver(Component):
         with suppress(Unavailable):
             self._leaving = await members.remove(self.haproxy.worker, self._leaving)
 
-    def _tell_cut(self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]) -> None:
+    def _report_closed(
+        self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]
+    ) -> None:
         """Log the connections that were closed with old workers, and have their Services report
         them."""
         if not connections:
@@ -450,7 +454,7 @@ class ProxyDriver(Component):
         for section, count in connections.items():
             if section in sections:
                 by_service[sections[section]] += count
-        self._cut.update(by_service)
+        self._closed.update(by_service)
         self._requeue(by_service)
 
 

@@ -9,16 +9,16 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 
 from fairlead.drivers.proxy import runtime
-from fairlead.drivers.proxy.render import number_of, section_name, server_words
-from fairlead.drivers.proxy.runtime import Shown
+from fairlead.drivers.proxy.render import section_name, server_id, server_options
+from fairlead.drivers.proxy.runtime import ServerState
 from fairlead.drivers.proxy.spec import ProxyListener, ProxySpec, SetServers
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
-FEW = 20
+MAX_SECTION_READS = 20
 """For more listeners than this, the servers of all sections are read with one command."""
 
-Present = Mapping[str, Mapping[str, Shown]]
+Present = Mapping[str, Mapping[str, ServerState]]
 """Servers by section and node."""
 
 
@@ -36,14 +36,14 @@ async def set_servers(
     wanted = {section_name(change.service, change.key): change for change in changes}
     present = await _present(path, wanted)
     leaving: set[tuple[str, str]] = set()
-    quiet: list[str] = []
+    commands: list[str] = []
     for section, change in wanted.items():
         there = present.get(section, {})
-        quiet += await _bring(path, section, listeners[section], change, there)
+        commands += await _add_and_move(path, section, listeners[section], change, there)
         gone = there.keys() - {each.node for each in change.servers}
-        quiet += [f"set server {section}/{node} state maint" for node in sorted(gone)]
+        commands += [f"set server {section}/{node} state maint" for node in sorted(gone)]
         leaving |= {(section, node) for node in gone}
-    await runtime.tell(path, quiet)
+    await runtime.execute(path, commands)
     _check(wanted, await _present(path, wanted))
     return leaving
 
@@ -61,7 +61,7 @@ async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str
         return set()
     left = await runtime.in_use(path) & places
     for section, node in sorted(places - left):
-        if "connection" in (await runtime.ask(path, f"del server {section}/{node}")).lower():
+        if "connection" in (await runtime.query(path, f"del server {section}/{node}")).lower():
             left.add((section, node))
     return left
 
@@ -74,42 +74,46 @@ async def end_connections(master: Path, places: Collection[tuple[str | None, str
         # `shutdown sessions server` would be simpler, but it does not work in an old worker.
         for session in await runtime.sessions(master, worker.pid):
             if (session.get("be"), session.get("srv")) in places:
-                await runtime.ask(master, f"@!{worker.pid} shutdown session {session['id']}")
+                await runtime.query(master, f"@!{worker.pid} shutdown session {session['id']}")
 
 
-async def _bring(
+async def _add_and_move(
     path: Path,
     section: str,
     listener: ProxyListener,
     change: SetServers,
-    there: Mapping[str, Shown],
+    there: Mapping[str, ServerState],
 ) -> list[str]:
     """Add missing servers and move servers to their addresses. Return the remaining commands, which
     print nothing if they succeed."""
-    quiet: list[str] = []
+    commands: list[str] = []
     taken = {each.number for each in there.values()}
     for server in change.servers:
         name, found = f"{section}/{server.node}", there.get(server.node)
         if found is None:
-            number = number_of(server.node, taken)
+            number = server_id(server.node, taken)
             taken.add(number)
-            await runtime.ask(path, f"add server {name} {server_words(listener, server, number)}")
-            quiet += [f"set server {name} state ready"] + [f"enable health {name}"] * bool(
+            await runtime.query(
+                path, f"add server {name} {server_options(listener, server, number)}"
+            )
+            commands += [f"set server {name} state ready"] + [f"enable health {name}"] * bool(
                 listener.settings.checks
             )
             continue
         if (found.address, found.port) != (server.address, server.port):
-            await runtime.ask(path, f"set server {name} addr {server.address} port {server.port}")
+            await runtime.query(path, f"set server {name} addr {server.address} port {server.port}")
         if found.weight != server.weight:
-            quiet.append(f"set server {name} weight {server.weight}")
+            commands.append(f"set server {name} weight {server.weight}")
         if found.out:
-            quiet.append(f"set server {name} state ready")
-    return quiet
+            commands.append(f"set server {name} state ready")
+    return commands
 
 
-async def _present(path: Path, wanted: Mapping[str, SetServers]) -> dict[str, dict[str, Shown]]:
-    found: dict[str, dict[str, Shown]] = {}
-    asked = [""] if len(wanted) > FEW else sorted(wanted)
+async def _present(
+    path: Path, wanted: Mapping[str, SetServers]
+) -> dict[str, dict[str, ServerState]]:
+    found: dict[str, dict[str, ServerState]] = {}
+    asked = [""] if len(wanted) > MAX_SECTION_READS else sorted(wanted)
     for section in asked:
         for each in await runtime.servers(path, section):
             found.setdefault(each.section, {})[each.node] = each

@@ -27,9 +27,9 @@ log = structlog.get_logger()
 
 USER = "haproxy"
 CAP_SETGID, CAP_SETUID = 6, 7
-LOOK_S = 0.02
+POLL_S = 0.02
 """Interval at which the process is polled during a start, a reload or an end."""
-START_S = 20.0
+TIMEOUT_S = 20.0
 """Time-out of a start, a reload or an end."""
 _FIXES = {
     "Address already in use": "stop the process that listens on the address",
@@ -171,9 +171,9 @@ class Haproxy:
             "-f",
             str(self._text),
         ]
-        status, said = await self._call(*options)
+        status, output = await self._call(*options)
         if status:
-            raise Refused(f"HAProxy did not start: {(why := _complaint(said))}", fix=_fix(why))
+            raise Refused(f"HAProxy did not start: {(why := _complaint(output))}", fix=_remedy(why))
         await _until(self.running, "starting HAProxy")
         log.info("HAProxy started", pid=self.master_pid())
 
@@ -184,9 +184,9 @@ class Haproxy:
         # that do not serve.
         with suppress(Unavailable):
             self._states.write_text(
-                states.not_serving(await runtime.ask(self.worker, "show servers state"), text)
+                states.not_serving(await runtime.query(self.worker, "show servers state"), text)
             )
-        await runtime.ask(self.master, "reload")
+        await runtime.query(self.master, "reload")
 
         async def taken_over() -> bool:
             try:
@@ -207,9 +207,9 @@ class Haproxy:
         await _until(taken_over, "reloading HAProxy")
 
     async def _check(self, path: Path) -> None:
-        status, said = await self._call("-c", "-q", "-f", str(path))
+        status, output = await self._call("-c", "-q", "-f", str(path))
         if status:
-            raise Refused(f"HAProxy does not accept the configuration: {_complaint(said)}")
+            raise Refused(f"HAProxy does not accept the configuration: {_complaint(output)}")
 
     async def _call(self, *options: str) -> tuple[int, str]:
         program = shutil.which("haproxy", path=self._search)
@@ -227,29 +227,29 @@ class Haproxy:
             env={"PATH": self._search},  # HAProxy outlives this process, and inherits nothing else
             start_new_session=True,
         )
-        _, said = await process.communicate()
-        return process.returncode or 0, said.decode(errors="replace")
+        _, output = await process.communicate()
+        return process.returncode or 0, output.decode(errors="replace")
 
 
 async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not await so():
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        raise Unavailable(f"{doing} took more than {START_S:.0f} s") from error
+        raise Unavailable(f"{doing} took more than {TIMEOUT_S:.0f} s") from error
 
 
 async def _gone(pid: int) -> bool:
     return not _exists(pid)
 
 
-def _complaint(said: str) -> str:
-    alerts = [line.partition(") : ")[2] for line in said.splitlines() if "[ALERT]" in line]
-    return "; ".join(alerts[:3])[:400] or said.strip()[:400] or "it printed no message"
+def _complaint(output: str) -> str:
+    alerts = [line.partition(") : ")[2] for line in output.splitlines() if "[ALERT]" in line]
+    return "; ".join(alerts[:3])[:400] or output.strip()[:400] or "it printed no message"
 
 
-def _fix(complaint: str) -> str:
+def _remedy(complaint: str) -> str:
     """Return the remedy for a known problem; empty where HAProxy's message says everything."""
     return next((fix for words, fix in _FIXES.items() if words in complaint), "")
 

@@ -17,6 +17,6 @@ async def remove(haproxy: Haproxy, protocol: int, table: str) -> bool:
     await localroutes.delete(routed, protocol)
     # The table comes last, because this raises Refused without libnftables; in that case there is
     # no table of ours.
-    shielded = shield.shown(table)
-    shield.put((), table)
+    shielded = shield.listing(table)
+    shield.install((), table)
     return bool(alive or routed or shielded)

@@ -17,9 +17,9 @@ from fairlead.net.address import bracketed, is_ipv6, join_host_port
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
-ON_A_LINE = 40
+RANGES_PER_LINE = 40
 """Maximum number of source ranges on a line. HAProxy takes 64 words."""
-MOST_IN_TEXT = 200
+MAX_INLINE_RANGES = 200
 """Maximum number of source ranges that are written into the configuration; more are read from a
 file. HAProxy searches each line of ranges separately for every connection, so many lines are slow.
 Files are not used for all Services, because at its start HAProxy compares the name of each file
@@ -123,7 +123,7 @@ def sections_of(text: str) -> list[Section]:
     return found
 
 
-def bind_words(key: ProxyKey) -> str:
+def bind_options(key: ProxyKey) -> str:
     """Return the options after `bind ADDRESS:PORT`."""
     # `transparent`: the address is local through a route only, which over IPv6 does not suffice for
     # bind(2). `v6only`: the kernel treats a socket with an IPv6 address as `v6only` anyway. Without
@@ -132,7 +132,7 @@ def bind_words(key: ProxyKey) -> str:
     return "transparent v6only" if is_ipv6(key.address) else "transparent"
 
 
-def server_words(listener: ProxyListener, server: Server, number: int) -> str:
+def server_options(listener: ProxyListener, server: Server, number: int) -> str:
     """Return the options after `server NAME`, for the configuration or for `add server`."""
     words = [join_host_port(server.address, server.port), f"weight {server.weight}", f"id {number}"]
     header = listener.settings.header
@@ -143,7 +143,7 @@ def server_words(listener: ProxyListener, server: Server, number: int) -> str:
     return " ".join(words)
 
 
-def number_of(name: str, taken: Collection[int] = ()) -> int:
+def server_id(name: str, taken: Collection[int] = ()) -> int:
     """Return the id of a server. It is the same on all gateways, in whatever order the servers were
     added (unless two names collide), because `balance source` spreads clients by the ids of
     servers."""
@@ -153,7 +153,7 @@ def number_of(name: str, taken: Collection[int] = ()) -> int:
     return number
 
 
-def lists_of(text: str) -> dict[str, list[int]]:
+def acl_lines(text: str) -> dict[str, list[int]]:
     """Return the line numbers, from 1, of the source ranges in a configuration, by section. HAProxy
     makes each line an ACL list."""
     found: dict[str, list[int]] = {}
@@ -202,7 +202,7 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
         f"listen {name}",
         f"{MARK.strip()} {comment}",
         f"mode {'http' if settings.forwarded_for else 'tcp'}",
-        f"bind {host}:{listener.key.port} {bind_words(listener.key)}",
+        f"bind {host}:{listener.key.port} {bind_options(listener.key)}",
         f"timeout client {settings.client_ms}",
         f"timeout connect {settings.connect_ms}",
         f"timeout server {settings.member_ms}",
@@ -234,14 +234,16 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
         )
     taken: set[int] = set()
     for server in served.servers:
-        number = number_of(server.node, taken)
+        number = server_id(server.node, taken)
         taken.add(number)
-        lines.append(f"server {server.node} {server_words(listener, server, number)}")
+        lines.append(f"server {server.node} {server_options(listener, server, number)}")
     return "\n    ".join(lines) + "\n"
 
 
 def _range_words(service: ServiceKey, cidrs: Sequence[str], paths: Paths) -> list[str]:
     """Return the words of the ACL that holds the source ranges, for one line each."""
-    if not 0 < len(cidrs) <= MOST_IN_TEXT:
+    if not 0 < len(cidrs) <= MAX_INLINE_RANGES:
         return [f"-f {paths.ranges(service)}"]
-    return [" ".join(cidrs[at : at + ON_A_LINE]) for at in range(0, len(cidrs), ON_A_LINE)]
+    return [
+        " ".join(cidrs[at : at + RANGES_PER_LINE]) for at in range(0, len(cidrs), RANGES_PER_LINE)
+    ]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fairlead.errors import Unavailable
 
-LONGEST_LINE = 8192
+MAX_LINE_LENGTH = 8192
 """Maximum length of a line in characters. HAProxy reads a line into a buffer of 16 kB."""
 ANSWER_S = 10.0
 _IN_USE = re.compile(r" be=(\S+) srv=(\S+) ")
@@ -39,7 +39,7 @@ class Info(NamedTuple):
     limit: int = 0
 
 
-class Shown(NamedTuple):
+class ServerState(NamedTuple):
     """A server as the running worker has it. `out`: the server is in maintenance, where it waits
     for its deletion."""
 
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
     out: bool
 
 
-async def ask(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> str:
+async def query(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> str:
     """Send a command and return the answer. Raise Unavailable if no answer comes."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -70,11 +70,11 @@ async def ask(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> st
         ) from error
 
 
-async def tell(path: Path | str, commands: Iterable[str]) -> None:
+async def execute(path: Path | str, commands: Iterable[str]) -> None:
     """Send commands that print nothing if they succeed. Raise Unavailable with HAProxy's output if
     one fails."""
     for line in joined(commands):
-        if said := (await ask(path, line)).strip():
+        if said := (await query(path, line)).strip():
             raise Unavailable(f"HAProxy rejected a command in {line[:120]!r}: {said[:300]}")
 
 
@@ -83,7 +83,7 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
     waiting: list[str] = []
     size = 0
     for command in commands:
-        if waiting and size + len(command) + 1 > LONGEST_LINE:
+        if waiting and size + len(command) + 1 > MAX_LINE_LENGTH:
             yield ";".join(waiting)
             waiting, size = [], 0
         waiting.append(command)
@@ -92,10 +92,10 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
         yield ";".join(waiting)
 
 
-async def lists(path: Path | str) -> dict[int, int]:
+async def acl_lists(path: Path | str) -> dict[int, int]:
     """Return the numbers of the ACL lists that are written in the configuration, by their line
     numbers there."""
-    found = map(_LISTED.match, (await ask(path, "show acl")).splitlines())
+    found = map(_LISTED.match, (await query(path, "show acl")).splitlines())
     return {int(each["line"]): int(each["number"]) for each in found if each}
 
 
@@ -118,11 +118,11 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
     """Replace the content of each list with these ranges."""
     versions: dict[str, str] = {}
     for each in names:
-        version = (await ask(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
+        version = (await query(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
         if not version.isdecimal():
             raise Unavailable(f"HAProxy has no ACL list {each}")
         versions[each] = version
-    await tell(
+    await execute(
         path,
         (
             f"add acl @{version} {each} {cidr}"
@@ -130,15 +130,15 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
             for cidr in cidrs
         ),
     )
-    await tell(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
+    await execute(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
 
 async def description(path: Path | str) -> str:
     """Return the `description` in the worker's configuration."""
-    return _said(await ask(path, "show info")).get("description", "")
+    return _parse_info(await query(path, "show info")).get("description", "")
 
 
-def _said(text: str) -> dict[str, str]:
+def _parse_info(text: str) -> dict[str, str]:
     """Parse the output of `show info`; the names are converted to lower case."""
     return {
         name.lower(): value.strip()
@@ -146,12 +146,12 @@ def _said(text: str) -> dict[str, str]:
     }
 
 
-async def servers(path: Path | str, section: str = "") -> list[Shown]:
+async def servers(path: Path | str, section: str = "") -> list[ServerState]:
     """Return all servers, or the servers of one section."""
-    return list(read_servers(await ask(path, f"show servers state {section}".strip())))
+    return list(read_servers(await query(path, f"show servers state {section}".strip())))
 
 
-def read_servers(text: str) -> Iterator[Shown]:
+def read_servers(text: str) -> Iterator[ServerState]:
     """Parse the output of `show servers state`."""
     lines = text.splitlines()
     names = next((line.removeprefix("# ").split() for line in lines if line.startswith("# ")), [])
@@ -159,7 +159,7 @@ def read_servers(text: str) -> Iterator[Shown]:
         row = dict(zip(names, line.split(), strict=False))
         if line.startswith("#") or "srv_name" not in row:
             continue
-        yield Shown(
+        yield ServerState(
             row["be_name"],
             row["srv_name"],
             int(row["srv_id"]),
@@ -172,7 +172,7 @@ def read_servers(text: str) -> Iterator[Shown]:
 
 async def statistics(path: Path | str) -> list[Mapping[str, str]]:
     """Return the rows of `show stat`, keyed by the names of its columns."""
-    text = await ask(path, "show stat")
+    text = await query(path, "show stat")
     return list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
 
 
@@ -185,8 +185,8 @@ async def totals(
 
     Also return the Info of the worker. Both come in one answer, so they are from the same
     worker."""
-    text, _, table = (await ask(path, "show info;show stat -1 3 -1")).partition("\n# ")
-    said = _said(text)
+    text, _, table = (await query(path, "show info;show stat -1 3 -1")).partition("\n# ")
+    said = _parse_info(text)
     return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(
         table, columns
     )
@@ -195,7 +195,7 @@ async def totals(
 async def open_connections(master: Path | str, pid: int) -> dict[str, int]:
     """Return the number of open connections of one worker by section, through the master as in
     `sessions`."""
-    _, _, table = (await ask(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
+    _, _, table = (await query(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
     return {row["pxname"]: int(row["scur"]) for row in _rows(table, ("pxname", "scur"))}
 
 
@@ -207,7 +207,7 @@ def _rows(table: str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
 
 async def workers(master: Path | str) -> tuple[list[Worker], int]:
     """Return the workers, and the number of failed reloads in a row."""
-    text = await ask(master, "show proc")
+    text = await query(master, "show proc")
     found, failed, old = [], 0, False
     for line in text.splitlines():
         words = line.split()
@@ -222,7 +222,7 @@ async def workers(master: Path | str) -> tuple[list[Worker], int]:
 async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
     """Return the connections of one worker, where `id` is the worker's name for each. The command
     goes through the master, because an old worker cannot be reached otherwise."""
-    text = await ask(master, f"@!{pid} show sess")
+    text = await query(master, f"@!{pid} show sess")
     rows = (line.partition(": ") for line in text.splitlines())
     return [
         {"id": name, **dict(word.partition("=")[::2] for word in words.split())}
@@ -233,4 +233,4 @@ async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
 async def in_use(path: Path) -> set[tuple[str, str]]:
     """Return the servers (section, node) to which a connection of this worker leads or is being
     tried."""
-    return set(_IN_USE.findall(await ask(path, "show sess")))
+    return set(_IN_USE.findall(await query(path, "show sess")))

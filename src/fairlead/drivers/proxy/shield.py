@@ -74,7 +74,7 @@ def _chain(name: str, lines: Iterable[str]) -> list[str]:
     return [f"chain {name} {{", *lines, "}"]
 
 
-def shown(table: str = TABLE) -> str:
+def listing(table: str = TABLE) -> str:
     """Return the table as the kernel lists it; empty if there is none. Raise the errors of
     `Nftables.run`."""
     with Nftables() as nft:
@@ -82,7 +82,7 @@ def shown(table: str = TABLE) -> str:
         return nft.run(f"list table {table}") if there else ""
 
 
-def put(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:
+def install(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:
     """Install the table for exactly these listeners. Raise the errors of `Nftables.run`."""
     with Nftables() as nft:
         nft.run(rules(keys, table, shared))

@@ -24,7 +24,7 @@ from fairlead.net.address import join_host_port
 from fairlead.plan import serving
 from fairlead.plan.conflicts import Basis, Precedence, first
 
-MOST_WEIGHT = 256
+MAX_WEIGHT = 256
 """The greatest weight that HAProxy accepts."""
 SOURCE_SCALE = 16
 """Factor for weights with `balance source`. HAProxy gives a server 16 points on its hash ring per
@@ -77,13 +77,13 @@ class ProxySpec(Value, frozen=True):
 
     - `drain_s`: how long a server keeps its connections after it stopped getting new ones; 0: until
       they end.
-    - `cut`: the number of closed connections that remain to be reported on the Service."""
+    - `closed`: the number of closed connections that remain to be reported on the Service."""
 
     uid: str
     listeners: tuple[Served, ...]
     source_ranges: tuple[str, ...] = ()
     drain_s: float = 0.0
-    cut: int = 0
+    closed: int = 0
 
 
 class SetRanges(Value, frozen=True):
@@ -145,7 +145,7 @@ class RemoveListener(Value, frozen=True):
         return f"reload without listener {self.key} {self.service}"
 
 
-class TellCut(Value, frozen=True):
+class ReportClosed(Value, frozen=True):
     """Report on the Service that connections were closed."""
 
     service: ServiceKey
@@ -155,7 +155,7 @@ class TellCut(Value, frozen=True):
         return f"report {self.connections} closed connections on {self.service}"
 
 
-ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | TellCut
+ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | ReportClosed
 
 
 def specs_of(
@@ -197,7 +197,7 @@ def _servers(
     """Return a server for every member. A member without a share gets weight 0 and so keeps its
     connections: a member keeps TCP connections in every state (see `plan.serving`)."""
     weights = {member.node: 0 for member in listener.members} | dict(shares)
-    most = max(weights.values(), default=0)
+    greatest = max(weights.values(), default=0)
     scale = SOURCE_SCALE if settings.method == "source" else 1
     return tuple(
         sorted(
@@ -205,18 +205,18 @@ def _servers(
                 member.node,
                 member.address,
                 listener.node_port,
-                _scaled(weights[member.node], most, scale),
+                _scaled(weights[member.node], greatest, scale),
             )
             for member in listener.members
         )
     )
 
 
-def _scaled(weight: int, most: int, scale: int) -> int:
+def _scaled(weight: int, greatest: int, scale: int) -> int:
     """Scale a weight to HAProxy's limit. A weight above 0 stays above 0."""
-    if most * scale <= MOST_WEIGHT:
+    if greatest * scale <= MAX_WEIGHT:
         return weight * scale
-    return max(1, round(weight * MOST_WEIGHT / most)) if weight else 0
+    return max(1, round(weight * MAX_WEIGHT / greatest)) if weight else 0
 
 
 def diff(
@@ -231,17 +231,22 @@ def diff(
         wanted, present = desired.get(service, nothing), actual.get(service, nothing)
         there = {each.listener.key: each for each in present.listeners}
         restricted = False
-        if present.cut:
-            live.append(TellCut(service, present.cut))
+        if present.closed:
+            live.append(ReportClosed(service, present.closed))
         for served in wanted.listeners:
             found = there.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:
                 sets.append(
-                    SetListener(service, wanted.uid, _settled(served, found), wanted.source_ranges)
+                    SetListener(
+                        service,
+                        wanted.uid,
+                        _with_present_weights(served, found),
+                        wanted.source_ranges,
+                    )
                 )
                 continue
             restricted |= found.listener.restricted
-            servers = _settled(served, found).servers
+            servers = _with_present_weights(served, found).servers
             if servers != found.servers:
                 live.append(SetServers(service, served.listener.key, servers))
         removals += [RemoveListener(service, key) for key in sorted(there)]
@@ -252,7 +257,7 @@ def diff(
     return (*live, *sets, *removals)
 
 
-def _settled(served: Served, found: Served | None) -> Served:
+def _with_present_weights(served: Served, found: Served | None) -> Served:
     """Return the listener with the servers that it should have now. While the first probe of its
     nodes is outstanding and `plan.serving` leaves the listener unchanged, servers keep their
     weights, and new servers get weight 0."""

@@ -19,26 +19,26 @@ from fairlead.drivers.proxy import runtime
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.errors import Unavailable
 
-NOWHERE = "<NONE>"
+NO_BACKEND = "<NONE>"
 """The backend of a connection that is not a client's: our own command."""
 
 
-async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
-    """Stop the oldest old workers until at most `most` are left (0: no limit). Return the number of
-    closed connections by section."""
-    cut: Counter[str] = Counter()
-    if not most:
-        return cut
+async def end_oldest(haproxy: Haproxy, limit: int) -> Counter[str]:
+    """Stop the oldest old workers until at most `limit` are left (0: no limit). Return the number
+    of closed connections by section."""
+    closed: Counter[str] = Counter()
+    if not limit:
+        return closed
     found, _ = await runtime.workers(haproxy.master)
     old = sorted((each for each in found if each.old), key=lambda each: each.reloads, reverse=True)
-    for each in old[: max(0, len(old) - most)]:
+    for each in old[: max(0, len(old) - limit)]:
         with suppress(Unavailable):  # the worker has just ended by itself
             sessions = await runtime.sessions(haproxy.master, each.pid)
-            cut += Counter(
-                session["fe"] for session in sessions if session.get("be", NOWHERE) != NOWHERE
+            closed += Counter(
+                session["fe"] for session in sessions if session.get("be", NO_BACKEND) != NO_BACKEND
             )
         _end(each.pid, haproxy.folder)
-    return cut
+    return closed
 
 
 def _end(pid: int, folder: Path) -> None:
