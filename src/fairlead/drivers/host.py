@@ -6,7 +6,7 @@ for log and status; with consent the settings changed, and what they were before
 that `restore` can put them back. Invariants: nothing is written without consent; of a setting that
 was changed twice the first value is remembered, and one that somebody else has changed since is
 left as it is. Only needs whose harm a test shows with packets belong here, but for those whose harm
-would be every namespace's on the machine (`direct.needs`, `nodeproxy.needs`)."""
+would be every namespace's on the machine (`direct.needs`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path

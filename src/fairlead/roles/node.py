@@ -22,7 +22,7 @@ from fairlead.drivers.host import Host
 from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.tunnel import NoTunnel, TunnelDriver
-from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
+from fairlead.drivers.tunnel.requirements import requirements as requirements_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
@@ -229,7 +229,7 @@ class Arrivals(Component):
         self._selectors = selectors
 
     async def requirements(self) -> Collection[Need]:
-        return await needs_of_arrivals(self._addresses(), self._selectors)
+        return await requirements_of_arrivals(self._addresses(), self._selectors)
 
 
 class Drivers(NamedTuple):

@@ -27,8 +27,8 @@ from tests.drivers.nodeproxy.conftest import (
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
-from fairlead.drivers.nodeproxy.aftermath import losing
-from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, rendered
+from fairlead.drivers.nodeproxy.cleanup import losing
+from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, elements_of
 from fairlead.drivers.nodeproxy.skeleton import AFFINITY_MAPS
 from fairlead.lab import namespace
 from fairlead.model import Backend, NodeService, ServiceKey
@@ -191,7 +191,7 @@ def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
 
     def spec(*pods: str, external: str = "Cluster", timeout_s: int = 600) -> Spec:
         each = service(port(backends(*pods)), external=external, affinity_timeout_s=timeout_s)
-        return rendered(each, NODES)
+        return elements_of(each, NODES)
 
     one, two = spec("local1"), spec("local1", "remote1")
     assert not losing(one, two)

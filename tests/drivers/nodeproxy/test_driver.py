@@ -28,7 +28,7 @@ from tests.drivers.nodeproxy.conftest import (
 )
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.drivers.nodeproxy.elements import OWNERLESS
+from fairlead.drivers.nodeproxy.elements import NO_SERVICE
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
 from fairlead.model import Backend, NodeService, ServiceKey
@@ -117,7 +117,7 @@ async def test_foreign_tables_stay(driver: NodeProxyDriver) -> None:
     try:
         theirs = nft("-a", "list", "table", "inet", "theirs")
         await install(driver, *without_external_ips(*EVERYTHING))
-        assert OWNERLESS not in await driver.read(None)
+        assert NO_SERVICE not in await driver.read(None)
         await driver.close(remove=True)
         assert nft("-a", "list", "table", "inet", "theirs") == theirs
         assert sorted(nft("list", "tables").split("\n")) == [
@@ -136,7 +136,7 @@ async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDri
     nft(f"delete element inet fairlead services4 {{ {CLUSTER4} . 6 . 80 }}")
     nft("add element inet fairlead services4 { 172.30.0.99 . 6 . 80 : drop }")
     actual = await driver.read(None)
-    assert set(actual) == {each.service, OWNERLESS}
+    assert set(actual) == {each.service, NO_SERVICE}
     await driver.apply(driver.diff(desired, actual))
     assert await driver.read(None) == desired
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])

@@ -18,7 +18,7 @@ from tests.drivers.nodeproxy.conftest import (
 )
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
+from fairlead.drivers.nodeproxy.driver import ABANDONED_AFTER_S, UNHEALTHY_AFTER_S
 from fairlead.errors import Unavailable
 from fairlead.model import NodeService
 from fairlead.net.nfnetlink import Nfnetlink
@@ -148,7 +148,7 @@ async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
         await bring(driver, WEB)
-    clock.ahead_s = FORGIVEN_AFTER_S + 1
+    clock.ahead_s = ABANDONED_AFTER_S + 1
     assert driver.healthy()
     # A new request starts a new time.
     await driver.read(None)

@@ -8,24 +8,24 @@ import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
     difference,
+    elements_of,
     frontend_of,
-    rendered,
 )
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
     PrecedenceOf,
-    Settled,
+    Resolution,
     batches,
     carried_out,
     effective,
     frontends,
-    settled,
+    resolve,
 )
 from fairlead.model import Backend, Protocol, ServiceKey
 from fairlead.plan.conflicts import Basis, Precedence
@@ -39,7 +39,7 @@ def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) ->
     each = port(backends(*pods), cluster_ip=f"172.30.0.{number}", balancers=addresses, node_port=0)
     return frozenset(
         element
-        for element in rendered(service(each, name=key.name), (NODE4, NODE6))
+        for element in elements_of(service(each, name=key.name), (NODE4, NODE6))
         if not element.key.startswith("198.51.100.20 ")
     )
 
@@ -54,12 +54,12 @@ def outcome(
     desired: dict[ServiceKey, Spec],
     actual: dict[ServiceKey, Spec],
     created: dict[ServiceKey, str] | None = None,
-) -> tuple[dict[ServiceKey, Spec], Settled]:
-    """Return what the kernel holds after the settled Changes. `created`: the times of creation;
+) -> tuple[dict[ServiceKey, Spec], Resolution]:
+    """Return what the kernel holds after the resolved Changes. `created`: the times of creation;
     other Services do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), in_order_of(since))
+    told = resolve(actual, owners, difference(desired, actual), in_order_of(since))
     found = {
         key: carried_out(
             actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
@@ -101,7 +101,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
+    told = resolve(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]
@@ -121,12 +121,12 @@ def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol
     one, other = (
         frozenset(
             e._replace(comment=str(key)) if e.comment else e
-            for e in rendered(service(each, name=key.name), (NODE4, NODE6))
+            for e in elements_of(service(each, name=key.name), (NODE4, NODE6))
             if e.key.startswith(f"{X} ")
         )
         for key in (A, B)
     )
-    told = settled({}, {}, difference({A: one, B: other}, {}), precedence_of)
+    told = resolve({}, {}, difference({A: one, B: other}, {}), precedence_of)
     assert set(told.lacking) == {A}
 
 
@@ -156,7 +156,7 @@ def test_two_services_of_one_cluster_ip() -> None:
 def test_what_belongs_to_no_service_any_more_gives_way() -> None:
     """Elements without the name of an owner, and elements of a Service that was deleted while no
     process ran."""
-    for gone in (OWNERLESS, A):
+    for gone in (NO_SERVICE, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
         assert not told.lacking
@@ -236,7 +236,7 @@ def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster")
         for number in range(1, ports + 1)
     ]
     bare = [msgspec.structs.replace(one, external_ips=()) for one in each]
-    return rendered(
+    return elements_of(
         service(*bare, name="a", external=external, source_ranges=("192.0.2.0/24",)), (NODE4, NODE6)
     )
 

@@ -8,7 +8,7 @@ from tests.drivers.nodeproxy.conftest import install
 from tests.drivers.nodeproxy.test_driver import EVERYTHING, without_external_ips
 
 from fairlead.drivers.nodeproxy import Element, NodeProxyDriver
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, canonical, command, parsed
+from fairlead.drivers.nodeproxy.elements import NO_SERVICE, canonical, command, parsed
 from fairlead.drivers.nodeproxy.wire import read, written
 from fairlead.net.nfelements import changing, listed
 from fairlead.net.nftables import Nftables
@@ -85,7 +85,7 @@ async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodePr
         strange = Element("services4", "192.0.2.9 . 6 . 80", "accept")
         nft.run(command("add", strange.map, [strange]))
     read_again = dict(await driver.read(None))
-    (left,) = read_again.pop(OWNERLESS)
+    (left,) = read_again.pop(NO_SERVICE)
     assert read_again == desired
     assert left.key == strange.key
     await driver.apply(driver.diff(desired, await driver.read(None)))

@@ -6,7 +6,7 @@ an address, protocol and port at which the node accepts traffic for a Service.
 - `wire`: elements as the bytes of netlink messages (pure).
 - `transactions`: which changes go into one transaction, and which Service has a contested frontend
   (pure).
-- `aftermath`: the flows and remembered clients to delete after a transaction (pure).
+- `cleanup`: the flows and remembered clients to delete after a transaction (pure).
 - `affinity`: the map of remembered clients that each Service uses.
 - `table`: the nftables table in the kernel.
 - `driver`: the driver: `render`, `diff`, `read`, `apply`.

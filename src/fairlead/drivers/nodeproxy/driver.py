@@ -5,7 +5,7 @@ In: NodeService values. Out: the table `inet fairlead` of the network namespace 
 was opened. Invariants: a frontend is never partly in force, because all its Changes that packets
 encounter are in one transaction. The same holds for a Service, unless it is too large for one
 transaction. If two Services want the same frontend, one of them lacks this frontend and nothing
-else (see `settled`). Between runs the kernel holds the state: the next process reads it
+else (see `resolve`). Between runs the kernel holds the state: the next process reads it
 (`read(None)`) and changes only what differs.
 
 After a transaction, the driver deletes flows of UDP and SCTP to endpoints that no longer serve;
@@ -28,18 +28,24 @@ import structlog
 from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
-from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
+from fairlead.drivers.nodeproxy.cleanup import (
+    FLOWS,
+    Endpoint,
+    flow_endpoints,
+    losing,
+    stale_clients,
+)
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
     affinity_map_of,
     difference,
+    elements_of,
     frontend_of,
-    rendered,
 )
-from fairlead.drivers.nodeproxy.needs import needs
+from fairlead.drivers.nodeproxy.requirements import requirements
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table, remove_table
 from fairlead.drivers.nodeproxy.transactions import (
@@ -51,7 +57,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     effective,
     frontends,
     is_exclusive,
-    settled,
+    resolve,
 )
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
@@ -60,19 +66,19 @@ from fairlead.plan.conflicts import Basis, Precedence
 
 log = structlog.get_logger()
 
-LOOK_S = 2.0
+CHECK_INTERVAL_S = 2.0
 """Interval at which the driver checks whether another program has removed our rules."""
 UNHEALTHY_AFTER_S = 60.0
 """The node proxy is unhealthy when a change has been pending for this time, as in kube-proxy."""
-FORGIVEN_AFTER_S = 150.0
+ABANDONED_AFTER_S = 150.0
 """A pending change that was not requested again within this time counts as abandoned. The loop
 requests a change that still matters at least every minute."""
 
-AT_ONCE_S = 0.001
+REQUEUE_S = 0.001
 """A Service that lost a frontend is reconciled again after this delay, so in a new pass."""
 
 
-class _Asked(NamedTuple):
+class _Requested(NamedTuple):
     """When a change was first and last requested."""
 
     first: float
@@ -134,10 +140,10 @@ class NodeProxyDriver(Component):
         self._affinity = AffinityMaps()
         self._owners: dict[str, ServiceKey] = {}
         """The Service that has each frontend. Several Services may want the same frontend."""
-        self._pending: dict[ServiceKey | None, _Asked] = {}
+        self._pending: dict[ServiceKey | None, _Requested] = {}
         """Pending work: the Changes of a Service, or under None the creation or reading of the
         table."""
-        self._compared: dict[ServiceKey | None, _Asked] = {}
+        self._compared: dict[ServiceKey | None, _Requested] = {}
         """Pending work that the last `read` took over for comparison with the plan, and that has
         not been requested since."""
 
@@ -172,20 +178,20 @@ class NodeProxyDriver(Component):
     async def requirements(self) -> Sequence[Need]:
         """Return the requirement of space for tracked flows. kube-proxy sets this limit on its
         nodes."""
-        return needs()
+        return requirements()
 
     async def run(self) -> None:
         """Until cancelled: restore rules that another program removed (`nft flush ruleset`, a
         reload of a firewall)."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 if (lost := await self._disturbed()) is not None:
                     log.warning(
                         "another process has removed rules of the table inet fairlead: recreating "
                         "the table"
                     )
-                    self._requeue(lost.keys() - {OWNERLESS})
+                    self._requeue(lost.keys() - {NO_SERVICE})
                     await self.read(None)  # recreates the table, even if no Service has rules
             except Unavailable as problem:
                 log.warning("checking the rules failed", problem=str(problem))
@@ -195,7 +201,7 @@ class NodeProxyDriver(Component):
         Pure, except that a Service with session affinity may get the number of its map here."""
         node_addresses, node_port_addresses = self._node_addresses(), self._node_port_addresses()
         specs = {
-            key: rendered(
+            key: elements_of(
                 intent,
                 node_addresses,
                 node_port_addresses,
@@ -226,10 +232,12 @@ class NodeProxyDriver(Component):
             # The loop requests at once what still differs from the plan. If it requests nothing for
             # a Service, the Service's pending work is done.
             self._compared = {
-                key: asked for key, asked in self._compared.items() if key not in keys
+                key: requested for key, requested in self._compared.items() if key not in keys
             }
             self._compared |= {
-                key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None
+                key: requested
+                for key in keys
+                if (requested := self._pending.pop(key, None)) is not None
             }
             return {key: known[key] for key in keys if key in known}
 
@@ -246,46 +254,46 @@ class NodeProxyDriver(Component):
         its rules are in force. If the kernel rejects a transaction, raise its error; the table is
         then read again."""
         table = self._opened()
-        asked = {change.service for change in changes}
-        self._ask(asked)
+        requested = {change.service for change in changes}
+        self._request(requested)
         large = sum(len(change.elements) for change in changes) > ELEMENTS_PER_TRANSACTION
         async with self._turn:
             known = await self._current(table)
             # If there are many Changes, `_commit_in_parts` filters out those that are in force
             # already.
-            settling = settled(
+            resolution = resolve(
                 known,
                 self._owners,
                 changes if large else effective(known, changes),
                 self._precedence_of,
             )
-            before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
+            before = {key: known.get(key, NOTHING) for key in requested | resolution.lacking.keys()}
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True)
-                if key in asked
-                else Outcome("done", again_s=AT_ONCE_S)
-                for key, why in settling.lacking.items()
+                if key in requested
+                else Outcome("done", again_s=REQUEUE_S)
+                for key, why in resolution.lacking.items()
             }
             if not large:
-                return outcomes | await self._at_once(table, asked, before, settling.changes)
-        return outcomes | await self._in_parts(table, asked, before, settling.changes)
+                return outcomes | await self._at_once(table, requested, before, resolution.changes)
+        return outcomes | await self._in_parts(table, requested, before, resolution.changes)
 
     async def _at_once(
         self,
         table: Table,
-        asked: Collection[ServiceKey],
+        requested: Collection[ServiceKey],
         before: Mapping[ServiceKey, Spec],
         changes: Sequence[Change],
     ) -> dict[ServiceKey, Outcome]:
         """Apply all Changes without letting other calls run in between."""
-        met, noted = _parted(changes)
-        for batch in batches(met):
+        rules, flow_records = _separate(changes)
+        for batch in batches(rules):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
-        self._done(asked)  # includes Services for which there was nothing to do
-        await self._forget_clients(table, before)
-        failed = await self._forget_flows(noted)
-        for batch in batches([change for change in noted if change.service not in failed]):
+        self._done(requested)  # includes Services for which there was nothing to do
+        await self._delete_clients(table, before)
+        failed = await self._delete_flows(flow_records)
+        for batch in batches([change for change in flow_records if change.service not in failed]):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
         if failed:
@@ -296,31 +304,31 @@ class NodeProxyDriver(Component):
     async def _in_parts(
         self,
         table: Table,
-        asked: Collection[ServiceKey],
+        requested: Collection[ServiceKey],
         before: Mapping[ServiceKey, Spec],
         changes: Sequence[Change],
     ) -> dict[ServiceKey, Outcome]:
         """Apply all Changes. Other calls may run between two transactions."""
-        met, noted = await asyncio.to_thread(_parted, changes)
-        await self._commit_in_parts(table, asked, met)
+        rules, flow_records = await asyncio.to_thread(_separate, changes)
+        await self._commit_in_parts(table, requested, rules)
         async with self._turn:
             await self._current(table)
-            self._done(asked)
-            await self._forget_clients(table, before)
-            failed = await self._forget_flows(noted)
+            self._done(requested)
+            await self._delete_clients(table, before)
+            failed = await self._delete_flows(flow_records)
         await self._commit_in_parts(
-            table, (), [change for change in noted if change.service not in failed]
+            table, (), [change for change in flow_records if change.service not in failed]
         )
         if failed:
             self._known = None
         return failed
 
     async def _commit_in_parts(
-        self, table: Table, asked: Iterable[ServiceKey], changes: Sequence[Change]
+        self, table: Table, requested: Iterable[ServiceKey], changes: Sequence[Change]
     ) -> None:
         """Apply all parts, and update what is known of these Services once, at the end: copying a
         million elements for each part would take longer than the kernel's work. After a failure the
-        table is read again. Each part restarts the time of the Services in `asked`, so the node
+        table is read again. Each part restarts the time of the Services in `requested`, so the node
         stays healthy while the kernel accepts parts."""
         done = False
         try:
@@ -328,8 +336,8 @@ class NodeProxyDriver(Component):
                 async with self._turn:
                     await self._commit(table, effective(await self._current(table), batch))
                     self._own(batch)
-                    self._done(asked)
-                    self._ask(asked)
+                    self._done(requested)
+                    self._request(requested)
             async with self._turn:
                 await asyncio.to_thread(self._record, await self._current(table), changes)
             done = True
@@ -358,8 +366,8 @@ class NodeProxyDriver(Component):
         for UNHEALTHY_AFTER_S, as in kube-proxy."""
         now = self._clock()
         return not any(
-            now - asked.first >= UNHEALTHY_AFTER_S and now - asked.last <= FORGIVEN_AFTER_S
-            for asked in self._pending.values()
+            now - requested.first >= UNHEALTHY_AFTER_S and now - requested.last <= ABANDONED_AFTER_S
+            for requested in self._pending.values()
         )
 
     def _opened(self) -> Table:
@@ -370,7 +378,7 @@ class NodeProxyDriver(Component):
     async def _adopt(self, table: Table) -> dict[ServiceKey, Spec]:
         """Read the table, creating it if needed, and store and return what it holds."""
         self._known = None
-        self._ask((None,))
+        self._request((None,))
         known = await table.adopt()
         self._owners = {
             element.key: key for key, spec in known.items() for element in frontends(spec)
@@ -378,7 +386,7 @@ class NodeProxyDriver(Component):
         self._affinity.adopt(known)
         # Clients may have been remembered while no process ran, or an earlier deletion may have
         # failed.
-        await self._forget(table, await table.clients(), known.values())
+        await self._delete_stale(table, await table.clients(), known.values())
         self._known = known
         self._done((None,))
         return known
@@ -397,15 +405,15 @@ class NodeProxyDriver(Component):
             raise _for_the_loop(error) from error
         self._known = known
 
-    async def _forget_flows(self, noted: Sequence[Change]) -> dict[ServiceKey, Outcome]:
+    async def _delete_flows(self, flow_records: Sequence[Change]) -> dict[ServiceKey, Outcome]:
         """Delete the flows that the Changes of flow records make stale. Return the Services for
         which that failed. Their records stay unchanged, so that the next pass tries the same."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
         for service, changes in groupby(
-            sorted(noted, key=attrgetter("service")), key=attrgetter("service")
+            sorted(flow_records, key=attrgetter("service")), key=attrgetter("service")
         ):
             before = (self._known or {}).get(service, NOTHING)
-            if found := flow_answers(before, carried_out(before, changes)):
+            if found := flow_endpoints(before, carried_out(before, changes)):
                 answers[service] = found
         try:
             for protocol in sorted({each for found in answers.values() for each in found}):
@@ -420,7 +428,7 @@ class NodeProxyDriver(Component):
             return dict.fromkeys(answers, Outcome("unavailable", str(error), in_part=True))
         return {}
 
-    async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
+    async def _delete_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
         """Delete remembered clients of endpoints that these Services no longer have. Only the maps
         of these Services are searched, and only if an endpoint was removed. Call it before flows
         are deleted: a client that is still remembered would start the same stale flow again."""
@@ -442,14 +450,16 @@ class NodeProxyDriver(Component):
             clients = [
                 each for each in await table.clients(maps) if frontend_of(each.key) in frontends
             ]
-            await self._forget(table, clients, [known.get(key, NOTHING) for key in affine])
+            await self._delete_stale(table, clients, [known.get(key, NOTHING) for key in affine])
             self._known = known
 
-    async def _forget(
+    async def _delete_stale(
         self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]
     ) -> None:
         if clients:
-            await table.forget(forgettable(clients, specs, self._pods, self._node_port_addresses()))
+            await table.forget(
+                stale_clients(clients, specs, self._pods, self._node_port_addresses())
+            )
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
         """Update what is known of the kernel by a committed batch."""
@@ -463,7 +473,7 @@ class NodeProxyDriver(Component):
                 known.pop(service, None)
         # An ownerless element that a Service now has is no longer ownerless. Otherwise the next
         # pass would delete it from under that Service.
-        if OWNERLESS in known:
+        if NO_SERVICE in known:
             taken = {
                 (change.map, element.key)
                 for change in batch
@@ -471,9 +481,9 @@ class NodeProxyDriver(Component):
                 for element in change.elements
             }
             left = frozenset(
-                each for each in known.pop(OWNERLESS) if (each.map, each.key) not in taken
+                each for each in known.pop(NO_SERVICE) if (each.map, each.key) not in taken
             )
-            known |= {OWNERLESS: left} if left else {}
+            known |= {NO_SERVICE: left} if left else {}
         self._own(batch)
 
     def _own(self, batch: Sequence[Change]) -> None:
@@ -485,17 +495,17 @@ class NodeProxyDriver(Component):
                 elif self._owners.get(element.key) == change.service:
                     del self._owners[element.key]
 
-    def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
+    def _request(self, keys: Iterable[ServiceKey | None]) -> None:
         """Record that work for these keys is requested now, and drop abandoned work."""
         now = self._clock()
         self._pending = {
-            key: asked
-            for key, asked in self._pending.items()
-            if now - asked.last <= FORGIVEN_AFTER_S
+            key: requested
+            for key, requested in self._pending.items()
+            if now - requested.last <= ABANDONED_AFTER_S
         }
         for key in keys:
             before = self._compared.pop(key, None) or self._pending.get(key)
-            self._pending[key] = _Asked(before.first if before is not None else now, now)
+            self._pending[key] = _Requested(before.first if before is not None else now, now)
 
     def _done(self, keys: Iterable[ServiceKey | None]) -> None:
         """Record that the work for these keys is done."""
@@ -503,11 +513,11 @@ class NodeProxyDriver(Component):
             self._pending.pop(key, None)
 
 
-def _parted(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+def _separate(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
     """Separate Changes of elements that packets encounter from Changes of flow records, which state
     to which endpoints flows may lead."""
-    met = [change for change in changes if not change.map.startswith(FLOWS)]
-    return met, [change for change in changes if change.map.startswith(FLOWS)]
+    rules = [change for change in changes if not change.map.startswith(FLOWS)]
+    return rules, [change for change in changes if change.map.startswith(FLOWS)]
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:

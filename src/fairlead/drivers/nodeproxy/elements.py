@@ -2,7 +2,8 @@
 
 In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, which is the
 set of map elements of one Service; the Changes between two Specs. Pure. Invariant: `parsed` returns
-exactly what `rendered` made, so that the next process adopts the kernel's state without a change.
+exactly what `elements_of` made, so that the next process adopts the kernel's state without a
+change.
 
 The frontend in an element's key determines the owner of the element: the frontend's element in
 `services4/6`, and a ClusterIP's element in `cluster_ips4/6`, have the Service's name as a comment.
@@ -21,7 +22,7 @@ from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey, Va
 from fairlead.net.address import is_ipv6
 from fairlead.net.nftables import Record
 
-OWNERLESS = ServiceKey("", TABLE)
+NO_SERVICE = ServiceKey("", TABLE)
 """The key of elements in our table that belong to no Service. They are never planned, so a diff
 deletes them."""
 
@@ -61,7 +62,7 @@ class _Frontend(NamedTuple):
     key: str
 
 
-def rendered(
+def elements_of(
     intent: NodeService,
     node_addresses: Sequence[str],
     node_port_addresses: Sequence[str] | None = None,
@@ -122,7 +123,7 @@ def by_owner(elements: Sequence[Element]) -> dict[ServiceKey, Spec]:
     found: dict[ServiceKey, set[Element]] = {}
     for element in elements:
         owner = owners.get(frontend_of(element.key))
-        found.setdefault(ServiceKey.parse(owner) if owner else OWNERLESS, set()).add(element)
+        found.setdefault(ServiceKey.parse(owner) if owner else NO_SERVICE, set()).add(element)
     return {key: frozenset(spec) for key, spec in found.items()}
 
 

@@ -25,13 +25,13 @@ without an answer is new to the filter chains as long as it lasts, and to the na
 The clients of Services with session affinity are in the maps affinity4_M and affinity6_M. While
 there are at most AFFINITY_MAPS such Services, each has its own number M, so packets from forged
 sources to one Service fill only that Service's map. A full map accepts no further client until
-others are deleted or expire; each connection of such a client may go to any endpoint. T is the time in seconds for
-which a client is remembered. The number of maps is limited, and Services have no chains of their
-own, because the kernel walks all chains whenever it checks for loops: with 10,000 chains the check
-takes five times as long.
+others are deleted or expire; each connection of such a client may go to any endpoint. T is the time
+in seconds for which a client is remembered. The number of maps is limited, and Services have no
+chains of their own, because the kernel walks all chains whenever it checks for loops: with 10,000
+chains the check takes five times as long.
 
 `flows4/6` is used by no packet: it records to which endpoints the flows (UDP, SCTP) of a frontend
-may lead (see `aftermath`).
+may lead (see `cleanup`).
 
 No packet mark is used: whether to masquerade follows from the original destination in conntrack, so
 the marks of other software stay unchanged. The rules are kube-proxy's (KEP-3866, KEP-2086);
@@ -107,7 +107,7 @@ def layout(text: str) -> str:
     samples = "".join(
         map(on_demand, ("pick_1", "pick_local_1", "recall4_1", "recall6_1", "remember4_1_1"))
     )
-    words = text + samples + repr(written_raw("remember6_1_1"))
+    words = text + samples + repr(raw_rule("remember6_1_1"))
     return f"layout_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
@@ -153,7 +153,7 @@ def on_demand(chain: str) -> str:
     )
 
 
-def written_raw(chain: str) -> tuple[Expression, ...]:
+def raw_rule(chain: str) -> tuple[Expression, ...]:
     """Return the rule of `remember6_10800_17`, which libnftables cannot write; empty for other
     chains."""
     kind, _, timeout_s = chain.rpartition("_")[0].partition("_")
@@ -191,7 +191,7 @@ def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def needed_first(chain: str) -> tuple[str, ...]:
+def prerequisites(chain: str) -> tuple[str, ...]:
     """Return the chains that must exist for this one, and the chain itself last. A `remember` chain
     writes into the map that is created with the `recall` chain."""
     return (

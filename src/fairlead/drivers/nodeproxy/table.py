@@ -16,17 +16,17 @@ from functools import partial
 from itertools import chain
 from typing import ParamSpec, TypeVar
 
-from fairlead.drivers.nodeproxy.aftermath import FLOWS
+from fairlead.drivers.nodeproxy.cleanup import FLOWS
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec, by_owner, command, parsed
 from fairlead.drivers.nodeproxy.skeleton import (
     TABLE,
     affinity_map,
     chain_of,
     layout,
-    needed_first,
     on_demand,
     owned_sets,
-    written_raw,
+    prerequisites,
+    raw_rule,
 )
 from fairlead.drivers.nodeproxy.wire import read, written
 from fairlead.errors import Conflict, FairleadError, Unavailable
@@ -101,7 +101,7 @@ class Table:
         for name in chains:
             if name != self._marker and _is_on_demand(name):
                 with contextlib.suppress(ValueError):  # another program's chain
-                    ours[name] = 1 if written_raw(name) else _rules_of(on_demand(name))[name]
+                    ours[name] = 1 if raw_rule(name) else _rules_of(on_demand(name))[name]
         return all(there[name] == count for name, count in ours.items())
 
     async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
@@ -116,9 +116,9 @@ class Table:
             listed = await self._bounded(parsed, owned)
             specs = {
                 key: frozenset(
-                    _of_today(each)
+                    _upgraded(each)
                     for each in spec
-                    if not each.map.startswith(FLOWS) and not _is_outdated(each)
+                    if not each.map.startswith(FLOWS) and not _is_obsolete(each)
                 )
                 for key, spec in listed.items()
             }
@@ -224,9 +224,7 @@ class Table:
         """Create the chains to which these elements lead and that libnftables cannot write. A chain
         to which no verdict leads yet is harmless."""
         for name in sorted(set(map(_raw_target, elements)) - self._chains - {""}):
-            await self._bounded(
-                self._change, self._netlink.add_chain, _NAME, name, written_raw(name)
-            )
+            await self._bounded(self._change, self._netlink.add_chain, _NAME, name, raw_rule(name))
             self._chains.add(name)
 
     def _read(self, names: Iterable[str]) -> dict[ServiceKey, Spec]:
@@ -321,8 +319,10 @@ def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[
     homes = dict.fromkeys(
         chain for name in {element.map for element in elements} if (chain := chain_of(name))
     )
-    chains = dict.fromkeys(needed for chain in (*targets, *homes) for needed in needed_first(chain))
-    return tuple(name for name in chains if name not in present and not written_raw(name))
+    chains = dict.fromkeys(
+        needed for chain in (*targets, *homes) for needed in prerequisites(chain)
+    )
+    return tuple(name for name in chains if name not in present and not raw_rule(name))
 
 
 def _target(element: Element) -> str:
@@ -343,13 +343,13 @@ def _rules_of(commands: str) -> Counter[str]:
     )
 
 
-def _is_outdated(element: Element) -> bool:
+def _is_obsolete(element: Element) -> bool:
     """Whether the element refers to the single map that earlier versions used for the clients of
     all Services: `goto remember4_10800`."""
     return element.map.startswith("remember") and element.value.count("_") == 1
 
 
-def _of_today(element: Element) -> Element:
+def _upgraded(element: Element) -> Element:
     """Return the element with the chain `pick_3` in place of `affine_3`, which earlier versions
     used for frontends with session affinity."""
     return element._replace(value=element.value.replace("goto affine_", "goto pick_", 1))
@@ -359,7 +359,7 @@ def _raw_target(element: Element) -> str:
     """Return the chain to which the element leads if libnftables cannot write that chain; otherwise
     empty."""
     target = _target(element) if element.map.startswith("remember") else ""
-    return target if written_raw(target) else ""
+    return target if raw_rule(target) else ""
 
 
 def _by_map(elements: Iterable[Element]) -> dict[str, list[Element]]:

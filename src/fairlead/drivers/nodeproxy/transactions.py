@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
@@ -39,7 +39,7 @@ NOTHING: Spec = frozenset()
 _VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
 
 
-class Settled(NamedTuple):
+class Resolution(NamedTuple):
     """The Changes without conflicts, and for each Service that lacks a frontend, a description of
     the conflict."""
 
@@ -65,12 +65,12 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
     return left
 
 
-def settled(
+def resolve(
     known: Mapping[ServiceKey, Spec],
     owners: Mapping[str, ServiceKey],
     changes: Sequence[Change],
     precedence_of: PrecedenceOf,
-) -> Settled:
+) -> Resolution:
     """Resolve conflicts: if one Service wants a frontend that another Service wants or has, the
     Service that comes first gets it (see `plan.conflicts`). A Service that has the frontend and
     comes later loses it, even if there is no other change for that Service."""
@@ -82,7 +82,7 @@ def settled(
             )
     contested = {key: among for key, among in rivals.items() if len(among) > 1}
     if not contested:
-        return Settled(changes, {})
+        return Resolution(changes, {})
     before = {
         service: known.get(service, NOTHING) for among in contested.values() for service in among
     }
@@ -114,7 +114,7 @@ def settled(
     lacking = {
         service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()
     }
-    return Settled([*elsewhere, *difference(after, before)], lacking)
+    return Resolution([*elsewhere, *difference(after, before)], lacking)
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
@@ -176,7 +176,7 @@ def _precedence(
     frontends and ClusterIPs that the Service wants."""
     address, *rest = key.split(" . ")
     port = f"{_PROTOCOL_NAMES.get(rest[0], rest[0])}/{rest[1]}" if rest else ""
-    found = precedence_of(service, address, port) if service != OWNERLESS else None
+    found = precedence_of(service, address, port) if service != NO_SERVICE else None
     if found is None:
         return Precedence(Basis.GONE, "", service)
     return found._replace(basis=Basis.OWN) if address in wanted else found

@@ -28,7 +28,7 @@ IPVS = "kube-ipvs0"
 OWN_ONLY, BEST_OWN = "1", "2"
 
 
-async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
+async def requirements(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
     """Return the requirements for this host's present interfaces and routes. `selectors`: select
     the interfaces at which packets of gateways arrive, as in the configuration; without any, the
     interfaces with the node's addresses are used."""
@@ -39,13 +39,13 @@ async def needs(node_addresses: Sequence[str], selectors: Sequence[str]) -> tupl
     else:
         arrivals = [link.name for link in holders(node_addresses)]
     answers = default_devices()
-    strict = needs_of(
+    strict = requirements_of(
         arrivals, answers, everywhere=sysctl.read("net/ipv4/conf/all/rp_filter") or "0"
     )
-    return (*strict, *(_arp_needs(arrivals) if IPVS in links() else ()))
+    return (*strict, *(_arp_requirements(arrivals) if IPVS in links() else ()))
 
 
-def _arp_needs(arrivals: Collection[str]) -> tuple[Need, ...]:
+def _arp_requirements(arrivals: Collection[str]) -> tuple[Need, ...]:
     """Return the requirements for a node that has load-balancer addresses itself. The kernel uses
     the greater of the interface's value and the value of `all`."""
     why = (
@@ -68,7 +68,7 @@ def _less(own: str, *, than: str, enough: bool) -> bool:
     return not enough and own < than
 
 
-def needs_of(
+def requirements_of(
     arrivals: Collection[str], answers: Collection[str], *, everywhere: str
 ) -> tuple[Need, ...]:
     """Return the requirements on reverse path filtering. Pure. The kernel uses the greater of the

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fairlead.drivers.host import findings
-from fairlead.drivers.nodeproxy.needs import LIMIT, needs, needs_of
+from fairlead.drivers.nodeproxy.requirements import LIMIT, requirements, requirements_of
 from fairlead.lab import namespace
 
 TRACK = (
@@ -30,9 +30,9 @@ TRACK = (
 def test_a_table_that_is_more_than_half_full_is_to_grow(
     flows: int, limit: str, found: list[str]
 ) -> None:
-    assert [each.should for each in findings(needs_of(flows), {LIMIT: limit}.get)] == found
+    assert [each.should for each in findings(requirements_of(flows), {LIMIT: limit}.get)] == found
     for enough in found:
-        assert findings(needs_of(flows), {LIMIT: enough}.get) == ()
+        assert findings(requirements_of(flows), {LIMIT: enough}.get) == ()
 
 
 @pytest.mark.root
@@ -42,12 +42,12 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
     try:
         with namespace.inside(name):
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            assert needs() == ()
+            assert requirements() == ()
             subprocess.run(["nft", TRACK], check=True)
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 for port in range(9001, 9006):
                     sock.sendto(b"", ("127.0.0.1", port))
-            (need,) = needs()
+            (need,) = requirements()
             assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (
                 LIMIT,
                 "16",

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fairlead.drivers.host import Host
-from fairlead.drivers.tunnel.needs import needs, needs_of
+from fairlead.drivers.tunnel.requirements import requirements, requirements_of
 from fairlead.lab import namespace
 from fairlead.net import sysctl
 
-PREFIX = f"flt-{os.getpid()}-needs-"
+PREFIX = f"flt-{os.getpid()}-requirements-"
 VIP, CLIENT, NODE = "203.0.113.10", "198.51.100.7", "192.0.2.22"
 
 
@@ -88,11 +88,13 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         assert arrives()
         sysctl.write(name, "1")
         assert not arrives()
-        found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        found = Host("node", adjust=False, directory=tmp_path).look(
+            asyncio.run(requirements([NODE], []))
+        )
         assert [(each.setting, each.should) for each in found] == [
             ("net/ipv4/conf/front/rp_filter", "2")
         ]
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
         assert not arrives()
@@ -101,9 +103,9 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
 def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
     with namespace.inside(PREFIX + "node"):
         sysctl.write("net/ipv4/conf/all/rp_filter", "1")
-        assert asyncio.run(needs(["198.18.0.22"], [])) == ()
-        assert asyncio.run(needs([NODE], ["back"])) == ()
-        assert [each.setting for each in asyncio.run(needs(["198.18.0.22"], ["front"]))] == [
+        assert asyncio.run(requirements(["198.18.0.22"], [])) == ()
+        assert asyncio.run(requirements([NODE], ["back"])) == ()
+        assert [each.setting for each in asyncio.run(requirements(["198.18.0.22"], ["front"]))] == [
             "net/ipv4/conf/front/rp_filter"
         ]
 
@@ -120,12 +122,12 @@ def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
     ],
 )
 def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: bool) -> None:
-    (need,) = needs_of(["front"], ["back"], everywhere=everywhere)
+    (need,) = requirements_of(["front"], ["back"], everywhere=everywhere)
     assert need.harmful(own) is harmful
 
 
 def test_without_a_default_route_nothing_is_known() -> None:
-    assert needs_of(["front"], [], everywhere="1") == ()
+    assert requirements_of(["front"], [], everywhere="1") == ()
 
 
 def neighbours() -> set[str]:
@@ -171,7 +173,9 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         sysctl.write("net/ipv4/conf/all/arp_ignore", "0")
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
         assert VIP in neighbours()
-        found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        found = Host("node", adjust=False, directory=tmp_path).look(
+            asyncio.run(requirements([NODE], []))
+        )
         names = {
             each.setting.rpartition("/")[2]: each.should
             for each in found
@@ -180,9 +184,11 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
         assert VIP in neighbours()  # the node's ARP requests have the address as their source
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
         assert VIP not in neighbours()
         assert (
-            Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+            Host("node", adjust=False, directory=tmp_path).look(
+                asyncio.run(requirements([NODE], []))
+            )
             == ()
         )

@@ -18,12 +18,12 @@ _WHY = (
 )
 
 
-def needs() -> tuple[Need, ...]:
+def requirements() -> tuple[Need, ...]:
     """Return the requirements for the present number of flows; none while no flow is tracked."""
-    return needs_of(int(sysctl.read(COUNT) or 0))
+    return requirements_of(int(sysctl.read(COUNT) or 0))
 
 
-def needs_of(flows: int) -> tuple[Need, ...]:
+def requirements_of(flows: int) -> tuple[Need, ...]:
     """Return the requirements for this number of flows. Pure. The required limit is at least twice
     the number, rounded up to a power of two so that it does not change with every flow."""
     should = 1 << (2 * flows - 1).bit_length() if flows else 0

@@ -27,7 +27,7 @@ element stays there until the flows to its endpoint are deleted. So a clean-up t
 was interrupted by the end of the process, appears as a difference to the plan."""
 
 
-def flow_answers(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozenset[Endpoint]]]:
+def flow_endpoints(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozenset[Endpoint]]]:
     """Return the frontends that lost a serving endpoint or got their first one between `before` and
     `after`, with the endpoints to which their flows may lead now, by IP protocol.
 
@@ -35,7 +35,7 @@ def flow_answers(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozense
     created a flow that bypasses the rules. Frontends without any serving endpoint are left alone,
     as in kube-proxy: no other endpoint could take over their flows."""
     found: dict[int, dict[Endpoint, frozenset[Endpoint]]] = {}
-    old, new = _flow_endpoints(before), _flow_endpoints(after)
+    old, new = _endpoints_of_flows(before), _endpoints_of_flows(after)
     for frontend, has in new.items():
         had = old.get(frontend, set())
         if had - has or not had:
@@ -44,7 +44,7 @@ def flow_answers(before: Spec, after: Spec) -> dict[int, dict[Endpoint, frozense
     return found
 
 
-def forgettable(
+def stale_clients(
     clients: Iterable[Element],
     specs: Iterable[Spec],
     pods: Sequence[IPv4Network | IPv6Network],
@@ -138,7 +138,7 @@ def _choice(
     return everywhere.get(frontend, set())
 
 
-def _flow_endpoints(spec: Spec) -> dict[str, set[Endpoint]]:
+def _endpoints_of_flows(spec: Spec) -> dict[str, set[Endpoint]]:
     """Return the endpoints to which the flows of each frontend may lead."""
     found: dict[str, set[Endpoint]] = {}
     for element in spec:
