@@ -13,7 +13,9 @@ verdict rests on answers, or on their absence:
   on another port. A target without a verdict becomes `unready` only after five bad answers or
   refused connections, because its rules may still be on their way.
 - `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
-  verdict."""
+verdict.
+- `unasked`: the probe of a target without a verdict could not be sent, which is a failure on our own
+side."""
 
 from collections.abc import Iterator, Sequence
 
@@ -40,8 +42,9 @@ again is cheap, because its connection is still open."""
 PROBES_IN_A_ROW = 10
 """Probes in a row for which one target represents the machine."""
 FRESH_FACTOR = 10
-"""Targets without a verdict are probed this many times as often as the others. A gateway that
-starts must soon get verdicts for hundreds of Services, but without a burst of probes."""
+"""Targets without a verdict, and all targets of a machine that is back, are probed this many times
+as often as the others. A gateway that starts must soon get verdicts for hundreds of Services, but
+without a burst of probes."""
 
 
 class Target(Value, frozen=True, array_like=True):
@@ -279,6 +282,7 @@ def verdict_of(record: Record, answer: Answer, now_s: float) -> Verdict | None:
 
 
 def _verdict_of_good(record: Record, now_s: float) -> Verdict | None:
+    """Return the verdict that follows from a good answer; None if more answers are needed."""
     record.bad = record.refused = 0
     if record.verdict != "up" and not record.good:
         record.since_s = now_s

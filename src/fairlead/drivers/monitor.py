@@ -101,11 +101,14 @@ class Monitor:
         a set: there may be a hundred thousand targets."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
+        """A heap of (due time, insertion number, node). A node that was rescheduled leaves outdated
+        entries behind, which `_tick` skips. The insertion number makes equal times comparable."""
         self._outstanding: deque[tuple[float, NodeProbes]] = deque()
         """Sent probes in the order of their times: the time, and the node."""
         self._order = count()
         self._work_available = asyncio.Event()
         self._connects = 0
+        """The number of connections that may still be opened in this tick."""
         self.sent = 0
         """Total number of probes sent."""
         self._awaited: dict[ServiceKey, int] = {}
@@ -115,6 +118,7 @@ class Monitor:
         self._logged_not_up: set[Target] = set()
         """Targets whose last logged verdict is not `up`."""
         self._undecided: set[Target] = set()
+        """Targets without a verdict."""
         self._all_decided = asyncio.Event()
         self._all_decided.set()
 
@@ -350,7 +354,7 @@ class Monitor:
     def _probe(self, node: NodeProbes, target: Target, now_s: float) -> None:
         node.outstanding, node.sent_s = target, now_s
         node.liveness.probe_started(target)
-        line = node.lines.pop(target.port, None)
+        line = node.lines.pop(target.port, None)  # inserted again below, as the one used last
         node.probes_sent += 1
         if line is None or node.probes_sent % PROBES_PER_CONNECTION == 0:
             if line is not None:

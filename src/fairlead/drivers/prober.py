@@ -32,6 +32,7 @@ from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net.frames import read, write
 
 END_WITHIN_S = 2.0
+"""A process that does not end by itself within this time is killed."""
 
 
 class Prober(Component):

@@ -701,7 +701,7 @@ async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> No
     text = render(specs_of({WEB: balancer({"node1": 1})}), haproxy.paths)
     with pytest.raises(
         Refused,
-        match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files",
+        match=r"Cannot raise FD limit to \d+, limit is 200.; raise the limit of open files",
     ):
         await haproxy.run(text)
 
