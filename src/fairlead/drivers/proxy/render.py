@@ -125,10 +125,11 @@ def sections_of(text: str) -> list[Section]:
 
 def bind_options(key: ProxyKey) -> str:
     """Return the options after `bind ADDRESS:PORT`."""
-    # `transparent`: the address is local through a route only, which over IPv6 does not suffice for
-    # bind(2). `v6only`: the kernel treats a socket with an IPv6 address as `v6only` anyway. Without
-    # this option HAProxy does not recognize the socket that the previous worker hands over, and
-    # opens a second one; connections that wait in the first are lost when it is closed.
+    # - `transparent`: the address is local through a route only, which over IPv6 does not suffice
+    #   for bind(2).
+    # - `v6only`: the kernel treats a socket with an IPv6 address as `v6only` anyway. Without this
+    #   option HAProxy does not recognize the socket that the previous worker hands over, and opens
+    #   a second one; connections that wait in the first are lost when it is closed.
     return "transparent v6only" if is_ipv6(key.address) else "transparent"
 
 
@@ -167,12 +168,13 @@ def acl_lines(text: str) -> dict[str, list[int]]:
 
 
 def _defaults() -> list[str]:
-    # redispatch 1: a connection that a member does not accept goes to another member at once, so
-    # that clients do not notice members that the probes have not found dead yet. tcp-smart-connect:
-    # if there is data to send already (a header, or the client's first bytes), it is sent with the
-    # last packet of the handshake with the member, and saves a packet. If there is none, because
-    # the server speaks first, nothing is delayed. contstats: bytes are counted as they arrive, not
-    # when a connection ends: some last for days.
+    # - `contstats`: bytes are counted as they arrive, not when a connection ends: some last for
+    #   days.
+    # - `redispatch 1`: a connection that a member does not accept goes to another member at once, so
+    #   that clients do not notice members that the probes have not found dead yet.
+    # - `tcp-smart-connect`: if there is data to send already (a header, or the client's first
+    #   bytes), it is sent with the last packet of the handshake with the member, and saves a
+    #   packet. If there is none, because the server speaks first, nothing is delayed.
     return [
         "defaults",
         "    option contstats",
