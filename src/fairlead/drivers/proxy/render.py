@@ -170,8 +170,8 @@ def acl_lines(text: str) -> dict[str, list[int]]:
 def _defaults() -> list[str]:
     # - `contstats`: bytes are counted as they arrive, not when a connection ends: some last for
     #   days.
-    # - `redispatch 1`: a connection that a member does not accept goes to another member at once, so
-    #   that clients do not notice members that the probes have not found dead yet.
+    # - `redispatch 1`: a connection that a member does not accept goes to another member at once,
+    #   so that clients do not notice members that the probes have not found dead yet.
     # - `tcp-smart-connect`: if there is data to send already (a header, or the client's first
     #   bytes), it is sent with the last packet of the handshake with the member, and saves a
     #   packet. If there is none, because the server speaks first, nothing is delayed.
