@@ -24,7 +24,7 @@ from tests.deploy.life import POD, ROLES, Life, Use, allowed, service, until
 import fairlead
 from fairlead.config import Config
 from fairlead.drivers.grant_cache import GrantCache
-from fairlead.drivers.grants import Give, GrantDriver
+from fairlead.drivers.grants import AddHolder, GrantDriver
 from fairlead.drivers.kept_addresses import KeptAddresses
 from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
@@ -226,7 +226,7 @@ async def find_a_lock_in_the_way(life: Life) -> None:
         )
         driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
         (address,) = await life.addresses("web")
-        give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
+        give = AddHolder(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
         with pytest.raises(Conflict):
             await driver.apply([give])
 

@@ -91,7 +91,7 @@ class ConditionsDriver(Component):
                 continue
             if found := tuple(
                 sorted(
-                    _seen(each)
+                    _shown_condition(each)
                     for each in service.status.conditions
                     if each.type in CONDITION_TYPES
                 )
@@ -118,7 +118,7 @@ class ConditionsDriver(Component):
         return {}
 
 
-def _seen(condition: Condition) -> ServiceCondition:
+def _shown_condition(condition: Condition) -> ServiceCondition:
     # Another client may have written any text as the status. Such a text only has to differ from
     # the desired status, so "Unknown" stands for it.
     status: ConditionStatus = (

@@ -68,7 +68,7 @@ class Held(msgspec.Struct, frozen=True):
     undated: frozenset[str] = frozenset()
 
 
-class Give(msgspec.Struct, frozen=True):
+class AddHolder(msgspec.Struct, frozen=True):
     """Grant an address with certain ports to a Service."""
 
     service: ServiceKey
@@ -79,7 +79,7 @@ class Give(msgspec.Struct, frozen=True):
         return f"grant {self.grant.address} {','.join(self.grant.ports)} to Service {self.service}"
 
 
-class TakeBack(msgspec.Struct, frozen=True):
+class RemoveHolder(msgspec.Struct, frozen=True):
     """Remove a Service from the grant of an address. With `leave`, remove only its ports that are
     not in `leave`."""
 
@@ -112,7 +112,7 @@ class DateKept(msgspec.Struct, frozen=True):
         return f"record since when {self.address} is kept for Service {self.service}"
 
 
-Change = Give | TakeBack | FreeKept | DateKept
+Change = AddHolder | RemoveHolder | FreeKept | DateKept
 
 
 class GrantDriver(Component):
@@ -159,11 +159,11 @@ class GrantDriver(Component):
                 if known is None or not locks.settled(
                     known.spec, key, wanted.uid, grant, held.standing
                 ):
-                    changes.append(Give(key, wanted.uid, grant))
+                    changes.append(AddHolder(key, wanted.uid, grant))
                 if known is None or not locks.surplus(known.spec, key, grant):
                     continue
                 if not locks.shows_surplus(known.spec, key, grant, held.standing):
-                    changes.append(TakeBack(key, grant.address, grant))
+                    changes.append(RemoveHolder(key, grant.address, grant))
             for address, known in there.items():
                 # An address that the Service still shows keeps its grant until `publish`, the next
                 # driver, has removed it from the status.
@@ -178,7 +178,7 @@ class GrantDriver(Component):
                     elif address in held.undated:
                         changes.append(DateKept(key, address))
                 elif not shown:
-                    changes.append(TakeBack(key, address))
+                    changes.append(RemoveHolder(key, address))
         return changes
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Held]:
@@ -219,10 +219,10 @@ class GrantDriver(Component):
             raise Unavailable(NO_LOCKS, fix=INSTALL)
         for change in changes:
             match change:
-                case Give():
-                    await self._give(change)
-                case TakeBack():
-                    await self._take_back(change)
+                case AddHolder():
+                    await self._add_holder(change)
+                case RemoveHolder():
+                    await self._remove_holder(change)
                 case FreeKept():
                     await self._free_kept(change)
                 case DateKept():
@@ -260,7 +260,7 @@ class GrantDriver(Component):
                 )
         return service.metadata.resource_version
 
-    async def _give(self, change: Give) -> None:
+    async def _add_holder(self, change: AddHolder) -> None:
         key, address = change.service, change.grant.address
         service = self._services.of([key]).get(key)
         standing = standing_of(service)
@@ -274,15 +274,15 @@ class GrantDriver(Component):
             try:
                 self._grants.note(await self._client.create(ADDRESS_GRANTS, made))
             except Conflict:
-                await self._prove_lock(made)
+                await self._check_lock(made)
                 raise
             return
         former = known.holder(key)
         if former is not None and former.uid not in ("", change.uid):
-            await self._prove_gone(key, former.uid)
+            await self._check_gone(key, former.uid)
         await self._replace(known, locks.with_holder(known.spec, key, change.grant, standing))
 
-    async def _take_back(self, change: TakeBack) -> None:
+    async def _remove_holder(self, change: RemoveHolder) -> None:
         key = change.service
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(key) if known is not None else None
@@ -292,11 +292,11 @@ class GrantDriver(Component):
         standing = standing_of(service)
         if standing is None or standing.uid != holder.uid:
             if holder.uid:
-                await self._prove_gone(key, holder.uid)
+                await self._check_gone(key, holder.uid)
             keep = known.spec.keep
         else:
             if locks.may_be_published(standing, holder):
-                standing = await self._outdate(key, standing)
+                standing = await self._bump_version(key, standing)
             if not locks.releasable(standing, holder, change.address, change.leave):
                 raise Conflict(f"Service {key} still shows {change.address}")
             keep = service is not None and keeps(service)
@@ -317,7 +317,7 @@ class GrantDriver(Component):
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
             return
-        await self._kept.prove_lapsed(holder)
+        await self._kept.check_lapsed(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
         log.info(
             "address is no longer kept",
@@ -372,7 +372,7 @@ class GrantDriver(Component):
             raise Conflict(f"AddressGrant {known.metadata.name} was deleted") from None
         self._grants.note(answer)
 
-    async def _prove_lock(self, wanted: AddressGrant) -> None:
+    async def _check_lock(self, wanted: AddressGrant) -> None:
         """Check an AddressGrant that another process has created. Raise Unavailable if it has our
         name but is not a lock on the address: it will stay in the way."""
         name = wanted.metadata.name
@@ -387,7 +387,7 @@ class GrantDriver(Component):
                 fix=f"delete it with `kubectl delete addressgrant {name}`; it is then recreated",
             )
 
-    async def _prove_gone(self, key: ServiceKey, uid: str) -> None:
+    async def _check_gone(self, key: ServiceKey, uid: str) -> None:
         """Ask the API server whether the Service is gone, because the watch may lag behind. Raise
         Conflict if the Service with this uid exists."""
         try:
@@ -397,7 +397,7 @@ class GrantDriver(Component):
         if found.metadata.uid == uid:
             raise Conflict(f"Service {key} exists, but the watch has not shown it yet")
 
-    async def _outdate(self, key: ServiceKey, standing: Standing) -> Standing:
+    async def _bump_version(self, key: ServiceKey, standing: Standing) -> Standing:
         """Create a new version of the Service, and return that version. A publication over the
         version for which the grant was written can then no longer succeed.
 

@@ -61,10 +61,10 @@ class KeptAddresses:
             holder, self._state.namespace(holder.namespace), self._limits, self._now()
         )
 
-    async def prove_lapsed(self, holder: Holder) -> None:
+    async def check_lapsed(self, holder: Holder) -> None:
         """Raise Conflict if the address is still kept for this holder, according to the API
         server."""
-        namespace = await self._ask(holder.namespace)
+        namespace = await self._fetch_namespace(holder.namespace)
         if not keeping.lapsed(holder, namespace, self._limits, self._now()):
             raise Conflict(
                 f"namespace {holder.namespace} exists, but the watch has not shown it yet"
@@ -75,7 +75,7 @@ class KeptAddresses:
         limit forbids it, send an Event to the Service."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
-            known = await self._ask(key.namespace)
+            known = await self._fetch_namespace(key.namespace)
             if known is None or known.metadata.deletion_timestamp is not None:
                 return False
         if why := keeping.exceeded(key.namespace, self._kept_in(key.namespace), self._limits):
@@ -89,6 +89,6 @@ class KeptAddresses:
         holders = [grant.holder(key) for key in keys for grant in self._grants.of(key)]
         return sum(holder is not None and not holder.uid for holder in holders)
 
-    async def _ask(self, namespace: str) -> Namespace | None:
+    async def _fetch_namespace(self, namespace: str) -> Namespace | None:
         found = await self._client.list(NAMESPACES, label_selector=f"{NAME_LABEL}={namespace}")
         return found[0] if found else None

@@ -87,7 +87,7 @@ class PoolDriver(Component):
         outcomes: dict[str, Outcome] = {}
         for name, wanted in changes:
             try:
-                for write in (self._show, self._hold):
+                for write in (self._show, self._set_finalizer):
                     if (pool := (await self.read([name])).get(name)) is not None:
                         await write(pool, wanted.state)
             except NotFound:
@@ -120,7 +120,7 @@ class PoolDriver(Component):
         self.answers.note(pool.metadata.name, answer)
         wrong = [each for each in wanted.conditions if _is_wrong(each)]
         for each in wrong:
-            if _words(each) not in before:
+            if _key_of(each) not in before:
                 self._recorder.event_about(
                     ADDRESS_POOLS, pool, "Warning", each.reason, each.message
                 )
@@ -135,7 +135,7 @@ class PoolDriver(Component):
                     f"{shown.reason} no longer holds, after {passed}",
                 )
 
-    async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
+    async def _set_finalizer(self, pool: AddressPool, wanted: PoolState) -> None:
         """Add or remove the finalizer."""
         if (finalizers := finalizers_of(pool, wanted)) is None:
             return
@@ -171,7 +171,7 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
         wanted.kept_addresses,
         wanted.kept,
     )
-    if same and told == {_words(each) for each in wanted.conditions}:
+    if same and told == {_key_of(each) for each in wanted.conditions}:
         return None
     conditions = []
     for each in wanted.conditions:
@@ -202,5 +202,5 @@ def _is_wrong(condition: PoolCondition | Condition) -> bool:
     return condition.status == ("False" if condition.type == READY else "True")
 
 
-def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
+def _key_of(condition: PoolCondition) -> tuple[str, str, str, str]:
     return condition.type, condition.status, condition.reason, condition.message

@@ -127,7 +127,7 @@ class PublishDriver(Component):
                 status=status,
                 version=version,
             )
-            if answer is not None and _is_news(change):
+            if answer is not None and _deserves_event(change):
                 reason = "UpdatedLoadBalancer" if change.before else "EnsuredLoadBalancer"
                 self._recorder.event(
                     change.service,
@@ -212,7 +212,7 @@ def _published(service: Service, loop: LoopName) -> Published | None:
     return Published(service.metadata.uid, ingress) if ingress else None
 
 
-def _is_news(change: Publish) -> bool:
+def _deserves_event(change: Publish) -> bool:
     """Whether the change deserves an Event. Taking everything back does not, because the release of
     the Service has its own Event; nor does adding ports to addresses that were published
     without."""

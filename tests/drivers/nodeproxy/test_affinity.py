@@ -27,7 +27,7 @@ from tests.drivers.nodeproxy.conftest import (
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
-from fairlead.drivers.nodeproxy.cleanup import losing
+from fairlead.drivers.nodeproxy.cleanup import losing_endpoints
 from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, elements_of
 from fairlead.drivers.nodeproxy.skeleton import AFFINITY_MAPS
 from fairlead.lab import namespace
@@ -194,12 +194,14 @@ def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
         return elements_of(each, NODES)
 
     one, two = spec("local1"), spec("local1", "remote1")
-    assert not losing(one, two)
-    assert not losing(one, spec("local1", timeout_s=60))
-    assert losing(two, one) == losing(two, spec("local1", "remote1", timeout_s=0))
-    assert not losing(spec("local1", timeout_s=0), spec(timeout_s=0))
+    assert not losing_endpoints(one, two)
+    assert not losing_endpoints(one, spec("local1", timeout_s=60))
+    assert losing_endpoints(two, one) == losing_endpoints(
+        two, spec("local1", "remote1", timeout_s=0)
+    )
+    assert not losing_endpoints(spec("local1", timeout_s=0), spec(timeout_s=0))
     # Clients from outside now reach local endpoints only, at the external addresses.
-    here = losing(two, spec("local1", "remote1", external="Local"))
+    here = losing_endpoints(two, spec("local1", "remote1", external="Local"))
     assert here
     assert all(frontend.startswith(("198.51.100.", "192.168.", "2001:")) for frontend in here)
 

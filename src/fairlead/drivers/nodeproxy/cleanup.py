@@ -61,21 +61,22 @@ def stale_clients(
     everywhere: dict[str, set[str]] = {}
     from_outside: dict[str, set[str]] = {}
     for spec in specs:
-        for frontend, answering in _answering(spec).items():
-            everywhere[frontend] = answering.everywhere
-            if answering.from_outside is not None:
-                from_outside[frontend] = answering.from_outside
+        for frontend, endpoints in _endpoints_with_affinity(spec).items():
+            everywhere[frontend] = endpoints.everywhere
+            if endpoints.from_outside is not None:
+                from_outside[frontend] = endpoints.from_outside
     return [
         client
         for client in clients
-        if client.value not in _choice(client, everywhere, from_outside, pods, node_addresses)
+        if client.value
+        not in _allowed_endpoints(client, everywhere, from_outside, pods, node_addresses)
     ]
 
 
-def losing(before: Spec, after: Spec) -> frozenset[str]:
+def losing_endpoints(before: Spec, after: Spec) -> frozenset[str]:
     """Return the frontends with session affinity that may have a remembered client whose endpoint
     is no longer allowed."""
-    old, new = _answering(before), _answering(after)
+    old, new = _endpoints_with_affinity(before), _endpoints_with_affinity(after)
     return frozenset(
         frontend
         for frontend, had in old.items()
@@ -83,14 +84,14 @@ def losing(before: Spec, after: Spec) -> frozenset[str]:
     )
 
 
-class _Answering(NamedTuple):
+class _Endpoints(NamedTuple):
     """The endpoints of a frontend: for all clients, and for external clients where the policy
     distinguishes them (otherwise None)."""
 
     everywhere: set[str]
     from_outside: set[str] | None
 
-    def within(self, other: "_Answering") -> bool:
+    def within(self, other: "_Endpoints") -> bool:
         """Whether `other` allows every endpoint with which a client may be remembered here."""
         if not self.everywhere <= other.everywhere:
             return False
@@ -98,10 +99,10 @@ class _Answering(NamedTuple):
         return had <= (other.everywhere if other.from_outside is None else other.from_outside)
 
 
-def _answering(spec: Spec) -> dict[str, _Answering]:
+def _endpoints_with_affinity(spec: Spec) -> dict[str, _Endpoints]:
     """Return the endpoints of each frontend with session affinity."""
     found = {
-        element.key: _Answering(set(), None)
+        element.key: _Endpoints(set(), None)
         for element in spec
         if element.map.startswith("remember")
     }
@@ -112,17 +113,17 @@ def _answering(spec: Spec) -> dict[str, _Answering]:
             found[frontend] = found[frontend]._replace(from_outside=set())
     for element in spec:
         if element.map.startswith("endpoints") and (
-            answering := found.get(frontend_of(element.key))
+            endpoints := found.get(frontend_of(element.key))
         ):
-            answering.everywhere.add(element.value)
+            endpoints.everywhere.add(element.value)
         elif element.map.startswith("local_endpoints"):
-            answering = found.get(frontend_of(element.key))
-            if answering is not None and answering.from_outside is not None:
-                answering.from_outside.add(element.value)
+            endpoints = found.get(frontend_of(element.key))
+            if endpoints is not None and endpoints.from_outside is not None:
+                endpoints.from_outside.add(element.value)
     return found
 
 
-def _choice(
+def _allowed_endpoints(
     client: Element,
     everywhere: dict[str, set[str]],
     from_outside: dict[str, set[str]],

@@ -32,7 +32,7 @@ from fairlead.drivers.nodeproxy.cleanup import (
     FLOWS,
     Endpoint,
     flow_endpoints,
-    losing,
+    losing_endpoints,
     stale_clients,
 )
 from fairlead.drivers.nodeproxy.elements import (
@@ -441,7 +441,7 @@ class NodeProxyDriver(Component):
         frontends: set[str] = set()
         for key, spec in affine.items():
             if (number := affinity_map_of(spec)) is not None and (
-                lost := losing(spec, known.get(key, NOTHING))
+                lost := losing_endpoints(spec, known.get(key, NOTHING))
             ):
                 maps.add(number)
                 frontends |= lost

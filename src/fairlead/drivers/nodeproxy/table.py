@@ -28,7 +28,7 @@ from fairlead.drivers.nodeproxy.skeleton import (
     prerequisites,
     raw_rule,
 )
-from fairlead.drivers.nodeproxy.wire import read, written
+from fairlead.drivers.nodeproxy.wire import decode, encode
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.nfnetlink import ElementChange, Nfnetlink
@@ -69,7 +69,7 @@ class Table:
     async def intact(self) -> bool:
         """Whether all rules are present. Elements are not checked, so this takes a millisecond for
         any number of Services."""
-        return self._whole(self._chains, await self._bounded(self._netlink.rules, _NAME))
+        return self._complete(self._chains, await self._bounded(self._netlink.rules, _NAME))
 
     async def adopt(self) -> dict[ServiceKey, Spec]:
         """Make sure that the table exists in the present layout, with all its rules. Return the
@@ -78,7 +78,7 @@ class Table:
         self._generation = None
         before = await self._bounded(self._netlink.generation)
         chains = await self._present_chains()
-        if self._marker in chains and self._whole(
+        if self._marker in chains and self._complete(
             chains, await self._bounded(self._netlink.rules, _NAME)
         ):
             self._chains = chains
@@ -93,7 +93,7 @@ class Table:
         self._chains = {self._marker}
         return {}
 
-    def _whole(self, chains: Collection[str], there: Counter[str]) -> bool:
+    def _complete(self, chains: Collection[str], there: Counter[str]) -> bool:
         """Whether the fixed chains and `chains` have the number of rules with which they are
         created. The numbers are compared because `nft flush table` removes rules but leaves chains
         and elements, and a rule that another program adds may do anything."""
@@ -233,17 +233,17 @@ class Table:
         return by_owner([element for name in names for element in self._elements(name)])
 
     def _elements(self, name: str) -> list[Element]:
-        return [read(name, listed) for listed in self._netlink.elements(_NAME, name)]
+        return [decode(name, listed) for listed in self._netlink.elements(_NAME, name)]
 
     def _write(self, deleted: Iterable[Element], added: Iterable[Element]) -> None:
         """Delete and add elements in one transaction. All deletions come first, because a frontend
         may pass from one Service to another."""
         going = [
-            ElementChange("delete", name, [written(element, key_only=True) for element in members])
+            ElementChange("delete", name, [encode(element, key_only=True) for element in members])
             for name, members in _by_map(deleted).items()
         ]
         coming = [
-            ElementChange("add", name, [written(element) for element in members])
+            ElementChange("add", name, [encode(element) for element in members])
             for name, members in _by_map(added).items()
         ]
         self._netlink.change(_NAME, [*going, *coming])

@@ -112,7 +112,8 @@ def resolve(
     }
     elsewhere = [change for change in changes if change.service not in before]
     lacking = {
-        service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()
+        service: _conflict_message(service, *next(iter(given.items())))
+        for service, given in lost.items()
     }
     return Resolution([*elsewhere, *difference(after, before)], lacking)
 
@@ -220,23 +221,23 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
             for change in changes
             if change.verb == verb
             for each in change.elements
-            if _is_aside(each)
+            if _is_indirect(each)
         }
         for verb in ("add", "delete")
     }
-    aside: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
+    indirect: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
     met: dict[str, list[tuple[Change, Element]]] = {}
     for change in changes:
         others = keys["delete" if change.verb == "add" else "add"]
         for element in change.elements:
-            if _is_aside(element) and (element.map, element.key) not in others:
-                aside[change.verb].append((change, element))
+            if _is_indirect(element) and (element.map, element.key) not in others:
+                indirect[change.verb].append((change, element))
             else:
                 met.setdefault(frontend_of(element.key), []).append((change, element))
     for some in (
-        [[each] for each in aside["add"]],
+        [[each] for each in indirect["add"]],
         list(met.values()),
-        [[each] for each in aside["delete"]],
+        [[each] for each in indirect["delete"]],
     ):
         part: list[tuple[Change, Element]] = []
         for together in some:
@@ -248,7 +249,7 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
             yield _joined(part)
 
 
-def _is_aside(element: Element) -> bool:
+def _is_indirect(element: Element) -> bool:
     """Whether packets look up the element only after another element of its frontend led them
     there."""
     return "endpoints" in element.map or element.map.startswith("hairpin")
@@ -277,7 +278,7 @@ def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Ch
         yield service, list(of_it)
 
 
-def _in_words(service: ServiceKey, key: str, owner: ServiceKey) -> str:
+def _conflict_message(service: ServiceKey, key: str, owner: ServiceKey) -> str:
     """Describe the conflict for the Service that lacks the frontend."""
     address, *rest = key.split(" . ")
     where = f"{address} port {rest[1]} (IP protocol {rest[0]})" if rest else address

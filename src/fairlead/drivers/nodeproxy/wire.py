@@ -1,7 +1,7 @@
 """Converts elements of the table's maps between nft's text and the bytes of netlink messages.
 
-In: Elements, or listed elements. Out: the other form. Pure. Invariant: `read` returns the Element
-that was passed to `written`. The fields of a key follow each other, each padded to four bytes.
+In: Elements, or listed elements. Out: the other form. Pure. Invariant: `decode` returns the Element
+that was passed to `encode`. The fields of a key follow each other, each padded to four bytes.
 Numbers are in network byte order, except the value of `numgen`, which is in host byte order."""
 
 import re
@@ -114,7 +114,7 @@ def _layout(name: str) -> _Layout:
     return _Layout(first.with_more(rest), first, rest, value, kind == "allowed")
 
 
-def written(element: Element, *, key_only: bool = False) -> bytes:
+def encode(element: Element, *, key_only: bool = False) -> bytes:
     """Return the element as bytes for the kernel. `key_only` suffices to delete it."""
     layout = _layout(element.map)
     # Write the first part of the key by itself: many elements share it, so it is mostly cached.
@@ -146,7 +146,7 @@ def written(element: Element, *, key_only: bool = False) -> bytes:
     )
 
 
-def read(name: str, listed: Listed) -> Element:
+def decode(name: str, listed: Listed) -> Element:
     """Return a listed element of the map with this name."""
     layout = _layout(name)
     parts = layout.key.read(listed.key)

@@ -58,7 +58,7 @@ class ProxyCounters:
         self.worker = worker
         self._in_old_workers = dict(in_old_workers)
 
-    def worker_ended(self) -> None:
+    def end_worker(self) -> None:
         """Add the current worker's counts to the sums: the next worker begins at zero. The open
         connections continue in the old worker."""
         for service, traffic in self._now.items():
@@ -72,7 +72,7 @@ class ProxyCounters:
     def died(self) -> None:
         """Record that HAProxy ended unexpectedly, with all its connections."""
         self._deaths += 1
-        self.worker_ended()
+        self.end_worker()
         self._in_old_workers = {}
 
     def deaths(self) -> int:

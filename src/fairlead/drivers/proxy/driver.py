@@ -54,7 +54,8 @@ log = structlog.get_logger()
 RELOAD_PAUSE_S = 1.0
 """Minimum time between two reloads. Changes within this time share a reload."""
 POLL_INTERVAL_S = 5.0
-"""Interval at which counters are read, and connections of drained servers past their time are closed."""
+"""Interval at which counters are read, and connections of drained servers past their time are
+closed."""
 DELETE_INTERVAL_S = 60.0
 """Interval at which servers without connections are deleted. For this HAProxy lists all
 connections, which takes 80 ms for 10,000."""
@@ -323,7 +324,7 @@ class ProxyDriver(Component):
             # After the first configuration no pause is needed: there is no old worker that a reload
             # would add to, and more Services are about to be set up.
             self._reloaded_s = self._now_s()
-        self.counters.worker_ended()
+        self.counters.end_worker()
         self.counters.keep(wanted)
         self._closed = Counter(
             {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}

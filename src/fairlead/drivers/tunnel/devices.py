@@ -26,7 +26,7 @@ NAMES = ("fairlead", "fairlead6")
 
 
 def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, ...]:
-    """Return the devices that the node should have. Pure."""
+    """Return the devices that the node should ensure. Pure."""
     if tunnel.kind != "vxlan":
         return ()
     first = {is_ipv6(address): address for address in reversed(node_addresses)}
@@ -35,7 +35,7 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
     )
 
 
-async def have(devices: Sequence[Vxlan]) -> None:
+async def ensure(devices: Sequence[Vxlan]) -> None:
     """Create or repair these devices, and delete other devices of ours."""
     for device in devices:
         await vxlan.have(device)

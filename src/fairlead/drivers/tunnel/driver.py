@@ -271,7 +271,7 @@ class TunnelDriver(Component):
         if table != self._table or not await self._rules_present(published):
             await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
         # The devices come after the rules: without the rules every host could send into them.
-        await devices.have(made)
+        await devices.ensure(made)
         if self._decapsulator is None:
             await decapsulator.detach()
         else:
