@@ -252,8 +252,10 @@ class GrantDriver(Component):
                 service.metadata.resource_version,
             )
             # An entry without ports stands for all ports of the Service.
-            asked = {f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None}
-            if missing := (asked if entry.ports else ports_of(service)) - allowed:
+            requested = {
+                f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None
+            }
+            if missing := (requested if entry.ports else ports_of(service)) - allowed:
                 ports, version = ", ".join(sorted(missing)), service.metadata.resource_version
                 raise Conflict(
                     f"{address} {ports} is not granted for version {version} of Service {key}"

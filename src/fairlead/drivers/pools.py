@@ -120,7 +120,7 @@ class PoolDriver(Component):
         self.answers.note(pool.metadata.name, answer)
         wrong = [each for each in wanted.conditions if _is_wrong(each)]
         for each in wrong:
-            if _key_of(each) not in before:
+            if _content(each) not in before:
                 self._recorder.event_about(
                     ADDRESS_POOLS, pool, "Warning", each.reason, each.message
                 )
@@ -162,7 +162,7 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
     condition is the time at which its status last changed."""
     shown = pool.status
     before = {each.type: each for each in shown.conditions}
-    told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
+    present = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
     counts = (
         (shown.assigned_ipv4, shown.assigned_ipv6),
         (shown.available_ipv4, shown.available_ipv6),
@@ -171,7 +171,7 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
         wanted.kept_addresses,
         wanted.kept,
     )
-    if same and told == {_key_of(each) for each in wanted.conditions}:
+    if same and present == {_content(each) for each in wanted.conditions}:
         return None
     conditions = []
     for each in wanted.conditions:
@@ -202,5 +202,5 @@ def _is_wrong(condition: PoolCondition | Condition) -> bool:
     return condition.status == ("False" if condition.type == READY else "True")
 
 
-def _key_of(condition: PoolCondition) -> tuple[str, str, str, str]:
+def _content(condition: PoolCondition) -> tuple[str, str, str, str]:
     return condition.type, condition.status, condition.reason, condition.message

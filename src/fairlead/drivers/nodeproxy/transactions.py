@@ -226,17 +226,17 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
         for verb in ("add", "delete")
     }
     indirect: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
-    met: dict[str, list[tuple[Change, Element]]] = {}
+    by_frontend: dict[str, list[tuple[Change, Element]]] = {}
     for change in changes:
         others = keys["delete" if change.verb == "add" else "add"]
         for element in change.elements:
             if _is_indirect(element) and (element.map, element.key) not in others:
                 indirect[change.verb].append((change, element))
             else:
-                met.setdefault(frontend_of(element.key), []).append((change, element))
+                by_frontend.setdefault(frontend_of(element.key), []).append((change, element))
     for some in (
         [[each] for each in indirect["add"]],
-        list(met.values()),
+        list(by_frontend.values()),
         [[each] for each in indirect["delete"]],
     ):
         part: list[tuple[Change, Element]] = []

@@ -462,5 +462,5 @@ class ProxyDriver(Component):
 def _with_note(
     outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Note
 ) -> dict[ServiceKey, Outcome]:
-    told = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
-    return {**outcomes, service: told}
+    outcome = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
+    return {**outcomes, service: outcome}

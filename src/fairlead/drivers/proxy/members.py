@@ -113,8 +113,8 @@ async def _present(
     path: Path, wanted: Mapping[str, SetServers]
 ) -> dict[str, dict[str, ServerState]]:
     found: dict[str, dict[str, ServerState]] = {}
-    asked = [""] if len(wanted) > MAX_SECTION_READS else sorted(wanted)
-    for section in asked:
+    requested = [""] if len(wanted) > MAX_SECTION_READS else sorted(wanted)
+    for section in requested:
         for each in await runtime.servers(path, section):
             found.setdefault(each.section, {})[each.node] = each
     return found
@@ -131,16 +131,19 @@ def _check(wanted: Mapping[str, SetServers], present: Present) -> None:
             for each in present.get(section, {}).values()
             if not each.out
         }
-        asked = {(each.node, each.address, each.port, each.weight) for each in change.servers}
-        if rows != asked:
+        requested = {(each.node, each.address, each.port, each.weight) for each in change.servers}
+        if rows != requested:
             raise Unavailable(
-                f"HAProxy does not have the servers of {section}: {_differences(rows, asked)}"
+                f"HAProxy does not have the servers of {section}: {_differences(rows, requested)}"
             )
 
 
-def _differences(rows: set[_Row], asked: set[_Row]) -> str:
+def _differences(rows: set[_Row], requested: set[_Row]) -> str:
     """Describe the first three servers that HAProxy lacks, or has and should not have."""
-    what = ((row, "missing" if row in asked else "unexpected") for row in sorted(rows ^ asked)[:3])
+    what = (
+        (row, "missing" if row in requested else "unexpected")
+        for row in sorted(rows ^ requested)[:3]
+    )
     return ", ".join(
         f"{node} at {address}:{port} with weight {weight} is {state}"
         for (node, address, port, weight), state in what
