@@ -1,31 +1,35 @@
-# make setup      install what is missing for those who change Fairlead: Debian packages, uv,
-#                 the virtual environment, the eBPF objects, and the real OpenStack of the tests
-#                 (into ~/.cache/fairlead, once, minutes); safe to repeat; log: build/setup.log
-# make base       the part of it that Fairlead itself needs, without OpenStack; the targets below
-#                 install what they need themselves
-# make demo       show the main job with packets; needs root
+# make setup      install the missing dependencies of developers: Debian packages, uv, the virtual
+#                 environment, the eBPF objects, and the real OpenStack of the tests (into
+#                 ~/.cache/fairlead, once, minutes); safe to repeat; log: build/setup.log
+# make base       the part of setup that Fairlead itself needs, without OpenStack; the targets below
+#                 install their dependencies themselves
+# make demo       show with packets what Fairlead does; needs root
 # make check      lint, types, and every test that needs no lab and no built program: minutes;
-#                 needs root and `make base`; says at its end what it left out
-# make test       everything: lint, types, all tests, with real packets; needs root; as many tests
-#                 side by side as there are processors, WORKERS=1: one after the other
-# make tools      setup, and what else the tests need: kube-apiserver, kube-proxy, etcd and helm
-#                 (built once from their Go modules, minutes), Debian's older etcd, the official
-#                 Python client; into ~/.cache/fairlead; wrk, nginx, HAProxy, iperf3 from Debian
+#                 needs root and `make base`; prints the skipped tests at the end
+# make test       everything: lint, types, all tests, with real packets; needs root; runs as many
+#                 tests in parallel as there are CPUs, with WORKERS=1 one after the other
+# make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
+#                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
+#                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
+#                 from Debian
 # make histories  200 random histories of class octavia at a real Octavia and of a node, and 3,000
-#                 random changes to a lab, of which make test has a few: hours
-# make mutations  change the product in 40 small ways, and see that the tests find each change
-# make manifests  render deploy/manifests anew from the chart
-# make bench      packets, a lab beside other balancers, HAProxy, a live gateway, a large cluster,
-#                 floods of health ports, Octavia; tables here, plots into docs/performance;
-#                 58 minutes, 2 GB of disk
-# make lock       resolve the dependencies anew into requirements.lock
+#                 random changes to a lab; `make test` runs a few of them: hours
+# make mutations  change the product in 40 small ways, and check that the tests detect each change
+# make manifests  render deploy/manifests from the chart
+# make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large
+#                 cluster, floods of health ports, Octavia; prints tables, writes plots to
+#                 docs/performance; 58 minutes, 2 GB of disk
+# make lock       resolve the dependencies again and write requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup base tools root demo check test histories mutations lint manifests bench lock clean
+.PHONY: help setup base tools root demo check test histories mutations lint manifests bench lock
+.PHONY: clean
 PYTHON ?= python3
 WORKERS ?= auto
 VENV := .venv
 UV := build/tools/bin/uv
 STEP := sh tools/step.sh
+COMPILE := $(UV) pip compile --universal --generate-hashes --no-header --python-version 3.11 \
+	--upgrade
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -33,13 +37,14 @@ help:
 base:
 	@$(STEP) base sh setup.sh
 
-# Tests that need what cannot be had say so themselves.
+# If a dependency cannot be installed, the tests that need it report that themselves.
 setup: base
 	@$(STEP) openstack sh tools/openstack.sh || echo "setup: no OpenStack: see above" >&2
 
 root:
-	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): this needs root: it makes network namespaces, loads eBPF and writes" \
-	"nftables rules in them. Run it as root. Without root: make base, then .venv/bin/fairlead plan -f examples/plan" >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): this needs root: it creates network" \
+	"namespaces, loads eBPF and writes nftables rules in them. Run it as root. Without root:" \
+	"make base, then .venv/bin/fairlead plan -f examples/plan" >&2; exit 1; }
 
 demo: root base
 	$(VENV)/bin/fairlead demo
@@ -52,10 +57,13 @@ lint: base
 tools: setup
 	@$(STEP) debian-etcd sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
 	@$(STEP) etcd sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
-	@$(STEP) kubernetes sh tools/build.sh kubernetes || echo "setup: no kube-apiserver and kube-proxy: see above" >&2
-	@$(STEP) official-client sh tools/official.sh || echo "setup: no official Python client: see above" >&2
+	@$(STEP) kubernetes sh tools/build.sh kubernetes || \
+		echo "setup: no kube-apiserver and kube-proxy: see above" >&2
+	@$(STEP) official-client sh tools/official.sh || \
+		echo "setup: no official Python client: see above" >&2
 	@$(STEP) helm sh tools/build.sh helm || echo "setup: no helm: see above" >&2
-	@$(STEP) bench sh tools/bench.sh || echo "setup: not all that the benchmarks measure with: see above" >&2
+	@$(STEP) bench sh tools/bench.sh || \
+		echo "setup: programs of the benchmarks are missing: see above" >&2
 
 check: root lint
 	$(VENV)/bin/pytest -q --check -n $(WORKERS)
@@ -64,8 +72,9 @@ test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
 histories: root tools
-	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest tests/drivers/octavia/test_histories.py \
-	tests/drivers/nodeproxy/test_any_history.py tests/e2e/test_random_changes.py
+	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest \
+	tests/drivers/octavia/test_histories.py tests/drivers/nodeproxy/test_any_history.py \
+	tests/e2e/test_random_changes.py
 
 mutations: root base
 	$(VENV)/bin/python -m tests.mutations
@@ -74,7 +83,8 @@ manifests: tools
 	sh deploy/render.sh deploy/manifests
 
 bench: root tools
-	@$(STEP) occm sh tools/build.sh occm || echo "setup: no cloud-provider-openstack to measure beside: see above" >&2
+	@$(STEP) occm sh tools/build.sh occm || \
+		echo "setup: no cloud-provider-openstack to compare with: see above" >&2
 	$(VENV)/bin/python -m bench.packets --plots docs/performance
 	$(VENV)/bin/python -m bench.lab --plots docs/performance
 	$(VENV)/bin/python -m bench.proxy --plots docs/performance
@@ -85,9 +95,9 @@ bench: root tools
 	$(VENV)/bin/python -m bench.octavia --services 10
 
 lock: base
-	$(UV) pip compile pyproject.toml --extra octavia --group dev --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o requirements.lock
-	$(UV) pip compile bench/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o bench/requirements.lock
-	$(UV) pip compile tests/openstack/requirements.in --universal --generate-hashes --no-header --python-version 3.11 --upgrade -o tests/openstack/requirements.lock
+	$(COMPILE) pyproject.toml --extra octavia --group dev -o requirements.lock
+	$(COMPILE) bench/requirements.in -o bench/requirements.lock
+	$(COMPILE) tests/openstack/requirements.in -o tests/openstack/requirements.lock
 
 clean:
 	rm -rf build .venv src/fairlead/objects

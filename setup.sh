@@ -1,7 +1,9 @@
 #!/bin/sh
-# Install what Fairlead needs, and only what is missing: Debian packages, uv, .venv from requirements.lock, the eBPF objects.
-# Safe to repeat; a second run takes about a second. Each step says what it does.
-# Without root no Debian package can be installed. What can run all the same, `fairlead plan`, is set up then.
+# Install the dependencies of Fairlead that are missing: Debian packages, uv, .venv from
+# requirements.lock, the eBPF objects. Safe to repeat; a second run takes about a second. Each step
+# prints what it does.
+# Without root no Debian package can be installed. `fairlead plan` works without them, so everything
+# else is set up anyway.
 set -eu
 cd "$(dirname "$0")"
 PATH="$PATH:/usr/sbin:/sbin"
@@ -12,19 +14,22 @@ stop() {
     exit 1
 }
 
-# What any part needs; what a lab, the gateway, the node and the tests need besides; of these, what the eBPF objects are built with.
+# Packages that every part needs; packages that the lab, the gateway, the node and the tests need in
+# addition; packages that build the eBPF objects.
 basic=""
 more=""
 to_build=""
-# package:file that proves it is there
-for pair in libbpf-dev:/usr/include/bpf/bpf_helpers.h linux-libc-dev:/usr/include/linux/bpf.h libc6-dev:/usr/include/stdlib.h; do
+# package:file, where the file exists if the package is installed
+for pair in libbpf-dev:/usr/include/bpf/bpf_helpers.h linux-libc-dev:/usr/include/linux/bpf.h \
+    libc6-dev:/usr/include/stdlib.h; do
     [ -e "${pair#*:}" ] || to_build="$to_build ${pair%%:*}"
 done
 for tool in clang gcc; do
     command -v "$tool" >/dev/null 2>&1 || to_build="$to_build $tool"
 done
 # package:command
-for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl ethtool:ethtool conntrack:conntrack haproxy:haproxy; do
+for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl \
+    ethtool:ethtool conntrack:conntrack haproxy:haproxy; do
     command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
 done
 [ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1" ] || more="$more libfaketime"
@@ -33,7 +38,8 @@ python3 -c 'import venv, ensurepip' 2>/dev/null || basic="$basic python3-venv"
 [ -e /etc/ssl/certs/ca-certificates.crt ] || basic="$basic ca-certificates"
 needed="$basic$to_build$more"
 if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
-    command -v apt-get >/dev/null 2>&1 || stop "this is no Debian; install what it has for these packages, then repeat:$needed"
+    command -v apt-get >/dev/null 2>&1 ||
+        stop "there is no apt-get; install the equivalents of these packages, then repeat:$needed"
     say "installing Debian packages:$needed"
     # shellcheck disable=SC2086
     sh tools/apt.sh $needed
@@ -42,9 +48,9 @@ if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
     to_build=""
 elif [ -n "$needed" ]; then
     say "missing Debian packages:$needed"
-    say "to have them: run this as root, or: sudo apt-get install --no-install-recommends$needed"
+    say "to install them: run this as root, or: sudo apt-get install --no-install-recommends$needed"
     [ -z "$basic" ] || stop "nothing can be set up without$basic"
-    say "going on without them, as far as 'fairlead plan' needs"
+    say "continuing without them, which is enough for 'fairlead plan'"
 fi
 
 python3 - <<'PY' || exit 1
@@ -59,25 +65,30 @@ if [ ! -x "$uv" ]; then
     python3 -m venv build/tools
     build/tools/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9'
 fi
-# The interpreter that is here, never a fetched one; certificates of the system, which may know a company's own authority.
+# Use the system's interpreter and never download one. Use the system's certificates, which may
+# include a company's own CA.
 export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
-[ -x .venv/bin/python ] || { say "making .venv"; "$uv" venv --quiet --python "$(command -v python3)" .venv; }
+if [ ! -x .venv/bin/python ]; then
+    say "creating .venv"
+    "$uv" venv --quiet --python "$(command -v python3)" .venv
+fi
 stamp=.venv/.requirements
 if ! cmp -s requirements.lock "$stamp" || ! cmp -s pyproject.toml .venv/.pyproject; then
     say "installing the packages of requirements.lock into .venv"
-    "$uv" pip sync --quiet --python .venv/bin/python --compile-bytecode --require-hashes requirements.lock
+    "$uv" pip sync --quiet --python .venv/bin/python --compile-bytecode --require-hashes \
+        requirements.lock
     say "installing fairlead"
     "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
     cp requirements.lock "$stamp"
     cp pyproject.toml .venv/.pyproject
 fi
 [ -n "$to_build" ] || .venv/bin/python hatch_build.py
-# As in the image: a process of a lab would otherwise compile all modules at its start, half a second, where the environment
-# says PYTHONDONTWRITEBYTECODE.
+# As in the image. With PYTHONDONTWRITEBYTECODE in the environment, each process of a lab would
+# otherwise compile all modules at its start, which takes half a second.
 .venv/bin/python -m compileall -q src/fairlead
 if [ -n "$needed" ]; then
-    say "ready in part: '.venv/bin/fairlead plan -f examples/plan' works; the lab, the demo, the tests, the gateway and the node"
-    say "need the packages above, and root"
+    say "ready in part: '.venv/bin/fairlead plan -f examples/plan' works"
+    say "the lab, the demo, the tests, the gateway and the node need the packages above, and root"
 elif [ "$(id -u)" != 0 ]; then
     say "ready: .venv/bin/fairlead; without root: 'fairlead plan' and 'fairlead controller'"
 else

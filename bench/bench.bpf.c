@@ -1,11 +1,13 @@
-/* The forwarder with a frame around it in which BPF_PROG_TEST_RUN can repeat it: repeating does not give the packet back as it
- * was, so each program here undoes what the forwarder did. `empty` and the frames alone are the floors to compare with.
- * Built like the forwarder, with -DXDP or without; that is in it by inclusion, as it is. */
+/* The forwarder in a frame with which BPF_PROG_TEST_RUN can repeat it. Between repetitions the
+ * kernel does not restore the packet, so each program here undoes the forwarder's changes. `empty`
+ * and the frames alone are the baselines to compare with. Built like the forwarder, with or without
+ * -DXDP; the forwarder is included unmodified. */
 #include <linux/bpf.h>
 
 #ifndef XDP
-/* The kernel refuses to put a packet that is marked as tunnelled into another tunnel, and no program can take that mark off. So at
- * tc the room for the outer headers is made without it: the same room, but for the notes of where the inner headers begin. */
+/* The kernel rejects a second encapsulation of a packet that is marked as encapsulated, and no
+ * program can remove the mark. At tc the room for the outer headers is therefore made without the
+ * mark: the same room, except that the offsets of the inner headers are not recorded. */
 #undef BPF_F_ADJ_ROOM_ENCAP_L2
 #define BPF_F_ADJ_ROOM_ENCAP_L2(length) 0
 #define BPF_F_ADJ_ROOM_ENCAP_L2_ETH 0
@@ -24,15 +26,17 @@
 #define NOTHING TC_ACT_UNSPEC
 #endif
 
-#define LINE 64 /* bytes of a line of the processor's cache */
+#define LINE 64 /* bytes of a CPU cache line */
 
-/* What a forwarder may change in place: Ethernet, and of the IP header all up to the hop limit or the checksum. */
+/* The part of a packet that a forwarder may change in place: the Ethernet header, and the IP header
+ * up to the hop limit (IPv6) or the checksum (IPv4). */
 struct head {
 	__u64 words[3];
 	__u16 rest;
 };
 
-/* So many sources, a power of two, and destinations are gone through by `many`, in order, from the packet's own on. */
+/* The number of sources, a power of two, and of destinations that `many` cycles through, beginning
+ * with the packet's own. */
 struct variation {
 	__u32 sources;
 	__u32 destinations;
@@ -61,7 +65,7 @@ static __always_inline long length_of(context_t *context)
 #endif
 }
 
-/* Make room before the packet, as the forwarder does for outer headers. */
+/* Add room in front of the packet, as the forwarder does for outer headers. */
 static __always_inline long grow(context_t *context, long by)
 {
 #ifdef XDP
@@ -71,9 +75,9 @@ static __always_inline long grow(context_t *context, long by)
 #endif
 }
 
-/* Take off what was put before the packet. At tc the kernel copies the Ethernet header back behind it, which processors are slow
- * at over a distance of less than a cache line (60 ns instead of 15 where that was seen). No gateway ever does this, so more room
- * is made first, to take away both at once. */
+/* Remove what was added in front of the packet. At tc the kernel then moves the Ethernet header
+ * back, which is slow over less than a cache line (60 ns instead of 15 where this was measured). No
+ * gateway ever does this, so more room is added first and both are removed at once. */
 static __always_inline long shrink(context_t *context, long by)
 {
 #ifdef XDP
@@ -90,11 +94,11 @@ static __always_inline struct head *head_of(context_t *context)
 	return data + 14 + 40 <= end ? data : 0;
 }
 
-/* What the program is that stands in the frame. */
+/* The program in the frame. */
 enum within {
-	NOBODY,
-	UNDOING, /* nobody, but that the frame takes away what is not there, as it does after a forwarder */
-	MAKING_ROOM, /* only what a tunnel costs whoever writes what into it */
+	NOTHING_WITHIN,
+	UNDOING, /* nothing, but the frame removes zero bytes, as it does after a forwarder */
+	MAKING_ROOM, /* only add the room for an outer header: the minimum cost of a tunnel */
 	FORWARDER,
 };
 
@@ -107,7 +111,7 @@ static __always_inline int within_frame(context_t *context, enum within within)
 	if (!head)
 		return NOTHING;
 	before = *head;
-	barrier_var(context); /* so that the compiler does not mix up what is read before and in the forwarder */
+	barrier_var(context); /* keeps the compiler from merging these reads with the forwarder's */
 	if (within == MAKING_ROOM && grow(context, sizeof(struct iphdr)))
 		return NOTHING;
 	if (within == FORWARDER)
@@ -122,7 +126,7 @@ static __always_inline int within_frame(context_t *context, enum within within)
 	return verdict;
 }
 
-/* Give the packet the next source, and the next destination: the last words of the addresses. */
+/* Set the last 32 bits of the packet's addresses to the next source and the next destination. */
 static __always_inline void vary(context_t *context)
 {
 	struct head *head = head_of(context);
@@ -149,7 +153,7 @@ int empty(context_t *context)
 SECTION
 int frame(context_t *context)
 {
-	return within_frame(context, NOBODY);
+	return within_frame(context, NOTHING_WITHIN);
 }
 
 SECTION
@@ -174,7 +178,7 @@ SECTION
 int many_frame(context_t *context)
 {
 	vary(context);
-	return within_frame(context, NOBODY);
+	return within_frame(context, NOTHING_WITHIN);
 }
 
 SECTION

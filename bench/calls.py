@@ -1,8 +1,10 @@
-"""New connections through a service proxy: how many a second, and how long the first packet takes.
+"""Connections through a service proxy: the rate of new connections, and the time of the first
+packet.
 
-In: network namespaces, addresses there. Out: `Calls` of each. One caller, each connection after the
-other; whoever is called sits behind one cable, so what differs is what the proxy's rules take. The
-proxies take turns, in both orders."""
+In: network namespaces and addresses to connect to from each. Out: `Calls` for each. A single client
+opens one connection after the other, and the server is behind a single cable, so the results differ
+only by the proxy's rules. The proxies are measured in turn, in both orders.
+"""
 
 import socket
 import time
@@ -16,38 +18,42 @@ from fairlead.lab import namespace
 from fairlead.probe.burst import LINGER_NONE
 
 CONNECTIONS = 400
-"""So short a turn that a pause of the machine spoils one of them and not the median."""
+"""Connections of one turn. A turn is short, so that a pause of the machine spoils one turn and not
+the median."""
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """`first_us`: until a connection is there, which is the first packet's way and that of its
-    answer."""
+    """The rate of connections. `first_us` is the time until a connection is established: the round
+    trip of the first packet and of its answer."""
 
     per_s: float
     first_us: float
 
 
-class Place(NamedTuple):
-    """Where to call."""
+class Destination(NamedTuple):
+    """The address and port of a server."""
 
     address: str
     port: int
 
 
 def calls(
-    places: Mapping[str, Mapping[str, Place]], turns: int
+    destinations: Mapping[str, Mapping[str, Destination]], turns: int
 ) -> Mapping[str, Mapping[str, Calls]]:
-    """Call all places, by namespace and what they are; the median over the turns."""
+    """Measure all destinations, given by namespace and name; return the median over the turns."""
     found: dict[tuple[str, str], list[Calls]] = {}
     for turn in range(turns):
-        names = list(places)[:: 1 if turn % 2 == 0 else -1]
-        for what in places[names[0]]:
+        names = list(destinations)[:: 1 if turn % 2 == 0 else -1]
+        for what in destinations[names[0]]:
             for name in names:
-                found.setdefault((name, what), []).append(_turn(name, places[name][what]))
-    return {name: {what: _median(found[name, what]) for what in places[name]} for name in places}
+                found.setdefault((name, what), []).append(_turn(name, destinations[name][what]))
+    return {
+        name: {what: _median(found[name, what]) for what in destinations[name]}
+        for name in destinations
+    }
 
 
-def _turn(name: str, place: Place) -> Calls:
+def _turn(name: str, destination: Destination) -> Calls:
     took_s = []
     with namespace.inside(name):
         begun_s = time.perf_counter()
@@ -55,7 +61,7 @@ def _turn(name: str, place: Place) -> Calls:
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
                 called_s = time.perf_counter()
-                sock.connect(place)
+                sock.connect(destination)
                 took_s.append(time.perf_counter() - called_s)
         return Calls(CONNECTIONS / (time.perf_counter() - begun_s), median(took_s) * 1e6)
 

@@ -1,10 +1,12 @@
 """The cluster to measure against: a real API server that holds the objects of `fixture`.
 
-In: a size, a folder. Out: a running server, filled. The folder keeps etcd's data: a cluster is
-filled once (a few minutes at full size) and started again from there. Invariant: what is written is
-written through the API, by the field managers that write it in a cluster, so objects look as they
-do there, managedFields and all; what Fairlead's controller writes, it writes itself. A cluster that
-was not filled to its end is begun anew. One process at a time uses a folder."""
+In: a size and a folder. Out: a running server with these objects. The folder keeps etcd's data, so
+a cluster is filled once (a few minutes at full size) and started from there afterwards.
+
+Invariants: all objects are written through the API, by the field managers that write them in a
+cluster, so they look as in a cluster, managedFields included. Fairlead's controller writes its own
+part. A cluster that was not filled completely is created again. Only one process uses a folder.
+"""
 
 import asyncio
 import fcntl
@@ -27,58 +29,59 @@ from fairlead.lab import crds, process
 from fairlead.lab.kubeapiserver import KubeApiServer
 from fairlead.lab.settings import kubeconfig as kubeconfig_of
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 WRITERS = 24
 CONTROLLER = "controller"
 SERVED_WITHIN_S = 1800.0
-LOOK_S = 2.0
+POLL_S = 2.0
 HEALTH_PORTS = "20000-49999"
-"""Each Service with policy Local needs a healthCheckNodePort; the default range has 2,768."""
+"""Each Service with policy Local needs a healthCheckNodePort; the default range has 2,768 ports."""
 FILLED = "filled"
 
 
 @asynccontextmanager
-async def cluster(folder: Path, size: Size, tell: Tell) -> AsyncIterator[KubeApiServer]:
-    """A server with a cluster of this size, kept in `folder` from one time to the next. Raises
-    Refused if another process uses it."""
+async def cluster(folder: Path, size: Size, progress: Progress) -> AsyncIterator[KubeApiServer]:
+    """Run a server with a cluster of this size, which `folder` keeps between runs. Raise Refused if
+    another process uses the folder."""
     place, lab = folder / f"cluster-{size}", lab_of(folder)
     filled = place / FILLED
-    with alone(folder):
-        await process.kill_all(process.find(lab))  # left by one that was killed
+    with locked(folder):
+        await process.kill_all(process.find(lab))  # left by a run that was killed
         if not filled.exists():
             shutil.rmtree(place, ignore_errors=True)
         async with KubeApiServer(place, lab=lab, node_ports=HEALTH_PORTS) as server:
             if not filled.exists():
                 async with Client(server.access, timeout_s=60.0) as client:
                     await crds.install(client)
-                    await fill(client, size, tell)
-                await serve(server.access, place, lab, size, tell)
+                    await fill(client, size, progress)
+                await serve(server.access, place, lab, size, progress)
                 filled.touch()
             yield server
 
 
 def lab_of(folder: Path) -> str:
-    """The mark of the processes that serve the clusters of this folder."""
+    """Return the lab name that marks the processes of this folder's clusters."""
     return f"bench-{zlib.crc32(str(folder.resolve()).encode()):08x}"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep others out of the folder."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the exclusive lock of the folder. Raise Refused if another process holds it."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                f"another benchmark uses {folder}", fix="wait for its end, or give another --folder"
+                f"another benchmark uses {folder}",
+                fix="wait until it ends, or use another --folder",
             ) from None
         yield
 
 
-async def fill(client: Client, size: Size, tell: Tell) -> None:
-    """Write the whole cluster. The server must have none of it yet."""
-    tell(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
+async def fill(client: Client, size: Size, progress: Progress) -> None:
+    """Create all objects of the cluster. The server must be empty."""
+    progress(f"writing {size.nodes} Nodes, and {size.services} Services with their slices")
     names = (
         fixture.place_of(number * fixture.SERVICES_IN_A_NAMESPACE)[0]
         for number in range(size.namespaces)
@@ -95,7 +98,7 @@ async def _write_node(client: Client, number: int) -> None:
     body = fixture.node(number)
     path = NODES.path()
     await client.request("POST", path, parameters={"fieldManager": "kubelet"}, body=body)
-    # A kubelet's first heartbeat, which makes its status a part of managedFields of its own.
+    # The kubelet's first heartbeat, which gives its status an entry of its own in managedFields.
     heartbeat = {"status": {"phase": "Running"}}
     await client.patch(
         NODES,
@@ -107,7 +110,7 @@ async def _write_node(client: Client, number: int) -> None:
 
 
 async def _write_service(client: Client, number: int, size: Size) -> None:
-    """The Service and its slice."""
+    """Create the Service and its EndpointSlice."""
     namespace, _ = fixture.place_of(number)
     manager = {"fieldManager": "kubectl-client-side-apply"}
     answer = await client.request(
@@ -119,8 +122,8 @@ async def _write_service(client: Client, number: int, size: Size) -> None:
     await client.request("POST", ENDPOINT_SLICES.path(namespace), parameters=manager, body=body)
 
 
-async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -> None:
-    """Let a controller give all Services their addresses, from nothing, and end it."""
+async def serve(access: Access, place: Path, lab: str, size: Size, progress: Progress) -> None:
+    """Run a controller until it has published an address for every Service, and stop it."""
     settings = place / "fairlead.yaml"
     settings.write_text(
         f"pools: [{{name: main, addresses: [{fixture.VIP_POOL}]}}]\nweb: {{listen: ''}}\n"
@@ -137,11 +140,11 @@ async def serve(access: Access, place: Path, lab: str, size: Size, tell: Tell) -
             while (served := sum(map(_is_served, await client.list(SERVICES)))) < size.services:
                 if not controller.running:
                     raise Unavailable(
-                        f"the controller ended, {served} Services were served; see "
+                        f"the controller exited when {served} Services were served; see "
                         f"{place / 'controller.log'}"
                     )
-                await asyncio.sleep(LOOK_S)
-        tell(
+                await asyncio.sleep(POLL_S)
+        progress(
             f"its controller served {size.services} new Services within "
             f"{time.monotonic() - begun_s:.0f} s"
         )
@@ -154,7 +157,7 @@ def _is_served(service: Service) -> bool:
 
 
 async def _in_parallel(calls: Iterable[Awaitable[object]]) -> None:
-    """All of them, WRITERS at a time."""
+    """Await all calls, WRITERS at a time."""
     waiting = iter(calls)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What changes of Services cost at Octavia. Values of `bench.octavia`."""
+"""The cost at Octavia of changes of Services. Values of `bench.octavia`."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Until every Service was as wanted, and the calls that it took."""
+    """Seconds until every Service was as planned, and the number of API calls."""
 
     seconds: float
     writes: int
@@ -21,9 +21,9 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One subject in one round. `node_removed_slowly`: None: that was not asked for."""
+    """One subject in one round. `node_removed_slowly` is None if it was not measured."""
 
     created: Cost
     node_added: Cost
-    started_anew: Cost
+    restarted: Cost
     node_removed_slowly: Cost | None = None

@@ -1,9 +1,10 @@
-"""What a process that is measured tells about itself. The standard library only: the comparator
-imports it too.
+"""Figures that a measured process reports about itself. Standard library only: the comparator
+imports this module, too.
 
-In: this process. Out: lines of JSON on standard output, one at each stage; on request of standard
-input, what has been applied since. Times are of CLOCK_MONOTONIC, which all processes of the machine
-share."""
+In: this process. Out: a line of JSON on standard output at each stage and, on request by standard
+input, the events applied since. Times are of CLOCK_MONOTONIC, which all processes of a machine
+share.
+"""
 
 import json
 import sys
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """What the process has used since it began, and holds now."""
+    """The resources that the process has used since its start, and its current memory."""
 
     at_s: float
     cpu_s: float
@@ -32,18 +33,18 @@ def usage() -> Usage:
 
 
 class Figures:
-    """The measured side of the conversation."""
+    """The measured side of the protocol."""
 
     def __init__(self) -> None:
         self._applied: dict[str, float] = {}
         self._calls = 0
 
     def stage(self, name: str) -> None:
-        """Say that a stage is reached."""
+        """Report that a stage is reached."""
         self._say({"stage": name, **usage()._asdict()})
 
     def applied(self, services: "list[str]") -> None:
-        """The driver is called for these Services, now."""
+        """Record that the driver is called for these Services now."""
         now_s = time.monotonic()
         self._calls += 1
         for service in services:
@@ -51,13 +52,13 @@ class Figures:
 
     @property
     def seen(self) -> int:
-        """How many Services the driver was called for since the last `begin`."""
+        """The number of Services that the driver was called for since the last `begin`."""
         return len(self._applied)
 
-    def answer(self, asked: str) -> bool:
-        """Do what a line of standard input asks for: `begin`, `report` or `end`. False: the process
-        is to end."""
-        match asked.strip():
+    def answer(self, command: str) -> bool:
+        """Execute a command of standard input: `begin`, `seen`, `report` or `end`. Return False
+        when the process should end."""
+        match command.strip():
             case "begin":
                 self._applied.clear()
                 self._calls = 0

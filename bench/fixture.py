@@ -1,9 +1,10 @@
-"""A large cluster, as objects: what the API server is asked to create. Pure.
+"""A large cluster, as objects to create through the API. Pure.
 
-In: how many Services, endpoints of each and Nodes; a number. Out: JSON bodies as kubectl, the
+In: the number of Services, of endpoints per Service and of Nodes. Out: JSON bodies as kubectl, the
 EndpointSlice controller and kubelets send them: with last-applied annotations, targetRefs, images
-and conditions, most of which Fairlead never reads. Invariant: the same sizes give the same objects.
-Addresses are those of RFC 2544, for benchmarks."""
+and conditions, most of which Fairlead never reads. Invariant: equal sizes give equal objects.
+Addresses are of RFC 2544, the range for benchmarks.
+"""
 
 import json
 import random
@@ -20,15 +21,15 @@ SERVICES_IN_A_NAMESPACE = 100
 VIP_POOL = "198.18.0.0/16"
 FIRST_NODE = IPv4Address("198.19.0.1")
 IMAGES = 35
-"""A kubelet reports 50 at most."""
+"""Images per Node. A kubelet reports at most 50."""
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How large the cluster is."""
+    """The size of the cluster."""
 
     services: int
     endpoints: int
-    """Of each Service, in one EndpointSlice."""
+    """Endpoints of each Service, all in one EndpointSlice."""
     nodes: int
 
     @property
@@ -40,7 +41,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 def place_of(number: int) -> tuple[str, str]:
-    """Namespace and name of a Service."""
+    """Return namespace and name of a Service."""
     return f"team-{number // SERVICES_IN_A_NAMESPACE:03}", f"shop-{number:05}"
 
 
@@ -63,8 +64,8 @@ def service(number: int) -> Body:
             "type": "LoadBalancer",
             "loadBalancerClass": "fairlead.io/direct",
             "externalTrafficPolicy": "Local",
-            # 10,000 health ports are more than a cluster has by default; as many node ports again
-            # would serve nobody here.
+            # 10,000 health check node ports exceed the default range already; nothing here uses
+            # node ports in addition.
             "allocateLoadBalancerNodePorts": False,
             "selector": {
                 "app.kubernetes.io/name": name,
@@ -79,7 +80,7 @@ def service(number: int) -> Body:
 
 
 def endpoint_slice(number: int, size: Size, uid: str) -> Body:
-    """The slice of a Service of this uid. All its endpoints are ready."""
+    """Return the slice of the Service with this UID. All its endpoints are ready."""
     namespace, name = place_of(number)
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -202,8 +203,8 @@ def _labels(name: str) -> Mapping[str, str]:
 
 
 def _endpoint(number: int, index: int, size: Size) -> Body:
-    """Pods are spread at random, but evenly: the n-th pod of all has a node and an address of its
-    own there."""
+    """Return an endpoint. Pods are spread evenly in a pseudo-random order: the n-th pod of all has
+    its own node and address."""
     nth = number * size.endpoints + index
     on = (nth * _stride(size.nodes) + number) % size.nodes
     namespace, name = place_of(number)
@@ -222,7 +223,8 @@ def _endpoint(number: int, index: int, size: Size) -> Body:
 
 
 def _stride(nodes: int) -> int:
-    """A step that visits every node before it comes back to the first, in no visible order."""
+    """Return a step that visits every node before it returns to the first, without a visible
+    order."""
     return next(step for step in (617, 619, 631) if nodes % step)
 
 

@@ -1,10 +1,10 @@
-"""A flood of HTTP ports: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`, until it is
-killed.
+"""Flood HTTP ports until killed: `python bench/flooding.py KIND SOURCE ADDRESS PORT...`.
 
-KIND: `pipelined`, a megabyte of requests on each of some connections, of which some read no answer;
-`bursts`, connections that are opened and closed again, one after the other; `many`, connections
-that send nothing; `slow`, connections that send a byte now and then; `all` of these. SOURCE: the
-source address, `any` for that of the host. It prints `flooding` when it begins."""
+KIND: `pipelined`, connections that each send a megabyte of requests, and some of which read no
+response; `bursts`, connections that are opened and closed one after the other; `many`, connections
+that send nothing; `slow`, connections that send one byte at a time; `all`, all of these. SOURCE:
+the source address, or `any` for the host's. Prints `flooding` when it begins.
+"""
 
 import socket
 import sys
@@ -12,12 +12,13 @@ from contextlib import suppress
 
 MEGABYTE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000
 DEAF, GREEDY, SILENT, SLOW, BURST = 8, 16, 200, 100, 20
-"""Connections to each port; BURST of them in each round."""
+"""Connections to each port: DEAF ones read no response, GREEDY ones read; BURST ones are opened in
+each round."""
 CONNECT_S = 0.1
 
 
 class Caller:
-    """One connection that keeps sending, and is opened again when it is closed."""
+    """A connection that keeps sending, and is opened again when it is closed."""
 
     def __init__(
         self, source: str, address: tuple[str, int], data: bytes, *, reading: bool, at_once: int
@@ -27,7 +28,7 @@ class Caller:
         self._socket: socket.socket | None = None
         self._left = data
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         try:
             if self._socket is None:
                 self._socket, self._left = connected(self._source, self._address), self._data
@@ -78,7 +79,7 @@ def main(kind: str, source: str, host: str, *ports: str) -> None:
     print("flooding", flush=True)
     while True:
         for caller in callers:
-            caller.go_on()
+            caller.step()
         for address in addresses if kind in ("bursts", "all") else ():
             for _ in range(BURST):
                 with suppress(OSError):

@@ -1,9 +1,10 @@
-"""Health ports of many nodes, for a gateway that probes them: `python -m bench.health`, run where
-the nodes' addresses are.
+"""Health ports of many nodes, for a gateway that probes them. Run `python -m bench.health` in the
+namespace that has the nodes' addresses.
 
-In: a file with the ports, as JSON. Out: another file once all are served; then every request on any
-of them is answered as kube-proxy does for a node with one ready pod (pkg/proxy/healthcheck), until
-the process is killed."""
+In: a file with the ports, as JSON. Out: an empty file, created once all ports are served. From then
+on, until the process is killed, every request on any of them is answered as kube-proxy does for a
+node with one ready pod (pkg/proxy/healthcheck).
+"""
 
 import asyncio
 import json
@@ -22,13 +23,13 @@ BACKLOG = 512
 
 
 class Answering(asyncio.Protocol):
-    """One connection; kept for as long as the prober likes."""
+    """A connection. It stays open until the prober closes it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        # A probe is one small segment; each has its answer.
+        # A probe is one small segment, so a request never arrives in parts.
         self._transport.write(ANSWER * data.count(b"\r\n\r\n"))
 
 

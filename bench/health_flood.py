@@ -1,11 +1,12 @@
-"""Health ports under a flood: `fairlead node` and the real kube-proxy, each on a node of one lab,
-side by side.
+"""Health ports under a flood: `fairlead node` and the real kube-proxy, on two nodes of one lab.
 
-`python -m bench.health_flood`, as root. In: nothing. Out: a table with the worst and the median
-answer time of both, in milliseconds, for each kind of flood (see `bench/flooding.py`) from one
-source and from several, and how often two probes in sequence would have failed at a gateway, which
-waits 150 ms for each. A host that takes no part in the flood probes both ports of a node ten times
-a second, on a new connection each time. Floods alternate between the two nodes."""
+`python -m bench.health_flood`, as root. In: optionally the types of flood. Out: a table with the
+median and the worst response time of both, in milliseconds, for each type of flood (see
+`bench/flooding.py`) from one source and from several, and how often two probes in sequence would
+have failed at a gateway, whose timeout is 150 ms. A host that takes no part in the flood probes
+both ports of a node ten times a second, on a new connection each time. Floods alternate between the
+two nodes.
+"""
 
 import asyncio
 import os
@@ -34,8 +35,8 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
 
 
 class Row(NamedTuple):
-    """`lost`: the number of pairs of answers in sequence that both took longer than a gateway
-    waits."""
+    """One line of the table. `lost` is the number of pairs of consecutive probes that both exceeded
+    a gateway's timeout."""
 
     kind: str
     sources: int
@@ -58,8 +59,8 @@ HEADER = (
 
 
 async def answered_after_s(site: Site, address: str, port: int) -> float:
-    """How long a new connection with one request takes; PATIENCE_S if it has no answer within
-    that."""
+    """Return how long a new connection with one request takes; PATIENCE_S if it is not answered
+    with 200 within this time."""
     began_s = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -107,8 +108,8 @@ async def measure(site: Site, kind: str, sources: int, subject: str, health_port
 
 
 async def serve(site: Site) -> int:
-    """Make a Service with a pod on both nodes, and start both service proxies. Returns the
-    Service's health port."""
+    """Create a Service with a pod on both nodes, and start both service proxies. Return the
+    Service's healthCheckNodePort."""
     pods = [
         {
             "apiVersion": "v1",

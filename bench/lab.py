@@ -1,11 +1,13 @@
-"""`python -m bench.lab`: requests, connections and bulk through a lab, by each way to a server (see
-`paths`).
+"""`python -m bench.lab`: requests, connections and bulk transfers through a lab, by each path to a
+server (see `paths`).
 
-In: a number of rounds. Out: a table of ratios to the direct way, or JSON with every figure. Client,
-router, gateway, nodes and server share the cores of one machine, so what a balancer takes, the
-others lack. Every round measures all ways in turn, and a ratio is of figures of the same round; the
-median over the rounds counts. CPU is that of the whole machine (/proc/stat): of all that a request
-or a byte takes, in every process and in the kernel."""
+In: a number of rounds. Out: a table of ratios to the direct path, or JSON with every figure.
+Client, router, gateway, nodes and server share the cores of one machine, so CPU that a load
+balancer uses is missing elsewhere. Every round measures all paths in turn, and a ratio compares
+figures of the same round; the result is the median over the rounds. CPU is that of the whole
+machine (/proc/stat), so it includes everything that a request or a byte costs, in every process and
+in the kernel.
+"""
 
 import json
 import re
@@ -17,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from bench.options import give_out, options, tell
+from bench.options import options, progress, run_benchmark
 from bench.paths import ROUTED, WITHOUT_NODE_PORTS, Paths, must, paths
 from bench.plot import Bar, bars
 from bench.result import spread
@@ -27,7 +29,7 @@ from fairlead.cli.output import draw
 from fairlead.errors import Unavailable
 
 LOADS: Mapping[str, str] = {"saturated": "-t2 -c128", "unsaturated": "-t1 -c16"}
-"""wrk's threads and connections. With two cores the first leaves none idle."""
+"""wrk's threads and connections. On two cores the first load leaves no idle time."""
 UPLOAD, DOWNLOAD = "upload", "download"
 CLOSE = ("-H", "Connection: close")
 DIRECT, TC, HAPROXY = "direct", "tc", "haproxy"
@@ -37,9 +39,9 @@ _RATE = re.compile(r"Requests/sec:\s+([\d.]+)")
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Of one kind, in one round: so many a second, and CPU microseconds for each. Of bulk: bytes.
-    `p50_ms`, `p99_ms`: half of the requests, and 99 of 100, were answered within so long; of new
-    connections, from their being open on."""
+    """One type of traffic in one round: the number per second, and CPU microseconds for each. For
+    bulk transfers the unit is a byte. `p50_ms` and `p99_ms` are percentiles of the response time;
+    for new connections they begin when the connection is established."""
 
     per_s: float
     cpu_us: float
@@ -48,14 +50,15 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`rounds`: in each, by way and kind. `seen`: the client's address as the server saw it."""
+    """The results. `rounds` holds one mapping per round, by path and type of traffic. `seen` is the
+    client's address as the server saw it."""
 
     client: str
     seen: Mapping[str, str]
     rounds: tuple[Mapping[str, Mapping[str, Figure]], ...]
 
     def ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
-        """Of rates, round by round."""
+        """Return the ratios of rates, one per round."""
         return [each[way][kind].per_s / each[base][kind].per_s for each in self.rounds]
 
     def cpu_ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
@@ -63,13 +66,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def busy_s() -> float:
-    """CPU time of the whole machine so far, but for what was idle."""
+    """Return the CPU time of the whole machine so far, without idle time."""
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + irq + softirq) / 100
 
 
 class Bench:
-    """One run in a lab that is up."""
+    """A run in a lab that is up."""
 
     def __init__(
         self, built: Paths, ways: Collection[str], loads: Mapping[str, str], *, seconds: int
@@ -80,7 +83,7 @@ class Bench:
         self._seconds = seconds
 
     async def seen(self, way: str) -> str:
-        """The client's address, as the server tells it. Asked until the way is open."""
+        """Return the client's address as the server reports it. Retry until the path works."""
         end = await self._built.take(way)
         command = (
             "curl -s --retry 10 --retry-all-errors --retry-delay 1 --max-time 2 "
@@ -89,9 +92,9 @@ class Bench:
         return await must(self._built.site, "client1", command)
 
     async def round(self, number: int) -> Mapping[str, Mapping[str, Figure]]:
-        """Every kind, of every way in turn: what is compared is measured close together. Each
-        second round begins at the other end: a way finds a node's table of connections as the one
-        before it has left it, and the cheapest leaves most."""
+        """Measure every type of traffic on every path in turn, so that compared figures are
+        measured close together. Every second round uses the reverse order: a path finds a node's
+        conntrack table as the previous path left it, and the cheapest path leaves most entries."""
         figures: dict[str, dict[str, Figure]] = {way: {} for way in self._ways}
         for kind, measured in self._kinds().items():
             for way in list(self._ways)[:: -1 if number % 2 else 1]:
@@ -99,12 +102,12 @@ class Bench:
         return figures
 
     async def _patiently(self, measured: Callable[[str], Awaitable[Figure]], way: str) -> Figure:
-        """One that fails is said, and measured once more: it would take all rounds before it
-        along."""
+        """Measure once. A failure is reported and the measurement repeated, because it would
+        discard all previous rounds."""
         try:
             return await measured(way)
         except Unavailable as error:
-            tell(f"{error}; once more")
+            progress(f"{error}; trying again")
             return await measured(way)
 
     def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
@@ -158,20 +161,20 @@ class Bench:
             "client1", argv, timeout_s=self._seconds + 30
         )
         used_s = busy_s() - begun_s
-        told = json.loads(output or "{}")
-        received = told.get("end", {}).get("sum_received")
-        if not received:  # also where it ends with 0
+        report = json.loads(output or "{}")
+        received = report.get("end", {}).get("sum_received")
+        if not received:  # iperf3 may exit with 0 in spite of an error
             raise Unavailable(
-                f"{way}: iperf3 ended with {code}: {told.get('error') or errors or output}"
+                f"{way}: iperf3 ended with {code}: {report.get('error') or errors or output}"
             )
         return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
 
 
 def _within_ms(output: str, percent: int) -> float:
-    """What wrk says that so many of the answers took at most."""
+    """Return the percentile of the response time that wrk reports."""
     found = re.search(rf"^\s*{percent}%\s+([\d.]+)(us|ms|s|m)$", output, re.MULTILINE)
     if found is None:
-        raise Unavailable(f"wrk does not say how long {percent} % of the answers took: {output}")
+        raise Unavailable(f"wrk did not report the {percent}th percentile: {output}")
     return float(found[1]) * _UNITS_MS[found[2]]
 
 
@@ -181,25 +184,25 @@ async def measure(
     ways: Collection[str] = WITHOUT_NODE_PORTS,
     loads: Mapping[str, str] = LOADS,
 ) -> Report:
-    """Build the lab, measure these ways, take it away."""
+    """Build the lab, measure these paths, and remove the lab."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
         async with paths(f"bench{getpid()}", Path(folder)) as built:
             bench = Bench(built, ways, loads, seconds=seconds)
             seen = {way: await bench.seen(way) for way in ways}
             done = []
             for number in range(rounds):
-                tell(f"round {number + 1} of {rounds}")
+                progress(f"round {number + 1} of {rounds}")
                 done.append(await bench.round(number))
             return Report(built.site.topology.host("client1").addresses[0], seen, tuple(done))
 
 
 def headings(report: Report) -> tuple[str, ...]:
     kinds = report.rounds[0][DIRECT]
-    return ("WAY", *(name.upper() for name in kinds), "CLIENT'S ADDRESS")
+    return ("PATH", *(name.upper() for name in kinds), "CLIENT'S ADDRESS")
 
 
 def rate_rows(report: Report) -> list[tuple[str, ...]]:
-    """How many a second, over the direct way's; the direct way's own number."""
+    """Return the rates over the direct path's, and the direct path's own rates."""
     return [
         (
             way,
@@ -222,7 +225,7 @@ def _rate(report: Report, way: str, kind: str) -> str:
 
 
 def cpu_rows(report: Report) -> list[tuple[str, ...]]:
-    """CPU for each, over the direct way's; the direct way's own."""
+    """Return the CPU over the direct path's, and the direct path's own."""
     return [
         (way, *(_cpu(report, way, kind) for kind in figures), "")
         for way, figures in report.rounds[0].items()
@@ -237,8 +240,8 @@ def _cpu(report: Report, way: str, kind: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Fairlead at tc over HAProxy, and over a mere router in the gateway's place: ratios that are
-    not over the direct way."""
+    """Return the ratios that are not over the direct path: Fairlead at tc over HAProxy, and over a
+    plain router in the gateway's place."""
     kinds = [kind for kind in report.rounds[0][DIRECT] if kind not in (UPLOAD, DOWNLOAD)]
     lines = []
     for base in (each for each in (HAPROXY, ROUTED) if {TC, each} <= report.rounds[0].keys()):
@@ -249,7 +252,7 @@ def summary(report: Report) -> str:
 
 
 def show(report: Report) -> None:
-    """As tables."""
+    """Print the report as tables."""
     draw(headings(report), rate_rows(report))
     print("\nCPU of the machine for each request, connection and byte:")
     draw(headings(report), cpu_rows(report))
@@ -257,7 +260,7 @@ def show(report: Report) -> None:
 
 
 def plots(report: Report) -> dict[str, str]:
-    """Rates and CPU of each way over the direct one's."""
+    """Return plots of the rates and the CPU of each path over the direct one's."""
     ways = [way for way in report.rounds[0] if way != DIRECT]
     kinds = list(report.rounds[0][DIRECT])
     rates = {
@@ -269,11 +272,13 @@ def plots(report: Report) -> dict[str, str]:
         for kind in kinds
     }
     return {
-        "rates": bars(
-            "A second, over the direct way (1: as many)", "", rates, form=".2f", mark=1.0
-        ),
+        "rates": bars("Rate over the direct path's", "", rates, form=".2f", mark=1.0),
         "cpu": bars(
-            "CPU of the whole machine for each, over the direct way", "x", cpu, form=".2f", mark=1.0
+            "CPU of the whole machine for each, over the direct path's",
+            "x",
+            cpu,
+            form=".2f",
+            mark=1.0,
         ),
     }
 
@@ -282,11 +287,13 @@ def main() -> None:
     parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
     ways = WITHOUT_NODE_PORTS[1:]
     parser.add_argument(
-        "--ways", nargs="+", choices=ways, default=ways, help="which to compare with the direct one"
+        "--ways", nargs="+", choices=ways, default=ways, help="paths to compare with the direct one"
     )
-    asked = parser.parse_args()
-    rounds, seconds = (1, 1) if asked.quick else (asked.rounds, SECONDS)
-    give_out(asked, lambda: run(measure(rounds, seconds, (DIRECT, *asked.ways))), show, plots)
+    arguments = parser.parse_args()
+    rounds, seconds = (1, 1) if arguments.quick else (arguments.rounds, SECONDS)
+    run_benchmark(
+        arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.ways))), show, plots
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""`python -m bench.live`: how soon what the API server tells is what a gateway does, and what a
-start from nothing takes.
+"""`python -m bench.live`: the delay from an event of the API server to a gateway's kernel maps, and
+the cost of a start.
 
-In: a size, a number of rounds. Out: a `Report`, as a table or as JSON. The gateway is the process
-that ships, with its probes, its eBPF maps and its filter on an interface; before it stands a
-recording of a real API server with the cluster, in which pods are placed at random, so that no two
-Services share a table. Each round starts it with nothing in the kernel, tells it events one by one,
-which each change the table of one Service, and starts it again, to adopt what it left. A delay
-counts from the event's leaving this process to the listener's record in the kernel's map being
-another; it is looked for every 0.1 ms. No event may be lost: at the end of each round the gateway's
-plan has to be what it was told. An endpoint whose node the gateway takes for dead changes no table,
-whatever is told of it, until the gateway thinks better of the node. Where the machine has much else
-to do, what plays the nodes may be too slow for the prober: such events are counted apart, and are
-not taken for delays."""
+In: a size and a number of rounds. Out: a `Report`, as a table or as JSON. The gateway is the
+process that ships, with its probes, its eBPF maps and its filter on an interface. Its API server is
+a recording of a real API server with the cluster, in which pods are placed at random, so that no
+two Services share a table.
+
+Each round starts the gateway with nothing in the kernel, sends events one by one, each of which
+changes the table of one Service, and starts the gateway again, so that it adopts what it left. A
+delay lasts from sending the event until the listener's record in the kernel's map changes, which is
+polled about every 0.1 ms. No event may be lost: at the end of each round the gateway's plan must
+match the events.
+
+An event about a node that the gateway considers dead changes no table until the gateway considers
+the node up again. On a busy machine the process that plays the nodes may be too slow for the
+prober; such events are counted separately and not as delays.
+"""
 
 import asyncio
 import json
@@ -25,9 +29,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
-from bench.cluster import Tell
+from bench.cluster import Progress
 from bench.fixture import Size, node_name
-from bench.options import add_cluster, give_out, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.plot import Bar, bars
 from bench.result import quantile, spread
 from bench.rig import Rig, Started, cpu_s, rig
@@ -43,15 +47,15 @@ from fairlead.plan.members import node_address
 
 PACES_PER_S = (10, 100, 1000)
 LASTS_S = 10.0
-"""Of each pace."""
-CALM_S = 3.0
+"""Duration of each pace."""
+SETTLE_S = 3.0
 LOST_AFTER_S = 10.0
-LOOK_S = 0.00005
+POLL_S = 0.00005
 
 
 class Event(NamedTuple):
-    """A line of a watch, the listener whose record changes by it, and the health port of the node
-    that is told of."""
+    """A line of a watch, the listener whose record it changes, and the health port of the node that
+    it is about."""
 
     line: str
     key: bytes
@@ -59,7 +63,7 @@ class Event(NamedTuple):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """At one pace of events."""
+    """The delays at one pace of events."""
 
     pace_per_s: float
     events: int
@@ -67,17 +71,17 @@ class Delays(msgspec.Struct, frozen=True):
     p99_ms: float
     most_ms: float
     cpu_share: float
-    """Of one core, the gateway's."""
+    """The gateway's CPU, as a share of one core."""
     hidden: int = 0
-    """Events of nodes that the gateway has ever taken for dead: these change tables when it thinks
-    better of them, or never."""
+    """Events about nodes that the gateway has considered dead at any time. Such an event changes
+    tables when the gateway considers the node up again, or never."""
 
 
 class Round(msgspec.Struct, frozen=True):
     cold: Started
     again: Started
     idle_share: float
-    """Of one core: what probes take, and all else that goes on when nothing happens."""
+    """Share of one core that probes and other background work use while there are no events."""
     delays: tuple[Delays, ...]
 
 
@@ -89,7 +93,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def scattered(recorded: Recording, nodes: int) -> Recording:
-    """The same cluster, but each Service's pods are on nodes drawn at random, no two on one."""
+    """Return the same cluster with each Service's pods on random nodes, no two on one node."""
     draw_node = random.Random(1)
     path = ENDPOINT_SLICES.path()
     slices = []
@@ -104,12 +108,12 @@ def scattered(recorded: Recording, nodes: int) -> Recording:
 
 
 class Events:
-    """Events without end: each turns one endpoint of a Service unready, or ready again, Services in
-    random order."""
+    """An endless sequence of events: each makes one endpoint of a Service unready, or ready again;
+    Services come in random order."""
 
     def __init__(self, built: Rig, recorded: Recording) -> None:
         self._keys = {
-            (each.key.namespace, each.key.name): built.key(each) for each in built.balanced
+            (each.key.namespace, each.key.name): built.listener_key(each) for each in built.balanced
         }
         self._ports = {
             (each.key.namespace, each.key.name): each.spec.health_check_node_port
@@ -134,25 +138,26 @@ class Events:
             ready = not ready
 
     def ready(self) -> dict[str, set[str]]:
-        """The nodes of the ready endpoints of each Service, as was told last."""
+        """Return the nodes of the ready endpoints of each Service, after the last event."""
         found = {}
         for each in self._slices:
-            name = f"{each['metadata']['namespace']}/{each['metadata']['labels']['kubernetes.io/service-name']}"
-            found[name] = {
+            metadata = each["metadata"]
+            service = metadata["labels"]["kubernetes.io/service-name"]
+            found[f"{metadata['namespace']}/{service}"] = {
                 one["nodeName"] for one in each["endpoints"] if one["conditions"]["ready"]
             }
         return found
 
 
 def addresses_of(recorded: Recording) -> dict[str, str]:
-    """Of each node, that at which its health ports are asked."""
+    """Return the address of each node at which its health ports are probed."""
     nodes = [msgspec.json.decode(each, type=Node) for each in recorded.listed[NODES.path()]]
     return {node.metadata.name: node_address(node, "IPv4") or "" for node in nodes}
 
 
-def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
-    """The Services whose members are not those that were told, whatever probes say of them: of
-    these an event was lost."""
+def mismatched(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
+    """Return the Services whose planned members differ from the last event, whatever the probes
+    report. For these an event was lost."""
     planned = {
         name: {
             member["node"]
@@ -168,8 +173,7 @@ def not_as_told(state: dict[str, Any], ready: dict[str, set[str]]) -> list[str]:
 async def delays_ms(
     built: Rig, listeners: Map, events: Iterator[Event], pace_per_s: float, lasts_s: float
 ) -> tuple[list[tuple[float, Event]], list[Event]]:
-    """Tell events at this pace; of each, how long it took. And the events that have changed
-    nothing."""
+    """Send events at this pace. Return the delay of each, and the events that changed nothing."""
     waiting: dict[bytes, tuple[float, bytes | None, Event]] = {}
     shown: list[tuple[float, Event]] = []
     hidden: list[Event] = []
@@ -181,15 +185,16 @@ async def delays_ms(
     while due or waiting:
         if due and due[0] <= time.monotonic():
             upcoming = upcoming or next(events)
-            # The next of a Service comes when the one before has shown: the two together might
-            # change nothing.
+            # The next event of a Service is sent when the previous one has taken effect: two events
+            # together might change nothing.
             if upcoming.key not in waiting:
                 due.popleft()
                 before = listeners.lookup(upcoming.key)
                 waiting[upcoming.key] = time.monotonic(), before, upcoming
-                await built.replay.tell(upcoming.line)
+                await built.replay.write(upcoming.line)
                 upcoming = None
-        time.sleep(LOOK_S)  # noqa: ASYNC251 - the event loop's timers are as coarse as what is measured
+        # The event loop's timers are as coarse as the delays that are measured.
+        time.sleep(POLL_S)  # noqa: ASYNC251
         await asyncio.sleep(0)
         for key, (since_s, before, event) in list(waiting.items()):
             if listeners.lookup(key) != before:
@@ -202,12 +207,12 @@ async def delays_ms(
 
 
 def used(pid: int) -> tuple[float, float]:
-    """Now, and the process's CPU time so far."""
+    """Return the current time, and the process's CPU time so far."""
     return time.monotonic(), cpu_s(pid)
 
 
 def share_since(pid: int, then: tuple[float, float]) -> float:
-    """How much of a core the process has used since."""
+    """Return the process's CPU since `then`, as a share of one core."""
     now_s, now_cpu_s = used(pid)
     return (now_cpu_s - then[1]) / (now_s - then[0])
 
@@ -216,32 +221,34 @@ class Bench:
     """One run; needs root."""
 
     def __init__(
-        self, folder: Path, size: Size, *, rounds: int, lasts_s: float, tell: Tell
+        self, folder: Path, size: Size, *, rounds: int, lasts_s: float, progress: Progress
     ) -> None:
         self.folder = folder
         self.size = size
         self.rounds = rounds
         self.lasts_s = lasts_s
-        self.tell = tell
+        self.progress = progress
 
     async def run(self) -> Report:
-        """Measure everything. Nothing runs any more afterwards."""
+        """Measure everything. All processes have ended when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorded = scattered(await recording(self.folder, self.size, self.tell), self.size.nodes)
+        recorded = scattered(
+            await recording(self.folder, self.size, self.progress), self.size.nodes
+        )
         async with rig(recorded) as built:
             rounds = []
             for number in range(self.rounds):
-                self.tell(f"round {number + 1} of {self.rounds}")
+                self.progress(f"round {number + 1} of {self.rounds}")
                 rounds.append(await self._round(built, Events(built, recorded)))
-                built.forget()
+                built.reset()
         return Report(self.size.services, self.size.endpoints, self.size.nodes, tuple(rounds))
 
     async def _round(self, built: Rig, events: Events) -> Round:
-        """Raises Unavailable if an event was lost."""
+        """Run one round. Raise Unavailable if an event was lost."""
         delays = []
         upcoming = iter(events)
         async with built.gateway() as (running, listeners, cold):
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(SETTLE_S)
             begun = used(running.pid)
             await asyncio.sleep(self.lasts_s)
             idle_share = share_since(running.pid, begun)
@@ -250,21 +257,21 @@ class Bench:
                 shown, hidden = await delays_ms(
                     built, listeners, upcoming, pace_per_s, self.lasts_s
                 )
-                share, doubted = share_since(running.pid, begun), built.doubted()
-                found = sorted(ms for ms, event in shown if event.health not in doubted)
-                if not found or not {event.health for event in hidden} <= doubted:
+                share, not_up = share_since(running.pid, begun), built.not_up()
+                found = sorted(ms for ms, event in shown if event.health not in not_up)
+                if not found or not {event.health for event in hidden} <= not_up:
                     raise Unavailable(
-                        f"{len(hidden)} events have changed nothing in {LOST_AFTER_S} s, nor are "
-                        "their nodes dead"
+                        f"{len(hidden)} events changed nothing within {LOST_AFTER_S} s, although "
+                        "their nodes are not dead"
                     )
                 figures = median(found), quantile(found, 0.99), found[-1], share
                 delays.append(
                     Delays(pace_per_s, len(found), *figures, len(shown) + len(hidden) - len(found))
                 )
-            if lost := not_as_told(await built.state(), events.ready()):
+            if lost := mismatched(await built.state(), events.ready()):
                 raise Unavailable(
-                    f"of {len(lost)} Services the gateway's plan is not what it was told, of "
-                    f"{lost[0]} first"
+                    f"the gateway's plan does not match the events of {len(lost)} Services, the "
+                    f"first is {lost[0]}"
                 )
         async with built.gateway() as (_, _, again):
             return Round(cold, again, idle_share, tuple(delays))
@@ -275,7 +282,8 @@ DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE", "HIDDEN
 
 
 def start_rows(report: Report) -> list[tuple[str, ...]]:
-    """From nothing, and adopting what a predecessor left."""
+    """Return the rows of starts from nothing, and of starts that adopt the state of the previous
+    process."""
     starts = {
         "from nothing": [each.cold for each in report.rounds],
         "again": [each.again for each in report.rounds],
@@ -295,7 +303,7 @@ def start_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def delay_rows(report: Report) -> list[tuple[str, ...]]:
-    """A line for each pace."""
+    """Return a row for each pace."""
     paces: dict[float, list[Delays]] = defaultdict(list)
     for each in report.rounds:
         for delays in each.delays:
@@ -318,7 +326,7 @@ def delay_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def plots(report: Report) -> dict[str, str]:
-    """From event to kernel at each pace."""
+    """Return the plot of the delays at each pace."""
     groups = {
         f"{pace:g} events a second": [
             Bar("median", [each.delays[at].median_ms for each in report.rounds], 0),
@@ -331,7 +339,7 @@ def plots(report: Report) -> dict[str, str]:
 
 
 def show(report: Report) -> None:
-    """As tables."""
+    """Print the report as tables."""
     print(f"{report.services} Services of {report.endpoints} endpoints, {report.nodes} nodes")
     draw(START_HEADINGS, start_rows(report))
     draw(DELAY_HEADINGS, delay_rows(report))
@@ -340,17 +348,19 @@ def show(report: Report) -> None:
 def main() -> None:
     parser = options("bench.live", __doc__, rounds=5, quick="one round, two seconds of each pace")
     add_cluster(parser)
-    asked = parser.parse_args()
-    size = Size(asked.services, asked.endpoints, asked.nodes)
-    # What is done here, and by the process that answers for the nodes, is done by other machines
-    # elsewhere.
-    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
-    rounds, lasts_s = (1, 2.0) if asked.quick else (asked.rounds, LASTS_S)
+    arguments = parser.parse_args()
+    size = Size(arguments.services, arguments.endpoints, arguments.nodes)
+    # The work of this process, and of the process that answers for the nodes, would run on other
+    # machines in a cluster.
+    os.setpriority(os.PRIO_PROCESS, 0, process.SUPPORT_NICE)
+    rounds, lasts_s = (1, 2.0) if arguments.quick else (arguments.rounds, LASTS_S)
 
     def measure() -> Report:
-        return run(Bench(asked.folder, size, rounds=rounds, lasts_s=lasts_s, tell=tell).run())
+        return run(
+            Bench(arguments.folder, size, rounds=rounds, lasts_s=lasts_s, progress=progress).run()
+        )
 
-    give_out(asked, measure, show, plots)
+    run_benchmark(arguments, measure, show, plots)
 
 
 if __name__ == "__main__":

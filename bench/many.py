@@ -1,11 +1,12 @@
-"""A gateway with a thousand Services of class fairlead.io/proxy: what one more costs, and a member,
-and source ranges.
+"""A gateway with a thousand Services of class fairlead.io/proxy: the cost of one more Service, of a
+member, and of source ranges.
 
-In: how many Services. Out: a `Many` for each round. The gateway is the process that ships, with its
-probes and its HAProxy; an API server is acted by `stream.Replay`, which lists objects that were
-made here and tells events. Every Service has an address, a node port and a health port of its own,
-and nodes that answer on all of them. A delay counts from the event's leaving this process to its
-effect: a client that is answered, or HAProxy's own word."""
+In: the number of Services. Out: a `Many` for each round. The gateway is the process that ships,
+with its probes and its HAProxy. `stream.Replay` stands in for the API server: it lists objects that
+this module generates, and sends events. Every Service has its own address, node port and health
+port, and nodes answer on all of them. A delay lasts from sending the event to its effect: a client
+that gets an answer, or HAProxy's own report.
+"""
 
 import asyncio
 import time
@@ -32,35 +33,35 @@ FIRST_NODE_PORT, FIRST_HEALTH_PORT = 10_000, 20_000
 RANGES = 1000
 FOREIGN = ("192.0.2.0/24",)
 LOST_AFTER_S = 20.0
-LOOK_S = 0.002
-CALM_S = 1.5
-"""Longer than a reload has to wait for the one before."""
+POLL_S = 0.002
+SETTLE_S = 1.5
+"""Longer than the minimum time between two reloads."""
 
 
 class Many(msgspec.Struct, frozen=True):
-    """Of one round. Memory in MiB, of what is resident; HAProxy's is that of its master and its one
-    worker."""
+    """The results of one round. Memory is resident memory in MiB; HAProxy's is that of its master
+    and its only worker."""
 
     ready_s: float
     """From the start of the gateway's process until everything was as planned."""
     add_s: tuple[float, ...]
-    """One more Service: from its event until it answers a client."""
+    """A new Service: from its event until it answers a client."""
     remove_s: tuple[float, ...]
     member_s: tuple[float, ...]
-    """An endpoint that turns unready: until HAProxy sends nothing new to its node."""
+    """An endpoint that turns unready: until HAProxy sends no new connections to its node."""
     first_ranges_s: tuple[float, ...]
-    """A thousand source ranges on a Service that had none: until a client that is in none of them
-    gets no answer."""
+    """A thousand source ranges on a Service that had none: until a client outside of them gets no
+    answer."""
     ranges_s: tuple[float, ...]
     """The same number in place of others: until a client that had no answer gets one."""
     gateway_mib: float
     haproxy_mib: float
     haproxy_alone_mib: float
-    """HAProxy with one Service."""
+    """HAProxy with a single Service."""
 
 
-class Told:
-    """Objects as the API server would list and tell them."""
+class Objects:
+    """The objects and events of the replayed API server."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -74,7 +75,8 @@ class Told:
         return Recording(listed, [])
 
     def ports(self) -> set[int]:
-        """All that nodes are to answer on, those of the Service that is still to come too."""
+        """Return all ports that nodes must answer on, including those of the Service that is added
+        later."""
         numbers = range(self.size.services + 1)
         return {
             first + number for first in (FIRST_NODE_PORT, FIRST_HEALTH_PORT) for number in numbers
@@ -96,7 +98,7 @@ class Told:
         return body
 
     def slice(self, number: int, *, ready: bool = True) -> Body:
-        """`ready`: its first endpoint."""
+        """Return the slice of a Service. `ready` applies to its first endpoint."""
         body = endpoint_slice(number, self.size, f"uid-{number}")
         body["metadata"] |= {"uid": f"uid-slice-{number}", "resourceVersion": "1"}
         body["endpoints"][0]["conditions"] |= {"ready": ready, "serving": ready}
@@ -108,67 +110,68 @@ class Told:
 
 
 class Bench:
-    """One gateway that runs, and is ready."""
+    """A gateway that runs and is ready."""
 
-    def __init__(self, built: Rig, told: Told) -> None:
+    def __init__(self, built: Rig, objects: Objects) -> None:
         self._built = built
-        self._told = told
+        self._objects = objects
         self.haproxy = Haproxy(built.haproxy)
 
     async def add_and_remove(self) -> tuple[float, float]:
-        """One more Service, and one fewer. Seconds of each."""
-        number = self._told.size.services
-        await asyncio.sleep(CALM_S)
+        """Add a Service and remove it. Return the seconds of each."""
+        number = self._objects.size.services
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(ENDPOINT_SLICES, "ADDED", self._told.slice(number))
-        await self._tell(SERVICES, "ADDED", self._told.service(number))
+        await self._send(ENDPOINT_SLICES, "ADDED", self._objects.slice(number))
+        await self._send(SERVICES, "ADDED", self._objects.service(number))
         added_s = await _since(begun_s, lambda: self.answers(number))
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(SERVICES, "DELETED", self._told.service(number))
-        await self._tell(ENDPOINT_SLICES, "DELETED", self._told.slice(number))
+        await self._send(SERVICES, "DELETED", self._objects.service(number))
+        await self._send(ENDPOINT_SLICES, "DELETED", self._objects.slice(number))
         return added_s, await _since(begun_s, lambda: self._closed(number))
 
     async def member(self, number: int) -> float:
-        """An endpoint turns unready, and then ready again. Seconds until the first is in force."""
-        first = self._told.slice(number)["endpoints"][0]["nodeName"]
-        await asyncio.sleep(CALM_S)
+        """Make an endpoint unready, and ready again. Return the seconds until the first change is
+        in force."""
+        first = self._objects.slice(number)["endpoints"][0]["nodeName"]
+        await asyncio.sleep(SETTLE_S)
         begun_s = time.monotonic()
-        await self._tell(ENDPOINT_SLICES, "MODIFIED", self._told.slice(number, ready=False))
+        await self._send(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number, ready=False))
         lasted_s = await _since(begun_s, lambda: self._serves(number, first, False))
-        await self._tell(ENDPOINT_SLICES, "MODIFIED", self._told.slice(number))
+        await self._send(ENDPOINT_SLICES, "MODIFIED", self._objects.slice(number))
         await _since(time.monotonic(), lambda: self._serves(number, first, True))
         return lasted_s
 
     async def ranges(self, number: int) -> tuple[float, float]:
-        """A thousand where there were none, which do not let us in; then others, which do. Seconds
-        of each."""
+        """Set a thousand ranges that exclude this client, then others that include it. Return the
+        seconds of each."""
         own = str(GATEWAY_ADDRESS.network)
         others = [f"10.{at >> 8}.{at & 255}.0/24" for at in range(RANGES - 1)]
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         first_s = await self._restrict(number, [*others, *FOREIGN], lambda: self._closed(number))
         moved = [f"172.{16 + (at >> 8)}.{at & 255}.0/24" for at in range(RANGES - 1)]
         second_s = await self._restrict(number, [*moved, own], lambda: self.answers(number))
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(SETTLE_S)
         await self._restrict(number, [], lambda: self.answers(number))
         return first_s, second_s
 
     async def _restrict(
-        self, number: int, ranges: Sequence[str], so: Callable[[], Awaitable[bool]]
+        self, number: int, ranges: Sequence[str], condition: Callable[[], Awaitable[bool]]
     ) -> float:
         begun_s = time.monotonic()
-        await self._tell(SERVICES, "MODIFIED", self._told.service(number, ranges))
-        return await _since(begun_s, so)
+        await self._send(SERVICES, "MODIFIED", self._objects.service(number, ranges))
+        return await _since(begun_s, condition)
 
     async def answers(self, number: int) -> bool:
-        """Whether a client gets what a node says."""
+        """Return whether a client gets a node's answer."""
         asking = namespace.make_socket(self._built.name)
         asking.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(0.5):
                 asking.bind((str(GATEWAY_ADDRESS.ip), 0))
-                await loop.sock_connect(asking, (self._told.address(number), 80))
+                await loop.sock_connect(asking, (self._objects.address(number), 80))
                 await loop.sock_sendall(asking, b"GET / HTTP/1.0\r\n\r\n")
                 return b" 200 " in await loop.sock_recv(asking, 64)
         except OSError:
@@ -180,9 +183,10 @@ class Bench:
         return not await self.answers(number)
 
     async def _serves(self, number: int, node_name: str, wanted: bool) -> bool:
-        """Whether HAProxy says of this node that it gets new connections, or does not."""
+        """Return whether HAProxy's report on this node, that it gets new connections or not, is as
+        wanted."""
         namespace_name, name = place_of(number)
-        section = f"{namespace_name}.{name}.80.{self._told.address(number)}"
+        section = f"{namespace_name}.{name}.80.{self._objects.address(number)}"
         weights = {
             each.node: each.weight
             for each in await runtime.servers(self.haproxy.worker, section)
@@ -190,13 +194,13 @@ class Bench:
         }
         return bool(weights.get(node_name)) == wanted
 
-    async def _tell(self, resource: Resource[Any], kind: str, body: Body) -> None:
-        await self._built.replay.tell(
+    async def _send(self, resource: Resource[Any], kind: str, body: Body) -> None:
+        await self._built.replay.write(
             msgspec.json.encode({"type": kind, "object": body}).decode(), resource
         )
 
     async def haproxy_mib(self) -> float:
-        """Of its processes, once old workers have ended."""
+        """Return the memory of HAProxy's processes, once old workers have exited."""
         async with asyncio.timeout(LOST_AFTER_S):
             while len(found := (await runtime.workers(self.haproxy.master))[0]) != 1:
                 await asyncio.sleep(0.1)
@@ -205,15 +209,15 @@ class Bench:
 
 
 async def measure(size: Size, repeats: int) -> Many:
-    """Build it, measure each so many times, take it away."""
-    async with _ready(Told(Size(1, size.endpoints, size.nodes))) as (alone, _, _):
+    """Build the rig, measure everything `repeats` times, and remove it."""
+    async with _ready(Objects(Size(1, size.endpoints, size.nodes))) as (alone, _, _):
         haproxy_alone_mib = await alone.haproxy_mib()
-    async with _ready(told := Told(size)) as (bench, ready_s, pid):
+    async with _ready(objects := Objects(size)) as (bench, ready_s, pid):
         members, added, restricted = [], [], []
         for at in range(repeats):
             members.append(await bench.member(at % size.services))
             added.append(await bench.add_and_remove())
-            restricted.append(await bench.ranges((at + 1) % told.size.services))
+            restricted.append(await bench.ranges((at + 1) % objects.size.services))
         return Many(
             ready_s,
             tuple(seconds for seconds, _ in added),
@@ -228,24 +232,28 @@ async def measure(size: Size, repeats: int) -> Many:
 
 
 @asynccontextmanager
-async def _ready(told: Told) -> AsyncIterator[tuple[Bench, float, int]]:
-    """A gateway whose last Service answers, how long that took, and its process id."""
-    async with rig(told.recording(), told.ports()) as built, built.running() as (running, begun_s):
-        bench = Bench(built, told)
+async def _ready(objects: Objects) -> AsyncIterator[tuple[Bench, float, int]]:
+    """Run a gateway. Yield it when its last Service answers, with the seconds that took and its
+    PID."""
+    async with (
+        rig(objects.recording(), objects.ports()) as built,
+        built.running() as (running, begun_s),
+    ):
+        bench = Bench(built, objects)
         await built.ready_s(running, begun_s)
         yield (
             bench,
-            await _since(begun_s, lambda: bench.answers(told.size.services - 1)),
+            await _since(begun_s, lambda: bench.answers(objects.size.services - 1)),
             running.pid,
         )
 
 
-async def _since(begun_s: float, so: Callable[[], Awaitable[bool]]) -> float:
-    """Seconds until it is so."""
-    while not await so():
+async def _since(begun_s: float, condition: Callable[[], Awaitable[bool]]) -> float:
+    """Return the seconds from `begun_s` until the condition holds."""
+    while not await condition():
         if time.monotonic() - begun_s > LOST_AFTER_S:
-            raise Unavailable(f"an event has had no effect in {LOST_AFTER_S} s")
-        await asyncio.sleep(LOOK_S)
+            raise Unavailable(f"an event had no effect within {LOST_AFTER_S} s")
+        await asyncio.sleep(POLL_S)
     return time.monotonic() - begun_s
 
 

@@ -1,8 +1,9 @@
-"""What the benchmark of service proxies feeds them: a recording in which some Services have one
-endpoint, and its events.
+"""The input of the benchmark of service proxies: a recording in which some Services have one
+endpoint, and the events.
 
-In: a recording. Out: the Services that were drawn, the others' events, and a replay that both
-proxies can read."""
+In: a recording. Out: the sampled Services, the events of the other Services, and a replay that both
+proxies can read.
+"""
 
 import json
 import random
@@ -20,11 +21,11 @@ from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES, Service
 
 MOVED_TO = "10.250.{}.{}"
 FIRST_NODE_PORT = 50_001
-"""Above those that health checks have here; see `cluster`."""
+"""Above the range of health check node ports; see `cluster`."""
 
 
 class Sampled(NamedTuple):
-    """A Service with one endpoint, at two addresses in turn, and a NodePort."""
+    """A Service with a NodePort and one endpoint, whose address alternates between two."""
 
     cluster_ip: str
     balancer: str
@@ -42,8 +43,8 @@ class Move(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Events of all Services but the sampled ones, without end. `moves`: of a third of them, an
-    endpoint gets an address that was never told before. `turns`: of the rest, an endpoint turns
+    """Endless events of all Services but the sampled ones. `moves`: in a third of the Services, an
+    endpoint gets an address that no event had before. `turns`: in the others, an endpoint becomes
     unready, then ready again."""
 
     moves: Iterator[Move]
@@ -72,7 +73,8 @@ def _turns(slices: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def sample(recorded: Recording, number: int) -> tuple[Recording, list[Sampled]]:
-    """The recording, but for some Services that have one endpoint, and a NodePort; and these."""
+    """Return the recording with some Services changed to have one endpoint and a NodePort, and
+    these Services."""
     services = {}
     listed = list(recorded.listed[SERVICES.path()])
     for at, raw in enumerate(listed):
@@ -101,18 +103,19 @@ def sample(recorded: Recording, number: int) -> tuple[Recording, list[Sampled]]:
 
 
 def name_of(body: bytes) -> str:
-    """Of an object."""
+    """Return the name of an object."""
     return str(json.loads(body)["metadata"]["name"])
 
 
 def modified(slice_: Mapping[str, Any]) -> str:
-    """The line of a watch. Objects in lists do not say what they are."""
+    """Return the line of a watch. Kind and version are added, because objects in lists have
+    none."""
     body = {"kind": ENDPOINT_SLICES.kind, "apiVersion": "discovery.k8s.io/v1", **slice_}
     return json.dumps({"type": "MODIFIED", "object": body}, separators=(",", ":"))
 
 
 class Reader(Replay):
-    """A replay that service proxies can read: they ask for their own Node, and kube-proxy for
+    """A replay that service proxies can read: they request their own Node, and kube-proxy requests
     ServiceCIDRs."""
 
     def routes(self, application: web.Application) -> None:

@@ -1,21 +1,27 @@
-"""`python -m bench.nodes`: `fairlead node` and the real kube-proxy (nftables mode) on a node,
-before a recorded cluster.
+"""`python -m bench.nodes`: `fairlead node` and the real kube-proxy (nftables mode) on a node of a
+recorded cluster.
 
-In: a size, a number of rounds. Out: a `Report`, as a table with ratios or as JSON. Each has a
-network namespace of its own; both are fed by a recording of a real API server. What each has
-brought about is seen by packets alone: a caller on the node connects to ClusterIPs, and the pod
-that answers says which it is.
+In: a size and a number of rounds. Out: a `Report`, as a table with ratios or as JSON. Each proxy
+has its own network namespace and reads a recording of a real API server. Effects are observed by
+packets alone: a client on the node connects to ClusterIPs, and the pod that answers returns its
+address.
 
-Some Services, drawn at random, have one endpoint; an event moves it to another address, and the
-delay counts from the event's leaving this process to the first connection that gets there. So many
-events are seen as go into half a minute, three at least. Of the other Services a third has an
-endpoint moved, fifty a second, to addresses that never were there; that delay counts until the
-kernel tells that the address is in a rule (`committed`). Then the same, a hundred a second, while
-of the rest nine hundred a second have an endpoint that turns unready, or ready. A start counts
-until each of these Services has answered, its CPU time until what it has started has ended, too.
-The two take turns in everything, and are both programmed while connections are counted (`calls`).
-kube-proxy is configured as it is by default (nftables.minSyncPeriod 1s), but for JSON in the place
-of protobuf."""
+packets: some random Services have one endpoint. An event moves it to another address; the delay
+lasts from sending the event to the first connection that reaches the new address. Events are sent
+for half a minute, but at least three.
+
+rules: of the other Services, one third have an endpoint moved to an address that is new, fifty
+events a second. The delay lasts until the kernel reports that the address is in a rule
+(`committed`).
+
+loaded: as before with a hundred events a second, while in the rest of the Services nine hundred
+endpoints a second become unready, or ready again.
+
+A start lasts until each sampled Service has answered; its CPU time includes processes that the
+proxy started, until they have exited. The two proxies are measured in turn, and both are programmed
+while connections are counted (`calls`). kube-proxy has its default configuration
+(nftables.minSyncPeriod 1s), except that it uses JSON instead of protobuf.
+"""
 
 import asyncio
 import os
@@ -32,12 +38,12 @@ from statistics import median
 
 import msgspec
 import yaml
-from bench.calls import Calls, Place, calls
-from bench.cluster import Tell
+from bench.calls import Calls, Destination, calls
+from bench.cluster import Progress
 from bench.committed import Committed
 from bench.fixture import FIRST_NODE, Size, node_name
 from bench.moving import Others, Reader, Sampled, modified, others_of, sample
-from bench.options import add_cluster, give_out, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.result import quantile, spread
 from bench.rig import with_children
 from bench.stream import Recording, Replay, recording
@@ -54,16 +60,17 @@ from fairlead.roles.answering import command as answering_command
 
 OURS, THEIRS = "fairlead node", "kube-proxy"
 SAMPLE = 100
-"""Services that have one endpoint, by which a start and events are seen."""
+"""Services with one endpoint, by which starts and events are observed."""
 EVENTS, CHANGES = 40, 1000
-"""So many are followed to the first right packet, and to the kernel's rule."""
+"""Number of events that are followed to the first correct packet, and to the kernel's rule."""
 CALM_PER_S, PACE_PER_S, SEEN = 50.0, 1000.0, 0.1
-"""Events a second; of the thousand a second this part is looked at, to the same number."""
+"""Events per second without and with load; the last is the share of the events under load whose
+delay is measured."""
 TURNS = 12
-"""Of connections."""
+"""Turns of the measurement of connections."""
 ENOUGH_S, FEWEST = 30.0, 3
-"""After so long so many events are enough: kube-proxy takes fifteen seconds for one at 10,000
-Services."""
+"""After ENOUGH_S seconds FEWEST events suffice: kube-proxy takes fifteen seconds for one event at
+10,000 Services."""
 TRY_S, READY_WITHIN_S, SEEN_WITHIN_S = 0.02, 300.0, 120.0
 PODS = "10.0.0.0/8"
 POD_PORT = 8080
@@ -72,8 +79,8 @@ TICK_S = 0.01
 
 
 class Started(msgspec.Struct, frozen=True):
-    """From the start of the process to answers of all Services that are asked. CPU time until then
-    is that of its children too, for kube-proxy runs `nft`. Memory in MiB."""
+    """From the start of the process to answers of all sampled Services. CPU time includes that of
+    children, because kube-proxy runs `nft`. Memory in MiB."""
 
     answered_s: float
     cpu_s: float
@@ -81,8 +88,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """From event to the kernel's rule, or to the first right packet. `events`: so many were seen.
-    `cpu_share`: of a core, meanwhile."""
+    """Delays from event to the kernel's rule, or to the first correct packet. `events` is the
+    number of measured events, `cpu_share` the proxy's CPU meanwhile, as a share of one core."""
 
     events: int
     median_ms: float
@@ -92,9 +99,9 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One proxy in one round. `packets`: one event after the other, to the first right packet.
-    `rules`: some a second, to the kernel's rule. `loaded`: the same while a thousand a second come.
-    `resident_mib`: afterwards. `calls`: by what is called."""
+    """One proxy in one round. `packets`: one event after the other, to the first correct packet.
+    `rules`: fifty events a second, to the kernel's rule. `loaded`: the same during a thousand
+    events a second. `resident_mib`: afterwards. `calls`: by destination."""
 
     started: Started
     packets: Delays
@@ -160,7 +167,7 @@ class Node:
         self._turn = 0
 
     async def start(self) -> Started:
-        """Start the proxy; return once every sampled Service has answered."""
+        """Start the proxy, and return once every sampled Service has answered."""
         begun_s = time.monotonic()
         self._running = running = process.spawn(
             self.name,
@@ -169,15 +176,15 @@ class Node:
             log=self._folder / "log",
             inside=self.name,
         )
-        process.give_way(running.pid, 0)
+        process.set_nice(running.pid, 0)
         left = list(self._sampled)
         while left:
             if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
                 raise Unavailable(
-                    f"{self.proxy} ended at its start, or {len(left)} Services did not answer; "
+                    f"{self.proxy} exited at startup, or {len(left)} Services did not answer; "
                     f"see {self._folder}"
                 )
-            if self.met(left[-1].cluster_ip) == left[-1].addresses[0]:
+            if self.answering_pod(left[-1].cluster_ip) == left[-1].addresses[0]:
                 left.pop()
             else:
                 await asyncio.sleep(TICK_S)
@@ -186,8 +193,9 @@ class Node:
             await asyncio.sleep(TICK_S)
         return Started(answered_s, cpu_s(running.pid), self.resident_mib())
 
-    def met(self, address: str, timeout_s: float = TRY_S) -> str:
-        """Who answers a connection from this node to there; nobody: empty."""
+    def answering_pod(self, address: str, timeout_s: float = TRY_S) -> str:
+        """Return the address of the pod that answers a connection from this node to `address`;
+        empty if there is no answer."""
         with namespace.make_socket(self.name) as sock:
             sock.settimeout(timeout_s)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
@@ -198,8 +206,8 @@ class Node:
                 return ""
 
     async def moves(self, events: int, between: Callable[[], float]) -> list[float]:
-        """Move the endpoint of one Service after the other; of each move, how long it took to be
-        seen, in milliseconds."""
+        """Move the endpoint of one Service after the other. Return the delay of each move, in
+        milliseconds."""
         found: list[float] = []
         first_s = time.monotonic()
         for nth in range(events):
@@ -207,15 +215,15 @@ class Node:
                 break
             await asyncio.sleep(between())
             one = self._sampled[(self._turn + nth) % len(self._sampled)]
-            here = self.met(one.cluster_ip, 1.0)
+            here = self.answering_pod(one.cluster_ip, 1.0)
             there = next(each for each in one.addresses if each != here)
             one.slice["endpoints"][0]["addresses"] = [there]
             begun_s = time.monotonic()
-            await self._replay.tell(modified(one.slice))
-            while self.met(one.cluster_ip) != there:
+            await self._replay.write(modified(one.slice))
+            while self.answering_pod(one.cluster_ip) != there:
                 if time.monotonic() - begun_s > SEEN_WITHIN_S:
                     raise Unavailable(
-                        f"{self.proxy} has not followed an event within {SEEN_WITHIN_S} s"
+                        f"{self.proxy} did not apply an event within {SEEN_WITHIN_S} s"
                     )
                 await asyncio.sleep(0)
             found.append((time.monotonic() - begun_s) * 1000)
@@ -223,49 +231,50 @@ class Node:
         return found
 
     async def packets(self, events: int) -> Delays:
-        """Of so many events, until the first right packet."""
+        """Return the delays of this number of events until the first correct packet."""
         draw_s = random.Random(5)
         with self._used() as used:
             took_ms = await self.moves(events, lambda: draw_s.uniform(0.0, 0.3))
         return delays_of(took_ms, used[0])
 
-    async def rules(self, events: int, pace_per_s: float, beside_per_s: float = 0.0) -> Delays:
-        """Of so many events at this pace, until the kernel's rule; `beside_per_s`: beside so many
-        events of other Services."""
+    async def rules(self, events: int, pace_per_s: float, others_per_s: float = 0.0) -> Delays:
+        """Return the delays of this number of events, at this pace, until the kernel's rule.
+        `others_per_s` is the pace of events of other Services that are sent in between."""
         with Committed(self.name) as committed, self._used() as used:
-            begun_s, told, beside = time.monotonic(), 0, 0
-            while told < events:
+            begun_s, sent, others = time.monotonic(), 0, 0
+            while sent < events:
                 since_s = time.monotonic() - begun_s
                 for move in islice(
-                    self._others.moves, min(events, int(since_s * pace_per_s)) - told
+                    self._others.moves, min(events, int(since_s * pace_per_s)) - sent
                 ):
                     committed.expect(move.service, move.address)
-                    await self._replay.tell(move.line)
-                    told += 1
-                if lines := list(islice(self._others.turns, int(since_s * beside_per_s) - beside)):
-                    await self._replay.tell("\n".join(lines))
-                    beside += len(lines)
+                    await self._replay.write(move.line)
+                    sent += 1
+                if lines := list(islice(self._others.turns, int(since_s * others_per_s) - others)):
+                    await self._replay.write("\n".join(lines))
+                    others += len(lines)
                 await asyncio.sleep(TICK_S)
-            await committed.all_there(SEEN_WITHIN_S)
+            await committed.all_applied(SEEN_WITHIN_S)
         return delays_of(committed.took_ms, used[0])
 
     @contextmanager
     def _used(self) -> Iterator[list[float]]:
-        """What of a core the proxy takes while this lasts: known at its end."""
+        """Measure the proxy's CPU during the block. The yielded list holds its share of one core
+        afterwards."""
         assert self._running is not None
         found: list[float] = []
         begun_s, begun_cpu_s = time.monotonic(), cpu_s(self._running.pid)
         yield found
         found.append((cpu_s(self._running.pid) - begun_cpu_s) / (time.monotonic() - begun_s))
 
-    def places(self) -> Mapping[str, Place]:
-        """Where to call a Service, and its pod itself."""
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return the destinations to connect to: a pod, and a Service by each of its addresses."""
         one = self._sampled[0]
         return {
-            "a pod": Place(self.met(one.cluster_ip, 1.0), POD_PORT),
-            "a ClusterIP": Place(one.cluster_ip, 80),
-            "a load balancer's address": Place(one.balancer, 80),
-            "a NodePort": Place(str(FIRST_NODE), one.node_port),
+            "a pod": Destination(self.answering_pod(one.cluster_ip, 1.0), POD_PORT),
+            "a ClusterIP": Destination(one.cluster_ip, 80),
+            "a load balancer's address": Destination(one.balancer, 80),
+            "a NodePort": Destination(str(FIRST_NODE), one.node_port),
         }
 
     def resident_mib(self) -> float:
@@ -296,7 +305,7 @@ class Node:
 
 
 def cable(node: str, pods: str) -> None:
-    """All addresses of pods are at its far end."""
+    """Connect both namespaces. The addresses of all pods are in the namespace `pods`."""
     for command in (
         f"-n {node} link set lo up",
         f"-n {pods} link set lo up",
@@ -315,8 +324,8 @@ def cable(node: str, pods: str) -> None:
 async def node(
     name: str, proxy: str, recorded: Recording, sampled: Sequence[Sampled]
 ) -> AsyncIterator[Node]:
-    """A node, the pods that it can reach, and an API server for its proxy, which is not started
-    yet. Nothing is left of it."""
+    """Build a node, the pods that it can reach, and an API server for its proxy, which is not
+    started yet. Remove everything at the end."""
     pods = f"{name}-pods"
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as text:
         folder = Path(text)
@@ -349,19 +358,19 @@ class Bench:
         events: int,
         changes: int,
         turns: int,
-        tell: Tell,
+        progress: Progress,
     ) -> None:
-        self.folder, self.size, self.rounds, self.tell = folder, size, rounds, tell
+        self.folder, self.size, self.rounds, self.progress = folder, size, rounds, progress
         self.events, self.changes, self.turns = events, changes, turns
 
     async def run(self) -> Report:
-        """Measure everything. Nothing runs any more afterwards."""
+        """Measure everything. All processes have ended when this returns."""
         if os.geteuid() != 0:
             raise Refused(
-                "this benchmark makes network namespaces and nftables rules", fix="run it as root"
+                "this benchmark creates network namespaces and nftables rules", fix="run it as root"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorded = await recording(self.folder, self.size, self.tell)
+        recorded = await recording(self.folder, self.size, self.progress)
         rounds = [await self._round(number, recorded) for number in range(self.rounds)]
         return Report(self.size.services, self.size.endpoints, tuple(rounds))
 
@@ -374,7 +383,7 @@ class Bench:
         async with AsyncExitStack() as stack:
             nodes: dict[str, Node] = {}
             for proxy in order:
-                self.tell(f"round {number + 1} of {self.rounds}: {proxy}")
+                self.progress(f"round {number + 1} of {self.rounds}: {proxy}")
                 own, sampled = sample(recorded, SAMPLE)
                 name = f"flt-bench-{os.getpid()}-{proxy.split()[0][:4]}"
                 nodes[proxy] = await stack.enter_async_context(node(name, proxy, own, sampled))
@@ -388,7 +397,7 @@ class Bench:
                 await asyncio.sleep(2.0)
             resident_mib = {proxy: nodes[proxy].resident_mib() for proxy in order}
             called = calls(
-                {nodes[proxy].name: nodes[proxy].places() for proxy in order}, self.turns
+                {nodes[proxy].name: nodes[proxy].destinations() for proxy in order}, self.turns
             )
         return {
             proxy: Figures(
@@ -403,8 +412,10 @@ class Bench:
         }
 
 
-def said(what: str, of: Callable[[Figures], Delays]) -> Mapping[str, Callable[[Figures], float]]:
-    """The rows of delays."""
+def delay_rows(
+    what: str, of: Callable[[Figures], Delays]
+) -> Mapping[str, Callable[[Figures], float]]:
+    """Return the rows of delays."""
     return {
         f"{what}, median, ms": lambda each: of(each).median_ms,
         f"{what}, 99th percentile, ms": lambda each: of(each).p99_ms,
@@ -418,15 +429,15 @@ ROWS: Mapping[str, Callable[[Figures], float]] = {
     "start, until all answer, s": lambda each: each.started.answered_s,
     "CPU of it, s": lambda each: each.started.cpu_s,
     "RSS, MiB": lambda each: each.started.resident_mib,
-    **said("event to packet", lambda each: each.packets),
-    **said("event to rule", lambda each: each.rules),
-    **said("beside 1,000 a second, event to rule", lambda each: each.loaded),
+    **delay_rows("event to packet", lambda each: each.packets),
+    **delay_rows("event to rule", lambda each: each.rules),
+    **delay_rows("under 1,000 events a second, event to rule", lambda each: each.loaded),
     "RSS afterwards, MiB": lambda each: each.resident_mib,
 }
 
 
-def calling(what: str) -> Mapping[str, Callable[[Figures], float]]:
-    """The rows of calls to there."""
+def call_rows(what: str) -> Mapping[str, Callable[[Figures], float]]:
+    """Return the rows of connections to one destination."""
     return {
         f"connections a second to {what}": lambda each: each.calls[what].per_s,
         f"until one to {what} is there, us": lambda each: each.calls[what].first_us,
@@ -434,10 +445,10 @@ def calling(what: str) -> Mapping[str, Callable[[Figures], float]]:
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """Both, and the real one over ours, of the same round."""
+    """Return the rows with both figures, and with kube-proxy's over ours, of the same round."""
     made: list[tuple[str, ...]] = []
     called = next(iter(report.rounds[0].values())).calls
-    wanted = [*ROWS.items(), *(row for what in called for row in calling(what).items())]
+    wanted = [*ROWS.items(), *(row for what in called for row in call_rows(what).items())]
     for what, of in wanted:
         pairs = [(of(each[OURS]), of(each[THEIRS])) for each in report.rounds]
         ratio = spread([theirs / ours if ours else 0.0 for ours, theirs in pairs], ".2f")
@@ -453,7 +464,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def show(report: Report) -> None:
-    """As a table."""
+    """Print the report as a table."""
     print(f"{report.services} Services of {report.endpoints} endpoints")
     draw(("", OURS.upper(), THEIRS.upper(), "OVER OURS"), rows(report))
 
@@ -463,27 +474,31 @@ def main() -> None:
         "bench.nodes", __doc__, rounds=3, quick="one round of a small cluster", plots=False
     )
     add_cluster(parser)
-    asked = parser.parse_args()
-    size = Size(200, 3, 20) if asked.quick else Size(asked.services, asked.endpoints, asked.nodes)
-    os.setpriority(os.PRIO_PROCESS, 0, process.BESIDE)
+    arguments = parser.parse_args()
+    size = (
+        Size(200, 3, 20)
+        if arguments.quick
+        else Size(arguments.services, arguments.endpoints, arguments.nodes)
+    )
+    os.setpriority(os.PRIO_PROCESS, 0, process.SUPPORT_NICE)
     rounds, events, changes, turns = (
-        (1, 10, 100, 2) if asked.quick else (asked.rounds, EVENTS, CHANGES, TURNS)
+        (1, 10, 100, 2) if arguments.quick else (arguments.rounds, EVENTS, CHANGES, TURNS)
     )
 
     def measure() -> Report:
         return run(
             Bench(
-                asked.folder,
+                arguments.folder,
                 size,
                 rounds=rounds,
                 events=events,
                 changes=changes,
                 turns=turns,
-                tell=tell,
+                progress=progress,
             ).run()
         )
 
-    give_out(asked, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

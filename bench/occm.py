@@ -1,12 +1,13 @@
-"""OpenStack's own cloud controller, beside which `bench.octavia` measures:
+"""The comparison of `bench.octavia` with OpenStack's own cloud controller:
 openstack-cloud-controller-manager (OCCM).
 
-In: a size, a Keystone with its Octavia and the Front before that. Out: the same four costs. OCCM is
-the program of cloud-provider-openstack (`sh tools/build.sh occm`) with the settings that it has by
-default, and runs its service controller alone; its Services and nodes are in a real kube-apiserver.
-They are internal, so that no floating IP is made, and Neutron, which OCCM asks for floating IPs and
-security groups all the same, says that there are none. A change counts as done with the last call
-that it took, once there was none for `QUIET_S`: OCCM does not tell of it."""
+In: a size, and a Keystone with its Octavia and the Front before it. Out: the same four costs. OCCM
+is the program of cloud-provider-openstack (`sh tools/build.sh occm`) with its default settings; it
+runs only its service controller. Its Services and nodes are in a real kube-apiserver. The Services
+are internal, so no floating IP is created. OCCM still queries Neutron for floating IPs and security
+groups, and Neutron answers that there are none. A change ends with the last call that it took, once
+there was no call for `QUIET_S`: OCCM does not report completion.
+"""
 
 import asyncio
 import os
@@ -16,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from bench.cost import Cost, Figures, Size
-from bench.options import tell
+from bench.options import progress
 from tests.drivers.octavia.site import SUBNET
 from tests.openstack.front import Front, Said
 from tests.openstack.keystone import REGION, Keystone
@@ -32,16 +33,16 @@ from fairlead.lab.process import Process
 
 PROGRAM = "openstack-cloud-controller-manager"
 QUIET_S = 15.0
-"""Longer than the pauses between two looks at a balancer that works, which grow from a second by a
-fifth each time."""
-LOOK_S = 0.1
+"""Longer than the pauses between two polls of a load balancer that is being changed, which begin
+with a second and grow by a fifth each time."""
+POLL_S = 0.1
 WITHIN_S = 3600.0
 INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
 NOTHING = Said({"floatingips": [], "security_groups": []})
 
 
 def find() -> Path | None:
-    """The program, if it was built."""
+    """Return the program, or None if it was not built."""
     with suppress(Refused):
         return find_program(PROGRAM)
     return None
@@ -49,7 +50,7 @@ def find() -> Path | None:
 
 @contextmanager
 def empty_neutron() -> Iterator[str]:
-    """A network service that has nothing of what it is asked for; its URL."""
+    """Run a network service in which every list is empty; yield its URL."""
     with Front("http://127.0.0.1:1").listen() as front:
         link = {"href": f"{front.url}/v2.0/", "rel": "self"}
         versions = Said({"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]})
@@ -58,7 +59,7 @@ def empty_neutron() -> Iterator[str]:
 
 
 class Occm:
-    """`measure` once, in a folder of its own."""
+    """One measurement, in its own folder."""
 
     def __init__(
         self, folder: Path, program: Path, size: Size, keystone: Keystone, front: Front
@@ -73,7 +74,7 @@ class Occm:
         self._lab = f"occm{os.getpid()}"
 
     async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
-        """All four, or without the last."""
+        """Return all four costs; without the last if `slow_s` is 0."""
         size = self._size
         changed = size.services * size.ports
         async with (
@@ -88,7 +89,7 @@ class Occm:
                 for number in range(size.services):
                     await client.create(SERVICES, _service(number, size.ports), namespace="default")
                 created = await self._cost(
-                    child, "all are made", lambda: self._made() >= size.services
+                    child, "all are created", lambda: self._made() >= size.services
                 )
                 self._front.calls.clear()
                 await client.create(NODES, _node(size.nodes))
@@ -97,48 +98,49 @@ class Occm:
                 )
             self._front.calls.clear()
             async with self._running() as child:
-                anew = await self._cost(child, "it starts anew", lambda: bool(self._front.calls))
+                restarted = await self._cost(child, "it restarts", lambda: bool(self._front.calls))
                 if not slow_s:
-                    return Figures(created, added, anew)
+                    return Figures(created, added, restarted)
                 self._front.calls.clear()
                 with octavia.slow("configure", slow_s):
                     await client.delete(NODES, ("", _name(size.nodes)))
                     slowly = await self._cost(
                         child, "a node is removed, slowly", lambda: self._filled() >= changed
                     )
-        return Figures(created, added, anew, slowly)
+        return Figures(created, added, restarted, slowly)
 
     async def _cost(self, child: Process, what: str, reached: Callable[[], bool]) -> Cost:
-        """Wait until so much was written, and nothing is asked any more."""
-        tell(f"beside it: {what}")
+        """Wait until `reached` and then until no calls are made any more; return the cost of the
+        calls."""
+        progress(f"{PROGRAM}: {what}")
         calls = self._front.calls
         begun_s = last_s = time.monotonic()
         seen = len(calls)
         while not (reached() and time.monotonic() - last_s > QUIET_S):
             now_s = time.monotonic()
             if now_s - begun_s > WITHIN_S or not child.running:
-                words = self._log.read_text(errors="replace").splitlines()[-3:]
+                tail = self._log.read_text(errors="replace").splitlines()[-3:]
                 raise Unavailable(
-                    f"{PROGRAM} has ended, or was not done within {WITHIN_S:.0f} s; it said: "
-                    f"{words}"
+                    f"{PROGRAM} exited, or was not done within {WITHIN_S:.0f} s; end of its log: "
+                    f"{tail}"
                 )
             if len(calls) != seen:
                 seen, last_s = len(calls), now_s
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         writes = sum(call.writes for call in calls)
         cost = Cost(last_s - begun_s, writes, len(calls) - writes)
-        tell(f"beside it: {what}: {cost}")
+        progress(f"{PROGRAM}: {what}: {cost}")
         return cost
 
     def _made(self) -> int:
-        """Load balancers."""
+        """Return the number of load balancers that were created."""
         return sum(
             call.method == "POST" and call.path.endswith("/loadbalancers")
             for call in self._front.calls
         )
 
     def _filled(self) -> int:
-        """Pools that were given their members."""
+        """Return the number of pools whose members were written."""
         return sum(
             call.method == "PUT" and call.path.endswith("/members") for call in self._front.calls
         )

@@ -1,16 +1,17 @@
-"""`python -m bench.octavia`: what Services of class fairlead.io/octavia cost at a real Octavia, in
-calls and in time.
+"""`python -m bench.octavia`: the cost of Services of class fairlead.io/octavia at a real Octavia,
+in API calls and in time.
 
-In: how many Services, ports and nodes. Out: a `Report`, as a table or as JSON. The controller's own
-loop and driver, with the settings that they have by default, stand before Keystone and Octavia's
-API and worker (see `tests.openstack`), provider amphora; machines there are upstream's without
-effect, so the times are those of Octavia's own work, on this machine. Calls are counted by a proxy
-in between. The same is done with OpenStack's own cloud controller where it was built
-(`bench.occm`), each before servers of its own, in turn.
+In: the number of Services, ports and nodes. Out: a `Report`, as a table or as JSON. The
+controller's own loop and driver, with their default settings, use a real Keystone and Octavia's API
+and worker (see `tests.openstack`) with provider amphora. Upstream's no-op drivers take the place of
+virtual machines, so the times are those of Octavia's own work, on this machine. A proxy in between
+counts the calls. The same is measured with OpenStack's own cloud controller if it was built
+(`bench.occm`); each gets its own servers, in turn.
 
-Measured: all Services made; a node added to all; a controller started anew, which finds nothing to
-do; and a node taken from all while the provider takes `--slow` seconds for each change, as amphorae
-of a real cloud do."""
+Measured: all Services are created; a node is added to all; a controller restarts and finds nothing
+to do; a node is removed from all while the provider takes `--slow` seconds for each change, as
+amphorae of a real cloud do.
+"""
 
 import asyncio
 import logging
@@ -26,7 +27,7 @@ import msgspec
 import structlog
 from bench.cost import Cost, Figures, Size
 from bench.occm import Occm, empty_neutron, find
-from bench.options import give_out, options, tell
+from bench.options import options, progress, run_benchmark
 from tests.drivers.octavia.site import listener, service, settings
 from tests.openstack import places
 from tests.openstack.front import Front
@@ -56,23 +57,23 @@ QUICK = Size(services=4, ports=2, nodes=5)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`slow_s`: what the provider took for each change at last; 0: that was not measured."""
+    """The costs in each round, by subject. `slow_s` is the provider's time for each change in the
+    last measurement, or 0 if that was not measured."""
 
     size: Size
     slow_s: float
     rounds: tuple[dict[str, Figures], ...]
-    """By subject."""
 
 
-class _Silent(Recorder):
-    """Of events nothing is measured."""
+class _NullRecorder(Recorder):
+    """A recorder that drops events, which are not measured."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        """Not told to anybody."""
+        """Drop the event."""
 
 
 class Services:
-    """What the loop looks at: as many Services as are wanted, with members on as many nodes."""
+    """The Services that the loop reconciles, with members on `want`ed nodes."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -117,7 +118,7 @@ class Services:
         self._changed.set()
 
     def want(self, nodes: int) -> None:
-        """All Services, with members on so many nodes."""
+        """Plan all Services, with members on this number of nodes."""
         members = [
             Member(f"node{each}", f"10.1.{each // 250}.{each % 250 + 1}", 1, "active")
             for each in range(nodes)
@@ -129,7 +130,7 @@ class Services:
         self.subscribers.mark(self.wanted)
 
     async def are_done(self) -> None:
-        """Return once all are as wanted. Raises Unavailable when that takes an hour."""
+        """Return once all Services are as planned. Raise Unavailable after an hour."""
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
                 while self.done != self.plan(self.wanted):
@@ -140,32 +141,33 @@ class Services:
 
 
 class Fairlead:
-    """`measure` once."""
+    """One measurement of Fairlead's controller."""
 
     def __init__(self, size: Size, keystone: Keystone, front: Front) -> None:
         self._keystone, self._front = keystone, front
         self._services = Services(size)
 
     async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
-        """All four, or without the last."""
+        """Return all four costs; without the last if `slow_s` is 0."""
         services = self._services
         nodes = services.size.nodes
         async with self._controller():
-            created = await self._cost("all are made", nodes)
+            created = await self._cost("all are created", nodes)
             added = await self._cost("a node is added", nodes + 1)
         services.done.clear()
         services.existing.clear()
         async with self._controller():
-            anew = await self._cost("a controller starts anew", 0)
+            restarted = await self._cost("a controller restarts", 0)
             if not slow_s:
-                return Figures(created, added, anew)
+                return Figures(created, added, restarted)
             with octavia.slow("configure", slow_s):
                 slowly = await self._cost("a node is removed, slowly", nodes)
-        return Figures(created, added, anew, slowly)
+        return Figures(created, added, restarted, slowly)
 
     async def _cost(self, what: str, nodes: int) -> Cost:
-        """`nodes` 0: as it is."""
-        tell(what)
+        """Plan this number of nodes (0: keep the plan), wait until it is done, and return the
+        cost."""
+        progress(what)
         calls = self._front.calls
         calls.clear()
         begun_s = time.monotonic()
@@ -174,7 +176,7 @@ class Fairlead:
         await self._services.are_done()
         writes = len(self._front.writes)
         cost = Cost(time.monotonic() - begun_s, writes, len(calls) - writes)
-        tell(f"{what}: {cost}")
+        progress(f"{what}: {cost}")
         return cost
 
     @asynccontextmanager
@@ -184,7 +186,7 @@ class Fairlead:
         driver = OctaviaDriver(
             cloud,
             Owner("bench", "bench"),
-            _Silent(),
+            _NullRecorder(),
             claimant_of=services.claimant_of,
             observe=services.observe,
             clock=time.monotonic,
@@ -207,7 +209,7 @@ class Fairlead:
 
 
 class Bench:
-    """`run` once. `occm`: the program to measure beside."""
+    """The whole benchmark. `occm` is the program to compare with, if it was built."""
 
     def __init__(
         self, folder: Path, size: Size, *, rounds: int, slow_s: float, occm: Path | None = None
@@ -226,10 +228,10 @@ class Bench:
         for number in range(self.rounds):
             subjects = [FAIRLEAD, OCCM] if self.occm else [FAIRLEAD]
             if number % 2:
-                subjects.reverse()  # whoever comes first may have the better of it
+                subjects.reverse()  # the first subject may have an advantage
             figures = {}
             for subject in subjects:
-                tell(
+                progress(
                     f"round {number + 1} of {self.rounds}: starting Keystone and Octavia for "
                     f"{subject}"
                 )
@@ -240,7 +242,7 @@ class Bench:
         return Report(self.size, self.slow_s, tuple(found))
 
     async def _measure(self, subject: str, folder: Path) -> Figures:
-        """Before a Keystone and an Octavia of its own."""
+        """Measure one subject with its own Keystone and Octavia."""
         keystone = Keystone(folder, balancers=self.size.services)
         with Front(keystone.octavia.url).listen() as front, empty_neutron() as neutron:
             keystone.catalogue |= {"load-balancer": front.url, "network": neutron}
@@ -261,12 +263,12 @@ HEADINGS = ("", "", "TIME", "WRITES", "READS")
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """Medians of the rounds."""
+    """Return the medians of the rounds."""
     size = report.size
     names = {
-        "created": f"{size.services} Services of {size.ports} ports made, {size.nodes} nodes",
+        "created": f"{size.services} Services of {size.ports} ports created, {size.nodes} nodes",
         "node_added": "a node added",
-        "started_anew": "a controller started anew",
+        "restarted": "a controller restarted",
         "node_removed_slowly": (
             f"a node removed, the provider taking {report.slow_s:g} s for each change"
         ),
@@ -288,7 +290,8 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def show(report: Report) -> None:
-    """As a table, and what the last line would be one after the other."""
+    """Print the report as a table, and the sequential time of the provider in the last
+    measurement."""
     draw(HEADINGS, rows(report))
     one = report.size.ports * report.slow_s
     if one:
@@ -314,35 +317,37 @@ def main() -> None:
         "--slow",
         type=float,
         default=SLOW_S,
-        help="what the provider takes for each change at last, in seconds; 0: that is left out",
+        help="seconds that the provider takes per change in the last measurement; 0 skips it",
     )
-    asked = parser.parse_args()
-    size_asked = QUICK if asked.quick else Size(asked.services, asked.ports, asked.nodes)
+    arguments = parser.parse_args()
+    size_chosen = (
+        QUICK if arguments.quick else Size(arguments.services, arguments.ports, arguments.nodes)
+    )
 
     occm = find()
     if occm is None:
-        tell(
-            "cloud-provider-openstack is not measured: its program is not there; sh "
-            "tools/build.sh occm builds it"
+        progress(
+            "cloud-provider-openstack is not measured: its program was not built; build it with sh "
+            "tools/build.sh occm"
         )
 
     def measure() -> Report:
         with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
             bench = Bench(
                 Path(folder),
-                size_asked,
-                rounds=asked.rounds,
-                slow_s=1.0 if asked.quick else asked.slow,
+                size_chosen,
+                rounds=arguments.rounds,
+                slow_s=1.0 if arguments.quick else arguments.slow,
                 occm=occm,
             )
             return run(bench.run())
 
-    # What loops say is not among the tables.
+    # Logs go to standard error, so that they do not mix with the tables.
     warnings = structlog.make_filtering_bound_logger(logging.WARNING)
     structlog.configure(
         wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
-    give_out(asked, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The same work with the official Python client: its SharedInformer, one for each kind, and a plan
 of the members.
 
-In: as `reading`. Out: the same stages and figures. Runs in an environment of its own
-(`requirements.lock`), without Fairlead. The plan is less than Fairlead's: of each Service the nodes
-with ready pods, their addresses and weights, planned anew at each event and handed over at once.
-The objects are held as the client makes them, by its own cache."""
+In: as `reading`. Out: the same stages and figures. Runs in its own virtual environment
+(`requirements.lock`), without Fairlead. The plan is simpler than Fairlead's: for each Service the
+nodes with ready pods, their addresses and weights, planned at each event and handed over at once.
+The client's own cache holds the objects, as it creates them.
+"""
 
 import json
 import sys
@@ -21,7 +22,7 @@ Key = tuple[str, str]
 
 
 class Cluster:
-    """What is there, and the members of every Service."""
+    """The objects, and the members of every Service."""
 
     def __init__(self, figures: Figures, expected: dict[str, int]) -> None:
         self._figures = figures
@@ -54,7 +55,7 @@ class Cluster:
         self._arrived("nodes")
 
     def plan(self, key: Key) -> None:
-        """The members of one Service; tells when they are others."""
+        """Plan the members of one Service; record a call if they changed."""
         weights: Counter[str] = Counter()
         for slice_ in self.slices.get(key, {}).values():
             weights.update(
@@ -88,7 +89,7 @@ def configuration(access: dict[str, Any]) -> Any:
     if access.get("token"):
         made.api_key = {"authorization": f"Bearer {access['token']}"}
     if access.get("authority_pem"):
-        # Kept until the process ends: the client reads it by its name.
+        # The file stays until the process ends: the client opens it by name.
         authority = tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False)  # noqa: SIM115
         authority.write(access["authority_pem"])
         authority.close()

@@ -1,4 +1,4 @@
-"""What the benchmarks are told, and how they say what they have found, all in the same words."""
+"""The common command-line options of the benchmarks, and their output."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ Report = TypeVar("Report", bound=msgspec.Struct)
 def options(
     module: str, purpose: str | None, *, rounds: int, quick: str, plots: bool = True
 ) -> argparse.ArgumentParser:
-    """Rounds, a quick run, the form of the output, and where plots are to be written if there are
-    any."""
+    """Return a parser with the options for rounds, a quick run, the output format and, with
+    `plots`, the folder for plots."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=purpose,
@@ -30,46 +30,46 @@ def options(
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     if plots:
         parser.add_argument(
-            "--plots", type=Path, metavar="FOLDER", help="write SVG files there too"
+            "--plots", type=Path, metavar="FOLDER", help="also write SVG files to this folder"
         )
     return parser
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """How large the cluster is, and where it is kept between runs."""
+    """Add the options for the size of the cluster and for the folder that keeps it between runs."""
     parser.add_argument("--services", type=int, default=10_000)
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
     parser.add_argument("--nodes", type=int, default=1_000)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
 
 
-def tell(what: str) -> None:
-    """Say how far it is: not among the tables."""
+def progress(what: str) -> None:
+    """Print progress on standard error, so that it does not mix with the tables."""
     print(f"bench: {what}", file=sys.stderr, flush=True)
 
 
-def give_out(
-    asked: argparse.Namespace,
+def run_benchmark(
+    arguments: argparse.Namespace,
     measure: Callable[[], Report],
     show: Callable[[Report], None],
     plots: Callable[[Report], Mapping[str, str]] | None = None,
 ) -> None:
-    """Measure, and give out what was found in the form that was asked for. A FairleadError ends the
-    command, with its text."""
+    """Measure and print the report in the requested format. A FairleadError ends the command with
+    its text."""
     try:
         found = measure()
     except FairleadError as error:
         raise SystemExit(f"bench: {error}") from error
-    if plots and asked.plots:
-        write_plots(asked.plots, plots(found))
-    if asked.output == "json":
+    if plots and arguments.plots:
+        write_plots(arguments.plots, plots(found))
+    if arguments.output == "json":
         print(json.dumps(msgspec.to_builtins(found)))
     else:
         show(found)
 
 
 def write_plots(folder: Path, plots: Mapping[str, str]) -> None:
-    """Write each picture to the file of its name."""
+    """Write each plot to the file with its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in plots.items():
         (folder / f"{name}.svg").write_text(text)

@@ -1,14 +1,15 @@
-"""`python -m bench.packets`: what the forwarder takes for a packet, in nanoseconds, by
-BPF_PROG_TEST_RUN.
+"""`python -m bench.packets`: the forwarder's time per packet in nanoseconds, by BPF_PROG_TEST_RUN.
 
-In: a number of rounds. Out: a table, or JSON. The kernel runs the program again and again on one
-packet, on one CPU, out of warm caches; what a network card's driver and the wire take comes on top.
-Each figure is of the program with the frame around it that makes it repeatable (bench.bpf.c): the
-frame's own cost is a line of the table, and so is the empty program. One that takes outer headers
-away again costs more than one that need not; how much a case takes above its frame is a column.
-Cases of "1 M flows" give the packet another source each time, of 1,048,576, so that tables of
-connections and of slots are read in no order; "new connections" are of sources that have not been
-seen before. All cases are measured in turn in each round."""
+In: a number of rounds. Out: a table, or JSON. The kernel runs the program repeatedly on one packet,
+on one CPU, with warm caches; the time of a network card's driver and of the wire is not included.
+Each figure includes the frame that makes the program repeatable (bench.bpf.c). The frame's own cost
+is a line of the table, and so is the empty program. A frame that removes outer headers costs more
+than a frame that does not; a column shows each case's time above its frame.
+
+In cases of "1 M flows" each packet has another of 1,048,576 sources, so tables of flow entries and
+of slots are accessed in random order; "new connections" come from sources that were not used
+before. Each round measures all cases in turn.
+"""
 
 import struct
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from bench.options import give_out, options
+from bench.options import options, run_benchmark
 from bench.plot import Bar, bars
 from bench.result import spread
 from bench.stand import FIRST_OTHER, OWN_MAC, Kind, Stand, stand
@@ -31,11 +32,11 @@ KINDS: tuple[Kind, ...] = ("xdp", "tc")
 REPEAT = 1_000_000
 FLOWS, FRESH = 1 << 20, 1 << 26
 SMALL, LARGE = (10, 4), (10_000, 1_000)
-"""Services, nodes."""
+"""(Services, nodes)."""
 SYN, ACK = 0x02, 0x10
 CLIENT4, CLIENT6 = "10.0.0.7", "2001:db8:c::7"
 PLAIN = {"L2": 1, "IPIP": 2, "VXLAN": 3}
-CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NOBODY = 4, 5, 6, 7, 200
+CHANGED, KNOWN, FEW_RANGES, MANY_RANGES, NO_LISTENER = 4, 5, 6, 7, 200
 RANGES = 5_000
 FRAMES = {
     ("one", False): "frame",
@@ -47,8 +48,8 @@ ETHERNET = OWN_MAC + bytes((2, 0, 0, 0, 0, 1))
 
 
 class Case(NamedTuple):
-    """One line of the table. `large`: which stand; `tunnelled`: the frame has outer headers to take
-    away."""
+    """A line of the table. `large` chooses the stand; `tunnelled`: the frame removes outer
+    headers."""
 
     name: str
     program: str
@@ -60,16 +61,16 @@ class Case(NamedTuple):
     forwarded: bool = True
     tunnelled: bool = False
     warm: bytes = b""
-    """What to send all flows first, so that their connections are known."""
+    """A packet that is first sent for all flows, so that each has a flow entry."""
 
     @property
     def frame(self) -> str:
-        """The program of nothing but what stands around this case's."""
+        """The program that consists of this case's frame only."""
         return FRAMES[self.program, self.tunnelled]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One case: nanoseconds a packet, of each round, and how many of them above the frame alone."""
+    """One case: nanoseconds per packet in each round, and the part above the frame."""
 
     name: str
     nanoseconds: tuple[int, ...]
@@ -77,14 +78,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Of each kind of program, its cases in order."""
+    """The cases of each type of program, in order."""
 
     xdp: tuple[Measured, ...]
     tc: tuple[Measured, ...]
 
 
 def vip(number: int, *, ipv6: bool = False) -> str:
-    """The address of the listener for a purpose."""
+    """Return the address of a test listener."""
     return f"2001:db8:f::{number}" if ipv6 else f"203.0.113.{number}"
 
 
@@ -95,8 +96,8 @@ def checksum(header: bytes) -> int:
 
 
 def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
-    """A frame of 64 bytes over IPv4, without its checksum, of 84 over IPv6; TCP with these flags,
-    or UDP."""
+    """Return a frame, of 64 bytes without checksum over IPv4 and of 84 over IPv6; TCP with these
+    flags, or UDP."""
     ipv6 = ":" in destination
     ends = ip_address(CLIENT6 if ipv6 else CLIENT4).packed + ip_address(destination).packed
     transport = (
@@ -118,8 +119,8 @@ def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
     return ETHERNET + b"\x08\x00" + head[:10] + struct.pack(">H", checksum(head)) + head[12:] + body
 
 
-def furnish(made: Stand) -> None:
-    """The listeners that the cases are about."""
+def add_listeners(made: Stand) -> None:
+    """Create the listeners of the cases."""
     for ipv6 in (False, True):
         for way, number in PLAIN.items():
             made.serve(vip(number, ipv6=ipv6), [f"{way}-{node}" for node in range(4)])
@@ -127,19 +128,19 @@ def furnish(made: Stand) -> None:
         for number in (CHANGED, KNOWN):
             made.serve(vip(number, ipv6=ipv6), before)
             made.serve(vip(number, ipv6=ipv6), after, retained_nodes=before)
-        everybody = "2001:db8:c::/64" if ipv6 else "10.0.0.0/8"
+        clients = "2001:db8:c::/64" if ipv6 else "10.0.0.0/8"
         others = [
             f"2001:db8:a:{n:x}::/64"
             if ipv6
             else f"172.{16 + n // 4096}.{n // 16 % 256}.{n % 16 * 16}/28"
             for n in range(RANGES - 1)
         ]
-        made.serve(vip(FEW_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[everybody])
-        made.serve(vip(MANY_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[everybody, *others])
+        made.serve(vip(FEW_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[clients])
+        made.serve(vip(MANY_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[clients, *others])
 
 
 def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
-    """In the order of the table."""
+    """Return the cases in the order of the table."""
     found = [
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
@@ -151,7 +152,7 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
             forwarded=False,
         ),
     ]
-    found.append(Case("not for a listener", "one", packet(vip(NOBODY)), forwarded=False))
+    found.append(Case("not for a listener", "one", packet(vip(NO_LISTENER)), forwarded=False))
     for ipv6 in (False, True):
         family = "IPv6" if ipv6 else "IPv4"
         for way, number in PLAIN.items():
@@ -175,7 +176,7 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
 
 
 def many_cases(large: tuple[int, int]) -> list[Case]:
-    """Those with a million flows."""
+    """Return the cases with a million flows."""
     link, changed, known = vip(1), vip(CHANGED), vip(KNOWN)
     found = [
         Case(
@@ -231,7 +232,7 @@ def many_cases(large: tuple[int, int]) -> list[Case]:
 
 
 def measure(made: Stand, case: Case, repeat: int) -> int:
-    """Nanoseconds a packet, once."""
+    """Return nanoseconds per packet of one run."""
     if case.program.startswith("many"):
         made.vary(case.sources, case.destination, case.destinations)
     return (
@@ -241,8 +242,8 @@ def measure(made: Stand, case: Case, repeat: int) -> int:
     )
 
 
-def prove(made: Stand, case: Case, repeat: int) -> None:
-    """That the program does for every packet what the case is called after. Raises Unavailable if
+def verify(made: Stand, case: Case, repeat: int) -> None:
+    """Check that the program does for every packet what the case's name says. Raise Unavailable if
     it does not."""
     if case.warm:
         for packet_ in (case.warm, case.packet):
@@ -273,13 +274,11 @@ def prove(made: Stand, case: Case, repeat: int) -> None:
     if trial.packet[:12] + trial.packet[14:26] != case.packet[:12] + case.packet[14:26] or len(
         trial.packet
     ) != len(case.packet):
-        raise Unavailable(
-            f"{made.kind}: {case.name}: the frame did not give the packet back as it was"
-        )
+        raise Unavailable(f"{made.kind}: {case.name}: the frame did not restore the packet")
 
 
 def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[Measured, ...]:
-    """All cases of one kind of program."""
+    """Measure all cases of one type of program."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder, ExitStack() as stack:
         sizes = {False: SMALL, True: large}
         stands = {
@@ -287,10 +286,10 @@ def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[M
             for each, (services, nodes) in sizes.items()
         }
         for made in stands.values():
-            furnish(made)
+            add_listeners(made)
         todo = cases(kind, large)
         for case in todo:
-            prove(stands[case.large], case, min(repeat, 1000))
+            verify(stands[case.large], case, min(repeat, 1000))
         columns = [
             [measure(stands[case.large], case, repeat) for case in todo] for _ in range(rounds)
         ]
@@ -298,8 +297,8 @@ def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[M
 
 
 def compared(todo: Sequence[Case], nanoseconds: Sequence[tuple[int, ...]]) -> Iterator[Measured]:
-    """Each case with what it took above its frame, which was measured in the same rounds; frames
-    themselves above nothing."""
+    """Yield each case with its time above its frame, which was measured in the same rounds. Frames
+    have no such time."""
     frames = {case.program: each for case, each in zip(todo, nanoseconds, strict=True)}
     for case, each in zip(todo, nanoseconds, strict=True):
         above = (
@@ -318,17 +317,17 @@ def rows(measured: Sequence[Measured]) -> list[tuple[str, str, str]]:
 
 
 def plots(report: Report) -> dict[str, str]:
-    """The cases of both programs, side by side."""
+    """Return the plot of the cases of both programs."""
     kinds = {"XDP": report.xdp, "tc": report.tc}
     groups = {
         name: [Bar(each.name, each.nanoseconds, colour) for each in cases]
         for colour, (name, cases) in enumerate(kinds.items())
     }
-    return {"packets": bars("Nanoseconds a packet, BPF_PROG_TEST_RUN", "ns", groups)}
+    return {"packets": bars("Nanoseconds per packet, BPF_PROG_TEST_RUN", "ns", groups)}
 
 
 def show(report: Report) -> None:
-    """As tables."""
+    """Print the report as tables."""
     for kind in KINDS:
         draw(
             (f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"),
@@ -337,12 +336,15 @@ def show(report: Report) -> None:
 
 
 def main() -> None:
-    asked = options(
+    arguments = options(
         "bench.packets", __doc__, rounds=9, quick="one round, 100,000 packets of each case"
     ).parse_args()
-    rounds, repeat = (1, REPEAT // 10) if asked.quick else (asked.rounds, REPEAT)
-    give_out(
-        asked, lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)), show, plots
+    rounds, repeat = (1, REPEAT // 10) if arguments.quick else (arguments.rounds, REPEAT)
+    run_benchmark(
+        arguments,
+        lambda: Report(*(run(kind, rounds, repeat, LARGE) for kind in KINDS)),
+        show,
+        plots,
     )
 
 

@@ -1,4 +1,5 @@
-/* Let everything pass: what the far end of a veth must have, for frames that XDP sends back on the near end to arrive there. */
+/* Pass every packet. A veth delivers frames that XDP sends from one end only if the other end has
+ * an XDP program, too. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

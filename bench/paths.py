@@ -1,19 +1,27 @@
-"""A lab with one server in a pod, and the ways by which a client may reach it: directly, through
-Fairlead, through others.
+"""A lab with one server in a pod, and the paths by which a client can reach it: directly, through
+Fairlead, through other programs.
 
-In: a name. Out: `Paths`: at which address and port the server is found by each way. The lab is
-Fairlead's own, with its roles as separate processes; the server is nginx, of which each worker may
+In: a name. Out: `Paths`, the address and port of the server on each path. The lab is Fairlead's
+own, with its roles as separate processes. The server is nginx with two workers, each of which may
 use one core.
 
-    direct          client - router - node1 - pod                         no balancer at all, the pod's own address
-    tc, xdp ...     client - router - gw - node1 - pod, back from node1   a Service of class fairlead.io/direct, policy Local
-    routed          as before, but by way of control                      the same Service; in the gateway's place a mere router
-    node            client - router - node1 - pod                         the same Service; no gateway
-    cluster         client - router - node2 - node1 - pod, and back       DNAT and masquerade on node2: policy Cluster
-    haproxy         client - router - control - node1 - pod, and back     HAProxy in TCP mode, PROXY protocol version 2
-    proxy           client - router - gw1 - node1 - pod, and back         a Service of class fairlead.io/proxy, policy Local
-    by hand         client - router - control - node1 - pod, and back     HAProxy in TCP mode to the same node port
-    on the gateway  client - router - gw1 - node1 - pod, and back         the same HAProxy, beside that of class proxy
+  path            hops                                          load balancer
+  direct          client - router - node1 - pod                 none; the pod's own address
+  tc, xdp ...     client - router - gw - node1 - pod,           a Service of class
+                  back from node1                               fairlead.io/direct, policy Local
+  routed          as before, by way of control                  the same Service; a plain router in
+                                                                the gateway's place
+  node            client - router - node1 - pod                 the same Service; no gateway
+  cluster         client - router - node2 - node1 - pod,        DNAT and masquerade on node2, as
+                  and back                                      with policy Cluster
+  haproxy         client - router - control - node1 - pod,      HAProxy in TCP mode, PROXY protocol
+                  and back                                      version 2
+  proxy           client - router - gw1 - node1 - pod,          a Service of class
+                  and back                                      fairlead.io/proxy, policy Local
+  by hand         client - router - control - node1 - pod,      HAProxy in TCP mode to the same node
+                  and back                                      port
+  on the gateway  client - router - gw1 - node1 - pod,          the same HAProxy, next to that of
+                  and back                                      class proxy
 """
 
 import asyncio
@@ -40,15 +48,15 @@ PLAIN, PROXIED, BULK = 8081, 8082, 5201
 VIP_PORT = 80
 CLUSTER_VIP = "203.0.113.5"
 GATEWAYS: Mapping[str, str] = {"tc": "gw1", "xdp-generic": "gw2", "xdp": "gw3"}
-"""What each gateway of the lab has for gateway.attach."""
+"""The gateway of the lab with each value of gateway.attach."""
 ROUTED = "routed"
 ROUTES: Mapping[str, str] = {**GATEWAYS, "proxy": "gw1", "node": "node1", ROUTED: "control"}
-"""To which host the router sends the address of a Service, by these ways."""
+"""The host to which the router sends the Service's address, by path."""
 WITHOUT_NODE_PORTS = ("direct", "node", ROUTED, *GATEWAYS, "cluster", "haproxy")
 THROUGH_HAPROXY = ("tc", "proxy", "on the gateway", "by hand")
 BY_HAND, BULK_BY_HAND = 8083, 5203
 NODE_PORTS = {VIP_PORT: 30080, BULK: 30201}
-"""Of the Service of class proxy."""
+"""The node ports of the Service of class proxy."""
 POD = "default/web-1"
 SERVED_WITHIN_S = 20.0
 
@@ -105,12 +113,12 @@ WITHOUT_LIMITS = {
     "net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1,
     "net/netfilter/nf_conntrack_tcp_timeout_close": 1,
 }
-"""A closed connection's entry stays for two minutes otherwise: 20,000 a second are more than the
-table holds."""
+"""Shorter timeouts of the conntrack table. By default the entry of a closed connection stays for
+two minutes: with 20,000 connections a second the table would be full."""
 
 
 class End(NamedTuple):
-    """Where the servers are found."""
+    """Address and ports of the servers on one path."""
 
     address: str
     port: int
@@ -118,22 +126,22 @@ class End(NamedTuple):
 
 
 class Paths:
-    """Made by `paths`."""
+    """The paths of a lab, created by `paths`."""
 
     def __init__(self, site: Site, ends: Mapping[str, End]) -> None:
         self.site = site
         self.ends = ends
 
     async def take(self, name: str) -> End:
-        """Have the router send what goes to the Service through the gateway of this path; where the
-        client is to call."""
+        """Route the Service's address through the gateway of this path. Return the address and port
+        to connect to."""
         if name in ROUTES:
             await self.site.route_vips([ROUTES[name]])
         return self.ends[name]
 
 
 def check() -> None:
-    """Raises Refused where a program is missing."""
+    """Raise Refused if a program is missing."""
     missing = [each for each in PROGRAMS if shutil.which(each) is None]
     if missing:
         raise Refused(f"not installed: {', '.join(missing)}", fix="run: sh tools/bench.sh")
@@ -141,7 +149,7 @@ def check() -> None:
 
 @asynccontextmanager
 async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
-    """Build the lab and all that serves in it; nothing is left of it."""
+    """Build the lab and all servers in it. Remove everything at the end."""
     check()
     async with Site.create(name, nodes=2, gateways=len(GATEWAYS), clients=1) as site:
         await _set_attachments(site, folder)
@@ -174,8 +182,8 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
 
 
 async def _set_attachments(site: Site, folder: Path) -> None:
-    """Each gateway gets a configuration of its own. In a veth, XDP needs its far end prepared: see
-    drivers/direct/attach.py."""
+    """Give each gateway its own gateway.attach. For XDP in a veth, the far end of the veth needs to
+    be prepared: see drivers/direct/attach.py."""
     far_end, target = GATEWAYS["xdp"], folder / "pass.o"
     await must(
         site,
@@ -195,14 +203,14 @@ async def _set_attachments(site: Site, folder: Path) -> None:
 
 
 async def _serve(site: Site, folder: Path, pod: str) -> None:
-    """nginx and iperf3 in the pod, HAProxy on the control host, the rules of policy Cluster on
-    node2."""
+    """Start nginx and iperf3 in the pod and HAProxy on its hosts, and load the rules of policy
+    Cluster on node2."""
     for host in ("node1", "node2"):
         namespace.set_sysctls(site.namespace(host), WITHOUT_LIMITS)
     for host in ("client1", POD, "control", ROUTES["proxy"]):
         values = {
-            # Closed connections hold their ports for a minute else: who has opened many spends its
-            # time looking for a free one.
+            # By default a closed connection holds its port for a minute, and a client that has
+            # opened many spends its time searching for a free port.
             "net/ipv4/tcp_max_tw_buckets": 1024,
             "net/core/somaxconn": 8192,
             "net/ipv4/tcp_max_syn_backlog": 8192,
@@ -234,7 +242,7 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
 
 
 async def must(site: Site, host: str, command: str) -> str:
-    """Run it on the host; what it prints. Raises Unavailable if it fails."""
+    """Run a command on a host and return its output. Raise Unavailable if it fails."""
     code, output, errors = await site.exec(host, command.split(), timeout_s=120)
     if code:
         raise Unavailable(f"{command} on {host} ended with {code}: {(errors or output).strip()}")
@@ -242,18 +250,18 @@ async def must(site: Site, host: str, command: str) -> str:
 
 
 async def _vip(site: Site, name: str) -> str:
-    """The Service's address, once it has one."""
+    """Return the Service's address, once it has one."""
     async with asyncio.timeout(SERVED_WITHIN_S), site.client() as client:
         while True:
             for service in await client.list(SERVICES):
                 if service.metadata.name == name and service.status.load_balancer.ingress:
                     return service.status.load_balancer.ingress[0].ip
-            await asyncio.sleep(process.LOOK_S)
+            await asyncio.sleep(process.POLL_S)
 
 
 def _pod() -> Mapping[str, Any]:
-    """The lab makes its namespace and says that it is ready; the servers that are measured run
-    beside its own."""
+    """Return the pod. The lab creates its namespace and reports it as ready; the measured servers
+    run next to the lab's own server."""
     container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
     return {
         "apiVersion": "v1",

@@ -1,5 +1,5 @@
-"""Horizontal bars as SVG, for the documents. Pure: values in, text out; no font, no script, nothing
-to load."""
+"""Horizontal bar charts as SVG, for the documentation. Pure. The SVG contains no font, no script
+and no external reference."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +13,7 @@ STYLE = "font-family: sans-serif; font-size: 12px; fill: #2e3436"
 
 
 class Bar(NamedTuple):
-    """One bar; the thin line over its end goes from the least value to the most."""
+    """One bar. The thin line at its end spans from the lowest to the highest value."""
 
     label: str
     values: Sequence[float]
@@ -28,8 +28,8 @@ def bars(
     form: str = ".0f",
     mark: float = 0.0,
 ) -> str:
-    """A picture of these groups of bars, each under its name. `mark`: where to draw a line through
-    all, if not at 0."""
+    """Return a chart of groups of bars, each under its name. `mark` is the value at which to draw a
+    line through all bars; 0 draws none."""
     most = max([mark, *(max(bar.values) for group in groups.values() for bar in group)])
     scale = (WIDTH - LABELS - VALUES) / most
     parts = [

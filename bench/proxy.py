@@ -1,11 +1,12 @@
-"""`python -m bench.proxy`: what class fairlead.io/proxy costs, beside class direct and beside a
-HAProxy configured by hand.
+"""`python -m bench.proxy`: the cost of class fairlead.io/proxy, compared with class direct and with
+a HAProxy configured by hand.
 
 In: a number of rounds. Out: tables of ratios, or JSON with every figure. In a lab (see `paths`) a
-client calls the same pod by a Service of class direct, by one of class proxy, and through a HAProxy
-that knows nothing of Fairlead: on the same gateway, and on a host that has nothing else to do. The
-node port behind is the same. Each round measures all ways in turn (see `lab`). Then a gateway gets
-a thousand Services (see `many`)."""
+client reaches the same pod through a Service of class direct, through a Service of class proxy, and
+through a HAProxy that is not managed by Fairlead: on the same gateway, and on a host that does
+nothing else. All use the same node port. Each round measures all paths in turn (see `lab`). After
+that, a gateway gets a thousand Services (see `many`).
+"""
 
 from collections.abc import Sequence
 from statistics import median
@@ -14,7 +15,7 @@ import msgspec
 from bench.fixture import Size
 from bench.lab import DOWNLOAD, UPLOAD, Figure
 from bench.many import Many
-from bench.options import give_out, options, tell
+from bench.options import options, progress, run_benchmark
 from bench.paths import THROUGH_HAPROXY
 from bench.plot import Bar, bars
 from bench.result import spread
@@ -23,20 +24,20 @@ from bench import lab, many
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 
-DIRECT, PROXY, BESIDE, BY_HAND = THROUGH_HAPROXY
+DIRECT, PROXY, SAME_HOST, BY_HAND = THROUGH_HAPROXY
 SIZE = Size(services=1000, endpoints=3, nodes=100)
 REPEATS = 3
-"""Of each event in each round."""
+"""Repetitions of each event in each round."""
 NAMES = {
     DIRECT: "class direct (tc)",
     PROXY: "class proxy",
-    BESIDE: "HAProxy by hand on the gateway",
+    SAME_HOST: "HAProxy by hand on the gateway",
     BY_HAND: "HAProxy by hand elsewhere",
 }
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`many`: a round each."""
+    """The results. `many` holds one value per round."""
 
     ways: lab.Report
     services: int
@@ -48,32 +49,33 @@ class Report(msgspec.Struct, frozen=True):
         return list(self.ways.rounds[0][PROXY])
 
     @property
-    def asked(self) -> Sequence[str]:
-        """Kinds that have a latency."""
+    def with_latency(self) -> Sequence[str]:
+        """The types of traffic that have a latency."""
         return [kind for kind in self.kinds if kind not in (UPLOAD, DOWNLOAD)]
 
     def of(self, way: str, kind: str) -> list[Figure]:
-        """Round by round."""
+        """Return the figures of each round."""
         return [each[way][kind] for each in self.ways.rounds]
 
 
 async def measure(
     rounds: int, seconds: int, size: Size, repeats: int, *, alone: bool = False
 ) -> Report:
-    """Both parts. `alone`: the one HAProxy beside the other, and nothing else."""
-    ways = await lab.measure(rounds, seconds, (PROXY, BESIDE) if alone else THROUGH_HAPROXY)
+    """Measure both parts. With `alone`, only compare class proxy and HAProxy on the same
+    gateway."""
+    ways = await lab.measure(rounds, seconds, (PROXY, SAME_HOST) if alone else THROUGH_HAPROXY)
     found = []
     for number in range(0 if alone else rounds):
-        tell(f"{size.services} Services, round {number + 1} of {rounds}")
+        progress(f"{size.services} Services, round {number + 1} of {rounds}")
         found.append(await many.measure(size, repeats))
     return Report(ways, size.services, size.nodes, tuple(found))
 
 
 def ratio_rows(report: Report) -> list[tuple[str, ...]]:
-    """Class proxy over the others, round by round: rates, and what 50 and 99 of 100 answers
-    took."""
+    """Return class proxy over the others, by round: rates, median and 99th percentile of the
+    latency, CPU."""
     rows = []
-    for base in (each for each in (BESIDE, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
+    for base in (each for each in (SAME_HOST, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
         over = f"class proxy over {NAMES[base]}"
         rates = (spread(report.ways.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
         rows.append((f"{over}, a second", *rates))
@@ -86,7 +88,7 @@ def ratio_rows(report: Report) -> list[tuple[str, ...]]:
                     ],
                     ".2f",
                 )
-                if kind in report.asked
+                if kind in report.with_latency
                 else "-"
                 for kind in report.kinds
             )
@@ -109,7 +111,7 @@ def _both(report: Report, kind: str, base: str, name: str) -> tuple[list[float],
 
 
 def figure_rows(report: Report) -> list[tuple[str, ...]]:
-    """Medians of each way: how many a second, and p50 / p99."""
+    """Return the medians of each path: rate, and p50 / p99."""
     ways = [way for way in THROUGH_HAPROXY if way in report.ways.rounds[0]]
     return [
         (NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds))
@@ -132,17 +134,17 @@ def headings(report: Report, first: str) -> tuple[str, ...]:
 
 
 EFFECTS = {
-    "add_s": "one Service more, until it answers",
-    "remove_s": "one Service fewer, until it does not",
-    "member_s": "a member less, until HAProxy sends it nothing new",
-    "first_ranges_s": "1,000 source ranges where there were none",
-    "ranges_s": "1,000 source ranges in place of others",
+    "add_s": "Service added, until it answers",
+    "remove_s": "Service removed, until it does not answer",
+    "member_s": "member removed, until HAProxy sends it no new connections",
+    "first_ranges_s": "1,000 source ranges added",
+    "ranges_s": "1,000 source ranges replaced",
 }
-MANY_HEADINGS = ("AN EVENT", "UNTIL IT HAS HAD ITS EFFECT")
+MANY_HEADINGS = ("EVENT", "DELAY")
 
 
 def effect_rows(report: Report) -> list[tuple[str, ...]]:
-    """Of all repeats in all rounds."""
+    """Return the delays over all repetitions in all rounds."""
     return [(what, f"{spread(effects_ms(report, name))} ms") for name, what in EFFECTS.items()]
 
 
@@ -151,7 +153,7 @@ def effects_ms(report: Report, name: str) -> list[float]:
 
 
 def memory(report: Report) -> str:
-    """And the start."""
+    """Return memory, and the time of a start, as text."""
     ready, gateway, haproxy, alone = (
         spread([getattr(each, name) for each in report.many], form)
         for name, form in (
@@ -166,10 +168,10 @@ def memory(report: Report) -> str:
 
 
 def show(report: Report) -> None:
-    """As tables."""
+    """Print the report as tables."""
     draw(headings(report, "RATIO"), ratio_rows(report))
     print()
-    draw(headings(report, "WAY"), figure_rows(report))
+    draw(headings(report, "PATH"), figure_rows(report))
     if not report.many:
         return
     print(f"\n{report.services} Services of class proxy, {report.nodes} nodes:")
@@ -178,12 +180,14 @@ def show(report: Report) -> None:
 
 
 def plots(report: Report) -> dict[str, str]:
-    """Class proxy over HAProxy by hand on the same host."""
+    """Return the plot of class proxy over HAProxy by hand on the same host."""
     groups = {
         "a second": [
-            Bar(kind, report.ways.ratios(PROXY, kind, BESIDE), 0) for kind in report.kinds
+            Bar(kind, report.ways.ratios(PROXY, kind, SAME_HOST), 0) for kind in report.kinds
         ],
-        "CPU": [Bar(kind, report.ways.cpu_ratios(PROXY, kind, BESIDE), 1) for kind in report.kinds],
+        "CPU": [
+            Bar(kind, report.ways.cpu_ratios(PROXY, kind, SAME_HOST), 1) for kind in report.kinds
+        ],
     }
     for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
         groups[f"p{percent}"] = [
@@ -191,11 +195,11 @@ def plots(report: Report) -> dict[str, str]:
                 kind,
                 [
                     ours / theirs
-                    for ours, theirs in zip(*_both(report, kind, BESIDE, name), strict=True)
+                    for ours, theirs in zip(*_both(report, kind, SAME_HOST, name), strict=True)
                 ],
                 2,
             )
-            for kind in report.asked
+            for kind in report.with_latency
         ]
     return {
         "proxy": bars(
@@ -215,12 +219,12 @@ def main() -> None:
     parser.add_argument(
         "--alone",
         action="store_true",
-        help="class proxy beside HAProxy by hand on the same gateway, no more",
+        help="only compare class proxy with HAProxy by hand on the same gateway",
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     quick = (1, 1, Size(services=100, endpoints=3, nodes=20), 1)
-    sizes = quick if asked.quick else (asked.rounds, lab.SECONDS, SIZE, REPEATS)
-    give_out(asked, lambda: run(measure(*sizes, alone=asked.alone)), show, plots)
+    sizes = quick if arguments.quick else (arguments.rounds, lab.SECONDS, SIZE, REPEATS)
+    run_benchmark(arguments, lambda: run(measure(*sizes, alone=arguments.alone)), show, plots)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""One role as a process, up to its drivers: reflectors, state, plan, loop, report, and a driver
-that notes its calls.
+"""A role as a process, without its real drivers: reflectors, state, plan, loop, report, and a
+driver that records its calls.
 
-In: a role; on standard input's first line, as JSON, the API server's `Access`. Out: the stages and
-figures of `figures`: `started`, `whole` (all objects are here), `planned` (the driver was called
-for every Service), then what is asked for. What it leaves out is the data plane, whose cost the
-kernel's interfaces set; what it runs is what the role runs."""
+In: a role; on the first line of standard input, as JSON, the API server's `Access`. Out: the stages
+and figures of `figures`: `started`, `whole` (all objects have been read), `planned` (the driver was
+called for every Service), then the requested figures. The data plane is left out, because its cost
+depends on the kernel's interfaces; everything else is the role's own code.
+"""
 
 import argparse
 import asyncio
@@ -26,6 +27,7 @@ from fairlead.model import LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
+from fairlead.role_state import Role
 from fairlead.roles.controller import Planner
 from fairlead.roles.planned import Planned
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
@@ -35,17 +37,17 @@ from fairlead.telemetry import configure_logging
 from fairlead.web import View
 
 Intent = LoadBalancer | NodeService
-KEEP = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
+PROJECTIONS = {"controller": CONTROLLER, "gateway": GATEWAY, "node": NODE}
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the process is told first."""
+    """The first line of standard input."""
 
     access: Access
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """Make this Service be as planned."""
+    """The change that makes this Service be as planned."""
 
     service: ServiceKey
     intent: Intent | None
@@ -56,10 +58,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class NotingDriver(Component):
-    """Serves nothing, and notes when it was told to."""
+class RecordingDriver(Component):
+    """A driver that serves nothing and records the time of its calls."""
 
-    name = "noting"
+    name = "recording"
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -93,8 +95,8 @@ class NotingDriver(Component):
         return {}
 
 
-class Silence:
-    """Events are not what is measured, and there is nothing to say."""
+class NoEvents:
+    """A recorder that fails: no event is expected in a measurement."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         raise AssertionError(f"{key}: {reason}: {message}")
@@ -110,20 +112,20 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
             return partial(plan_node, state, fixture.node_name(0))
 
 
-async def measure(role: str, access: Access) -> None:
-    """Run until told to end."""
+async def measure(role: Role, access: Access) -> None:
+    """Run until a command on standard input ends the process."""
     config = Config(pools=(PoolConfig("main", (fixture.VIP_POOL,)),))
     figures = Figures()
     state = State((*SOURCES, *ADDRESS_SOURCES) if role == "controller" else SOURCES)
     view = View(role, fixture.node_name(0))
-    report: Reporter[Any] = Reporter(view, state, Silence(), reason="SyncFailed")
+    report: Reporter[Any] = Reporter(view, state, NoEvents(), reason="SyncFailed")
     loop: Loop[ServiceKey, Intent] = Loop(
-        role, state, plan_of(role, state, config), [NotingDriver(figures)], report
+        role, state, plan_of(role, state, config), [RecordingDriver(figures)], report
     )
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)
-        feed = Feed(client, state, freshness, KEEP[role], addresses=role == "controller")
+        feed = Feed(client, state, freshness, PROJECTIONS[role], addresses=role == "controller")
         group.create_task(feed.run())
         running = group.create_task(loop.run())
         await state.whole.wait()
@@ -138,7 +140,7 @@ async def measure(role: str, access: Access) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.reading", description=__doc__)
-    parser.add_argument("role", choices=KEEP)
+    parser.add_argument("role", choices=PROJECTIONS)
     chosen = parser.parse_args().role
     configure_logging()
     asyncio.run(measure(chosen, msgspec.json.decode(sys.stdin.readline(), type=Start).access))

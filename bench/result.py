@@ -1,4 +1,4 @@
-"""What was measured: medians over the rounds, and ratios to Fairlead's own figures. Pure.
+"""The results: medians over the rounds, and ratios to Fairlead's own figures. Pure.
 
 In: the figures of each subject in each round. Out: a `Report`, and the tables that show it.
 """
@@ -13,38 +13,38 @@ COMPARATOR = "official client"
 
 
 class First(msgspec.Struct, frozen=True):
-    """From the start of the process to its first full plan. Sizes in MiB; those `over_start` leave
-    out what the interpreter and its modules take before anything is read."""
+    """From the start of the process to its first full plan. Sizes in MiB; `over_start` sizes
+    exclude what the interpreter and its modules take before anything is read."""
 
     whole_s: float
     planned_s: float
     cpu_s: float
-    """After the modules were imported."""
+    """After the import of the modules."""
     resident_mib: float
     peak_mib: float
     resident_over_start_mib: float
 
 
 class Paced(msgspec.Struct, frozen=True):
-    """Events at a pace, and the driver calls that they led to."""
+    """The delays from events, sent at a fixed pace, to the driver calls that they cause."""
 
     pace_per_s: float
     median_ms: float
     p99_ms: float
     most_ms: float
     cpu_share: float
-    """Of one core."""
+    """Share of one core."""
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Events as fast as they are taken, until the last driver call."""
+    """Events sent as fast as they are accepted, until the last driver call."""
 
     events_per_s: float
     cpu_ms_an_event: float
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One subject: medians over the rounds."""
+    """The medians of one subject over the rounds."""
 
     first: First
     paced: Paced
@@ -52,7 +52,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Of all subjects, by name."""
+    """The figures of all subjects, by name."""
 
     services: int
     endpoints: int
@@ -74,25 +74,25 @@ def first_of(stages: Mapping[str, Usage], begun_s: float) -> First:
 
 
 def paced_of(pace_per_s: float, delays: Sequence[float], cpu_s: float, lasted_s: float) -> Paced:
-    """`delays`: in ms, sorted."""
+    """Return the figures of a pace. `delays` are in ms, sorted."""
     return Paced(
         pace_per_s, delays[len(delays) // 2], quantile(delays, 0.99), delays[-1], cpu_s / lasted_s
     )
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """Return the quantile of sorted values; `share` is between 0 and 1."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def spread(values: Sequence[float], form: str = ".0f") -> str:
-    """The median over the rounds, and in parentheses the least and the most."""
+    """Return the median over the rounds, with the lowest and the highest value in parentheses."""
     low, middle, high = (format(each, form) for each in (min(values), median(values), max(values)))
     return middle if len(values) == 1 else f"{middle} ({low}-{high})"
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """Each figure's own median."""
+    """Return the median of each figure."""
 
     def of(rows: Iterable[msgspec.Struct], kind: type[msgspec.Struct]) -> msgspec.Struct:
         columns = zip(*(msgspec.structs.astuple(row) for row in rows), strict=True)
@@ -107,7 +107,7 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 HEADINGS = (
     "SUBJECT",
-    "ALL HERE",
+    "ALL READ",
     "PLANNED",
     "CPU",
     "RSS (OVER START)",
@@ -115,12 +115,12 @@ HEADINGS = (
     "DELAY MEDIAN / P99",
     "CPU AT PACE",
     "EVENTS/S",
-    "CPU AN EVENT",
+    "CPU PER EVENT",
 )
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """A line for each subject."""
+    """Return a row for each subject."""
     return [
         (
             name,
@@ -139,14 +139,14 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def ratios(report: Report) -> list[str]:
-    """How many times as much the comparator takes as each of the others."""
+    """Return the comparator's figures over those of each other subject, as lines of text."""
     base = report.subjects[COMPARATOR]
     return [
         f"{COMPARATOR} over {name}: CPU to the first plan "
         f"{base.first.cpu_s / of.first.cpu_s:.1f} x, RSS "
         f"{base.first.resident_mib / of.first.resident_mib:.1f} x ({_over_start(base, of)} over "
         "the start), "
-        f"CPU an event {base.burst.cpu_ms_an_event / of.burst.cpu_ms_an_event:.1f} x, "
+        f"CPU per event {base.burst.cpu_ms_an_event / of.burst.cpu_ms_an_event:.1f} x, "
         f"events/s {of.burst.events_per_s / base.burst.events_per_s:.1f} x"
         for name, of in report.subjects.items()
         if name != COMPARATOR
@@ -154,6 +154,7 @@ def ratios(report: Report) -> list[str]:
 
 
 def _over_start(base: Figures, of: Figures) -> str:
-    """Of a tiny cluster nothing may be left to divide by."""
+    """Return the ratio of memory over the start, or `-` where the subject's is 0, as with a tiny
+    cluster."""
     held = of.first.resident_over_start_mib
     return f"{base.first.resident_over_start_mib / held:.1f} x" if held > 0 else "-"

@@ -1,10 +1,11 @@
-"""A gateway as it ships, before a recorded cluster: the process, what it reads, and the nodes that
-it probes.
+"""A gateway as shipped, in front of a recorded cluster: the process, its API server, and the nodes
+that it probes.
 
-In: a `Recording`. Out: a network namespace with `fairlead gateway` in it, beside one that has all
-the nodes' addresses and answers on all health ports; the API is a `Replay`. What the gateway has
-brought about is read from its pinned maps. Invariant: nothing is left when the rig is closed: no
-process, namespace, pin or file."""
+In: a `Recording`. Out: a network namespace with `fairlead gateway` in it, next to one that has all
+nodes' addresses and answers on all health ports; the API server is a `Replay`. The gateway's
+effects are read from its pinned maps. Invariant: when the rig is closed, no process, namespace, pin
+or file of it is left.
+"""
 
 import asyncio
 import json
@@ -36,22 +37,23 @@ from fairlead.net.bpf import Map
 GATEWAY_ADDRESS, NODES_ADDRESS = ip_interface("198.19.255.1/16"), ip_interface("198.19.255.2/16")
 NODES_NETWORK = "198.19.0.0/17"
 READY_WITHIN_S = 60.0
-LOOK_S = 0.005
+POLL_S = 0.005
 STOP_WITHIN_S = 10.0
 STATE_WITHIN_S = 30.0
 LINES_SHOWN = 20
-DOUBTED = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "(?!up")')
-"""Of a line that a prober has logged."""
+NOT_UP = re.compile(r'"target": "http://([0-9.]+):([0-9]+)/[^"]*", "verdict": "(?!up")')
+"""A line of the prober's log with a verdict other than `up`."""
 
 
 class Started(msgspec.Struct, frozen=True):
-    """From the start of the process on, modules and all. CPU time and sizes (in MiB) are those of
-    the process and its prober; `kernel_mib` is what its maps and programs hold."""
+    """The cost of a start, from the start of the process, including the import of modules. CPU time
+    and sizes (in MiB) are those of the process and its prober; `kernel_mib` is the memory of its
+    maps and programs."""
 
     listeners_s: float
     """Until the record of every listener was in the kernel."""
     ready_s: float
-    """Until the process said so (/readyz): all is as planned, and the program is attached."""
+    """Until /readyz reported ready: everything is as planned and the program is attached."""
     cpu_s: float
     resident_mib: float
     peak_mib: float
@@ -59,8 +61,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Rig:
-    """Made by `rig`. `replay` tells the gateway events; `listeners` is the map in which their
-    effect is seen."""
+    """A gateway and its surroundings, created by `rig`. `replay` sends events to the gateway."""
 
     def __init__(
         self, name: str, folder: Path, recorded: Recording, replay: Replay, ports: Collection[int]
@@ -79,12 +80,12 @@ class Rig:
 
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[tuple[Process, Map, Started]]:
-        """Run a gateway; inside, it is ready. Ended as it would be by an operator: the kernel goes
-        on as programmed."""
+        """Run a gateway that is ready when the block begins. It is stopped as by an operator, so
+        the kernel keeps forwarding."""
         async with self.running() as (running, begun_s):
             listeners = await self._pinned("listeners", running, begun_s)
             while listeners.count() < len(self.balanced):
-                await self._look(running, begun_s)
+                await self._poll(running, begun_s)
             listeners_s = time.monotonic() - begun_s
             yield (
                 running,
@@ -95,7 +96,7 @@ class Rig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[Process, float]]:
-        """A gateway's process, and when it was started, by CLOCK_MONOTONIC."""
+        """Run a gateway's process. Yield it and its start time (CLOCK_MONOTONIC)."""
         begun_s = time.monotonic()
         running = self._spawn()
         try:
@@ -104,13 +105,14 @@ class Rig:
             await running.stop(STOP_WITHIN_S)
 
     async def ready_s(self, running: Process, begun_s: float) -> float:
-        """Wait until it says so; how long that took."""
-        while not await self._says_ready():
-            await self._look(running, begun_s)
+        """Wait until the gateway reports ready. Return the seconds since `begun_s`."""
+        while not await self._reports_ready():
+            await self._poll(running, begun_s)
         return time.monotonic() - begun_s
 
-    def forget(self) -> None:
-        """Have the next start find nothing, as on a host that has just booted."""
+    def reset(self) -> None:
+        """Remove the gateway's state from the kernel, so that the next start is like that of a
+        freshly booted host."""
         subprocess.run(
             ["ip", "-n", self.name, "link", "delete", "eth0"], check=True, capture_output=True
         )
@@ -122,8 +124,8 @@ class Rig:
         return f"{self.name}-nodes"
 
     def serve_health(self) -> Path:
-        """Have every health port of every Service answered, and what else there is; the file that
-        will say that it is so."""
+        """Answer on every health port of every Service, and on the other requested ports. Return
+        the file that is created once all of them are served."""
         ports, serving = self._folder / "ports.json", self._folder / "serving"
         ports.write_text(
             json.dumps(
@@ -136,8 +138,8 @@ class Rig:
         process.spawn(self.name, "health", argv, log=self._folder / "health.log", inside=self.nodes)
         return serving
 
-    def key(self, service: Service) -> bytes:
-        """Of the listener that a Service has."""
+    def listener_key(self, service: Service) -> bytes:
+        """Return the key of a Service's listener."""
         return pack_listener_key(ListenerKey(service.status.load_balancer.ingress[0].ip, 80, "TCP"))
 
     def _spawn(self) -> Process:
@@ -155,44 +157,45 @@ class Rig:
         running = process.spawn(
             self.name, "gateway", argv, log=self._folder / "gateway.log", inside=self.name
         )
-        process.give_way(running.pid, 0)  # not as this process does, which plays other machines
+        # This process has a lower priority, because it plays other machines. The gateway does not.
+        process.set_nice(running.pid, 0)
         return running
 
     async def _pinned(self, name: str, running: Process, begun_s: float) -> Map:
-        """A map of the running gateway, as soon as all are there."""
+        """Open a map of the running gateway, as soon as all maps are pinned."""
         while not (found := list(self._pins.glob("layout-*/settings"))):
-            await self._look(running, begun_s)
+            await self._poll(running, begun_s)
         return Map.open(found[0].with_name(name))
 
-    async def _look(self, running: Process, begun_s: float) -> None:
+    async def _poll(self, running: Process, begun_s: float) -> None:
         if not running.running or time.monotonic() - begun_s > READY_WITHIN_S:
             log = "\n".join((self._folder / "gateway.log").read_text().splitlines()[-LINES_SHOWN:])
             raise Unavailable(
-                f"the gateway ended at its start, or was not ready in {READY_WITHIN_S} s; its "
-                f"log says:\n{log}"
+                f"the gateway exited at startup, or was not ready within {READY_WITHIN_S} s; end "
+                f"of its log:\n{log}"
             )
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
     async def state(self) -> dict[str, Any]:
-        """What the gateway says of its Services, see `/state` of `fairlead.web`."""
-        _, _, body = (await self._asked("/state", STATE_WITHIN_S)).partition(b"\r\n\r\n")
+        """Return the gateway's state, see `/state` of `fairlead.web`."""
+        _, _, body = (await self._get("/state", STATE_WITHIN_S)).partition(b"\r\n\r\n")
         found: dict[str, Any] = json.loads(body)
         return found
 
-    def doubted(self) -> set[tuple[str, int]]:
-        """Addresses and ports of the health ports that the gateway has ever held for anything but
-        up, by its log."""
-        found = DOUBTED.findall((self._folder / "gateway.log").read_text())
+    def not_up(self) -> set[tuple[str, int]]:
+        """Return addresses and ports of the health ports that have had a verdict other than `up`,
+        by the gateway's log."""
+        found = NOT_UP.findall((self._folder / "gateway.log").read_text())
         return {(address, int(port)) for address, port in found}
 
-    async def _says_ready(self) -> bool:
+    async def _reports_ready(self) -> bool:
         try:
-            return b" 200 " in (await self._asked("/readyz", 2.0))[:64]
+            return b" 200 " in (await self._get("/readyz", 2.0))[:64]
         except (OSError, TimeoutError):
             return False
 
-    async def _asked(self, path: str, within_s: float) -> bytes:
-        """The whole of an answer of the gateway's own HTTP server."""
+    async def _get(self, path: str, within_s: float) -> bytes:
+        """Return a complete response of the gateway's own HTTP server."""
         asking = namespace.make_socket(self.name)
         asking.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -210,11 +213,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator[Rig]:
-    """Build it; raises Refused without root. `ports`: of nodes, to be answered beside health
-    ports."""
+    """Build a rig. `ports` are node ports that are answered in addition to health ports. Raise
+    Refused without root."""
     if os.geteuid() != 0:
         raise Refused(
-            "this benchmark makes network namespaces and loads eBPF programs", fix="run it as root"
+            "this benchmark creates network namespaces and loads eBPF programs",
+            fix="run it as root",
         )
     name = f"flt-bench-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
@@ -228,7 +232,7 @@ async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator
                 serving = built.serve_health()
                 async with asyncio.timeout(READY_WITHIN_S):
                     while not serving.exists():
-                        await asyncio.sleep(LOOK_S)
+                        await asyncio.sleep(POLL_S)
                 yield built
         finally:
             await process.kill_all((*process.find(name), *process.in_namespaces([name])))
@@ -238,7 +242,7 @@ async def rig(recorded: Recording, ports: Collection[int] = ()) -> AsyncIterator
 
 
 def connect(gateway: str, nodes: str) -> None:
-    """A cable between them; all addresses of nodes are at its far end."""
+    """Connect both namespaces. The addresses of all nodes are in the namespace `nodes`."""
     commands = (
         f"-n {gateway} link set lo up",
         f"-n {nodes} link set lo up",
@@ -254,7 +258,7 @@ def connect(gateway: str, nodes: str) -> None:
 
 
 def started(pid: int, listeners_s: float, ready_s: float) -> Started:
-    """What the process has used by now."""
+    """Return the cost of a start, with the resources that the process has used so far."""
     sizes = {"VmRSS": 0.0, "VmHWM": 0.0}
     for each in with_children(pid):
         for line in Path(f"/proc/{each}/status").read_text().splitlines():
@@ -267,7 +271,7 @@ def started(pid: int, listeners_s: float, ready_s: float) -> Started:
 
 
 def with_children(pid: int) -> list[int]:
-    """The process and those that it has started and that still run: its prober."""
+    """Return the PIDs of the process and of its running children, such as its prober."""
     return [
         pid,
         *(
@@ -279,7 +283,7 @@ def with_children(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time so far of the process and its children."""
+    """Return user and system time so far of the process and its running children."""
     ticks = 0
     for each in with_children(pid):
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
@@ -288,12 +292,12 @@ def cpu_s(pid: int) -> float:
 
 
 def kernel_mib(pid: int) -> float:
-    """Memory of the maps and programs that the process has open, as the kernel accounts it
-    (`memlock` in proc(5), fdinfo)."""
+    """Return the memory of the maps and programs that the process has open, as the kernel accounts
+    it (`memlock` in proc(5), fdinfo)."""
     held: dict[str, int] = {}
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
         text = ""
-        with suppress(FileNotFoundError):  # it has been closed meanwhile
+        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             text = entry.read_text()
         fields = dict(line.partition(":")[::2] for line in text.splitlines())
         if "memlock" in fields:

@@ -1,11 +1,12 @@
-"""`python -m bench.scale`: how Fairlead's roles bear a large cluster, beside the same work with the
-official Python client.
+"""`python -m bench.scale`: Fairlead's roles with a large cluster, compared with the same work by
+the official Python client.
 
-In: sizes, a number of rounds, a folder for what is kept between runs. Out: a `Report`, as a table
-with ratios or as JSON. Each round measures every subject, one after the other, so that what else
-the machine does meets all alike: first the way to the first full plan, against a real API server;
-then events of a recorded stream, paced, and as fast as they are taken. Times are those of this
-machine; what can be carried elsewhere are the ratios."""
+In: sizes, a number of rounds, and a folder that is kept between runs. Out: a `Report`, as a table
+with ratios or as JSON. Each round measures every subject, one after the other, so that other load
+of the machine affects all alike: first the time to the first full plan, against a real API server;
+then events of a recorded stream, at a pace, and as fast as they are accepted. Times are those of
+this machine; only ratios are comparable with other machines.
+"""
 
 import asyncio
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bench.cluster import cluster
 from bench.fixture import Size
-from bench.options import add_cluster, give_out, options, tell
+from bench.options import add_cluster, options, progress, run_benchmark
 from bench.result import (
     COMPARATOR,
     HEADINGS,
@@ -41,14 +42,14 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 
 ROLES = ("controller", "gateway", "node")
-CALM_S = 1.0
+SETTLE_S = 1.0
 QUICK = Size(services=500, endpoints=10, nodes=50)
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class Bench:
-    """One run. `folder` keeps the cluster and the recording; `official` is the Python that has the
-    official client."""
+    """One run. `folder` keeps the cluster and the recording; `official` is the Python interpreter
+    of the environment with the official client."""
 
     def __init__(
         self,
@@ -58,32 +59,32 @@ class Bench:
         *,
         rounds: int,
         pace_per_s: float,
-        tell: Tell,
+        progress: Progress,
     ) -> None:
         self.folder = folder
         self.official = official
         self.size = size
         self.rounds = rounds
         self.pace_per_s = pace_per_s
-        self.tell = tell
+        self.progress = progress
         self._log = folder / "subjects.log"
 
     async def run(self) -> Report:
-        """Measure everything. Nothing runs any more afterwards."""
+        """Measure everything. All processes have ended when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
         subjects = {role: [sys.executable, "-m", "bench.reading", role] for role in ROLES}
         subjects[COMPARATOR] = [str(self.official), "-m", "bench.official"]
         firsts: dict[str, list[First]] = defaultdict(list)
-        recorded = await recording(self.folder, self.size, self.tell)
-        async with cluster(self.folder, self.size, self.tell) as server:
+        recorded = await recording(self.folder, self.size, self.progress)
+        async with cluster(self.folder, self.size, self.progress) as server:
             for number in range(self.rounds):
                 for name, argv in subjects.items():
-                    self.tell(f"round {number + 1} of {self.rounds}: first plan, {name}")
+                    self.progress(f"round {number + 1} of {self.rounds}: first plan, {name}")
                     firsts[name].append(await self._first(name, argv, server.access))
         streamed: dict[str, list[tuple[Paced, Burst]]] = defaultdict(list)
         for number in range(self.rounds):
             for name, argv in subjects.items():
-                self.tell(f"round {number + 1} of {self.rounds}: events, {name}")
+                self.progress(f"round {number + 1} of {self.rounds}: events, {name}")
                 streamed[name].append(await self._streamed(name, argv, recorded))
         return self._report(firsts, streamed)
 
@@ -99,25 +100,25 @@ class Bench:
             Replay(recorded).listen() as replay,
             running(name, argv, replay.access, self.size, self._log) as subject,
         ):
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(SETTLE_S)
             return await self._paced(subject, replay), await self._burst(subject, replay)
 
     async def _paced(self, subject: Subject, replay: Replay) -> Paced:
         before = (await subject.ask("begin")).usage
         sent = await replay.send(0, self.pace_per_s)
         await subject.has_seen(len(sent))
-        told = await subject.ask("report")
-        delays = delays_ms(sent, told.applied)
-        lasted_s = max(told.applied.values()) - min(sent.values())
-        return paced_of(self.pace_per_s, delays, told.cpu_s - before.cpu_s, lasted_s)
+        report = await subject.ask("report")
+        delays = delays_ms(sent, report.applied)
+        lasted_s = max(report.applied.values()) - min(sent.values())
+        return paced_of(self.pace_per_s, delays, report.cpu_s - before.cpu_s, lasted_s)
 
     async def _burst(self, subject: Subject, replay: Replay) -> Burst:
         before = (await subject.ask("begin")).usage
         sent = await replay.send(1, 0)
         await subject.has_seen(len(sent))
-        told = await subject.ask("report")
-        lasted_s = max(told.applied.values()) - min(sent.values())
-        return Burst(len(sent) / lasted_s, (told.cpu_s - before.cpu_s) * 1000 / len(sent))
+        report = await subject.ask("report")
+        lasted_s = max(report.applied.values()) - min(sent.values())
+        return Burst(len(sent) / lasted_s, (report.cpu_s - before.cpu_s) * 1000 / len(sent))
 
     def _report(
         self,
@@ -139,8 +140,8 @@ class Bench:
 
 
 def official_client(environment: Mapping[str, str] = os.environ) -> Path:
-    """The Python that has the official client, as locked. Raises Refused if set-up has not made
-    it."""
+    """Return the Python interpreter of the environment with the official client, at the locked
+    versions. Raise Refused if `make tools` has not created it."""
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place, lock = cache / "fairlead" / "official-client", ROOT / "bench" / "requirements.lock"
     stamp = place / ".requirements"
@@ -153,7 +154,7 @@ def official_client(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def show(report: Report) -> None:
-    """As a table, and the ratios."""
+    """Print the report as a table, and the ratios."""
     draw(HEADINGS, rows(report))
     print(*ratios(report), sep="\n")
 
@@ -168,20 +169,25 @@ def main() -> None:
     )
     add_cluster(parser)
     parser.add_argument("--pace", type=float, default=1_000.0, help="events a second")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rounds, size = (
         (1, QUICK)
-        if asked.quick
-        else (asked.rounds, Size(asked.services, asked.endpoints, asked.nodes))
+        if arguments.quick
+        else (arguments.rounds, Size(arguments.services, arguments.endpoints, arguments.nodes))
     )
 
     def measure() -> Report:
         bench = Bench(
-            asked.folder, official_client(), size, rounds=rounds, pace_per_s=asked.pace, tell=tell
+            arguments.folder,
+            official_client(),
+            size,
+            rounds=rounds,
+            pace_per_s=arguments.pace,
+            progress=progress,
         )
         return run(bench.run())
 
-    give_out(asked, measure, show)
+    run_benchmark(arguments, measure, show)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Pods of many addresses, for service proxies that lead to them: `python -m bench.server`, run
-where the addresses are.
+"""Pods with many addresses, as the destinations of service proxies: `python -m bench.server`, run
+in the namespace that has the addresses.
 
-In: a port; a file that is there once it is served. Out: whoever connects is told at which address,
-and that is all; until the process is killed."""
+In: a port, and a file that is created once the port is served. Out: each client receives the
+address that it has reached, and nothing else, until the process is killed.
+"""
 
 import socket
 import struct
@@ -11,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LINGER_NONE = struct.pack("ii", 1, 0)
-"""Thousands of connections would leave as many ports in TIME_WAIT."""
+"""Close with a reset: thousands of connections would leave as many ports in TIME_WAIT."""
 
 
 def main(port: int, serving: Path) -> None:
@@ -19,7 +20,7 @@ def main(port: int, serving: Path) -> None:
         serving.touch()
         while True:
             connection, _ = listener.accept()
-            with connection, suppress(ConnectionError):  # the caller ends it, by a reset
+            with connection, suppress(ConnectionError):  # the client ends it, by a reset
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
                 connection.send(f"{connection.getsockname()[0]}\n".encode())
                 connection.recv(1)

@@ -1,9 +1,10 @@
-"""The forwarder in the kernel, attached nowhere, on maps of a gateway with so many Services and
-nodes.
+"""The forwarder in the kernel, not attached to any interface, with the maps of a gateway for a
+number of Services and nodes.
 
-In: which program (tc or XDP), how many Services and nodes. Out: a `Stand`, whose programs
-BPF_PROG_TEST_RUN can repeat (see bench.bpf.c). Maps are filled by the driver's own tables, as in a
-gateway; hardware addresses are made up."""
+In: the type of program (tc or XDP), the number of Services and nodes. Out: a `Stand`, whose
+programs BPF_PROG_TEST_RUN can repeat (see bench.bpf.c). The driver's own tables fill the maps, as
+in a gateway; MAC addresses are invented.
+"""
 
 import random
 import subprocess
@@ -54,14 +55,14 @@ SIZES = {
     "new_connections": 1 << 21,
     "new_datagrams": 1 << 21,
 }
-"""TableAllocator for a million flows of each kind, and for 10,000 tables."""
+"""Map sizes for a million flows of each type, and for 10,000 tables."""
 ANY_NUMBER = 1 << 31
 VARIATION = Struct("=5I")
 
 
 class Stand:
-    """Made by `stand`. Nodes are called `L2-0`, `IPIP-3` and so on; there are four for each way,
-    and those of the Services."""
+    """The programs and maps, created by `stand`. Nodes are called `L2-0`, `IPIP-3` and so on: four
+    for each forwarding method, and those of `serve_others`."""
 
     def __init__(self, kind: Kind, maps: dict[str, Map], programs: Mapping[str, Program]) -> None:
         self.kind = kind
@@ -73,7 +74,7 @@ class Stand:
             INDEX.pack(0),
             SETTINGS.pack(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, 0, (4789).to_bytes(2, "big")),
         )
-        # XDP takes frames that are addressed to this interface; so is what the cases send.
+        # XDP accepts frames that are addressed to this interface; the packets of the cases are.
         maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
         for name in WAYS:
             for number in range(4):
@@ -104,7 +105,7 @@ class Stand:
                 mtu=1400,
                 vni=7471 if way == "VXLAN" else 0,
             )
-            self._tables.nodes.set_way(node, made, ipv6=bool(ipv6))
+            self._tables.nodes.set_next_hop(node, made, ipv6=bool(ipv6))
 
     def serve(
         self,
@@ -115,7 +116,8 @@ class Stand:
         retained_nodes: Sequence[str] = (),
         ranges: Sequence[str] = (),
     ) -> None:
-        """Have listeners there, on these nodes; called again, connections of `retained_nodes` stay."""
+        """Create listeners on these nodes. On a later call, connections of `retained_nodes`
+        stay."""
         service = ServiceKey("bench", f"at-{address}")
         if ranges:
             self._tables.set_ranges(service, tuple(ranges))
@@ -138,7 +140,8 @@ class Stand:
                 raise error
 
     def serve_others(self, services: int, nodes: int) -> None:
-        """That many Services besides, each on ten of these nodes, or all."""
+        """Create this number of other Services, each on ten of these nodes, or on all if there are
+        fewer."""
         names = [f"L2-{number}" for number in range(nodes)]
         for number, name in enumerate(names):
             self._add_node(name, "L2", number)
@@ -151,8 +154,8 @@ class Stand:
             )
 
     def vary(self, sources: int, first_destination: str, destinations: int) -> None:
-        """What `many` and `many_frame` go through, from somewhere on. `sources` is a power of
-        two."""
+        """Set the flows that `many` and `many_frame` cycle through, from a random one. `sources` is
+        a power of two."""
         last = int.from_bytes(
             (IPv6Address if ":" in first_destination else IPv4Address)(first_destination).packed[
                 -4:
@@ -166,7 +169,7 @@ class Stand:
         )
 
     def forwarded(self) -> int:
-        """Packets that nodes have got so far."""
+        """Return the number of packets that were forwarded to nodes so far."""
         return sum(
             NODE_TRAFFIC.unpack_from(value, at)[0]
             for _, value in self._maps["node_statistics"].items()
@@ -174,19 +177,19 @@ class Stand:
         )
 
     def dropped(self) -> int:
-        """Packets that were dropped so far, for whatever reason."""
+        """Return the number of packets that were dropped so far, for any reason."""
         reasons = (self._maps["events"].per_cpu(INDEX.pack(number)) for number in range(len(DROPS)))
         return sum(int.from_bytes(count, "little") for counts in reasons for count in counts)
 
     def entries(self) -> int:
-        """Connections that are in a table of their own."""
+        """Return the number of flow entries of connections."""
         return self._maps["connections"].count()
 
 
 @contextmanager
 def stand(kind: Kind, folder: Path, *, services: int, nodes: int) -> Iterator[Stand]:
-    """Build the programs in `folder`, and everything else in the kernel; nothing is left of it
-    afterwards."""
+    """Build the programs in `folder`, and load them and their maps. Remove everything at the
+    end."""
     target = folder / f"bench_{kind}.o"
     define = ["-DXDP"] if kind == "xdp" else []
     subprocess.run(

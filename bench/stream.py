@@ -1,11 +1,12 @@
-"""A stream of events at any pace: recorded from the real API server, replayed by a small one.
+"""A stream of events at any pace: recorded from a real API server, replayed by a small server.
 
-In: a size of a cluster, which is filled if need be. Out: `Recording`: its objects as they are
-listed, and what a watch told while one endpoint of every slice turned unready, and then ready
-again. `Replay` serves a recording: lists, whole and in pages, and watches that tell its events when
-they are told to. So a pace can be set that the real server, on the same machine, could not keep up.
-Invariant: what is served is what the real server sent, byte by byte; only resourceVersions of lists
-are those of the recording."""
+In: the size of a cluster, which is created if necessary. Out: a `Recording`, the objects as listed,
+and the lines of a watch while one endpoint of every slice became unready, and then ready again.
+`Replay` serves a recording: lists, complete and in pages, and watches that send events on command.
+The pace can therefore exceed what the real server could sustain on the same machine. Invariant: the
+replay serves exactly the bytes of the real server, except for resourceVersions of lists, which are
+those of the recording.
+"""
 
 import asyncio
 import socket
@@ -17,14 +18,14 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from bench.cluster import Tell, cluster
+from bench.cluster import Progress, cluster
 from bench.fixture import Size
 
 from bench import fixture
 from fairlead.kube.access import Access
 from fairlead.kube.client import JSON_PATCH, Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import namespace
 
 RESOURCES: tuple[Resource[Any], ...] = (
@@ -41,22 +42,23 @@ VERSION = "1"
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """`listed`: by path, objects as JSON. `turns`: of each turn, the lines of a watch of
-    EndpointSlices, one for each Service, in order of writing."""
+    """`listed`: objects as JSON, by path. `turns`: for each turn, the lines of a watch of
+    EndpointSlices, one for each Service, in the order of the writes."""
 
     listed: dict[str, list[msgspec.Raw]]
     turns: list[list[str]]
 
 
-async def recording(folder: Path, size: Size, tell: Tell) -> Recording:
-    """The recording in `folder`, made of a real API server's cluster if it is not there."""
+async def recording(folder: Path, size: Size, progress: Progress) -> Recording:
+    """Return the recording in `folder`. Record the cluster of a real API server if there is
+    none."""
     place = folder / f"recording-{size}.json"
     if not place.exists():
         async with (
-            cluster(folder, size, tell) as server,
+            cluster(folder, size, progress) as server,
             Client(server.access, timeout_s=120.0) as client,
         ):
-            tell("recording what the API server tells")
+            progress("recording the API server's answers")
             listed = {resource.path(): await _listed(client, resource) for resource in RESOURCES}
             turns = [
                 [line.decode() for line in await _turn(client, size, ready)]
@@ -71,7 +73,7 @@ async def _listed(client: Client, resource: Resource[Any]) -> list[msgspec.Raw]:
 
 
 async def _turn(client: Client, size: Size, ready: bool) -> list[bytes]:
-    """Write every slice once; what a watch told of it."""
+    """Write every slice once, and return the lines of a watch of them."""
     answer = await client.page(ENDPOINT_SLICES, limit=1)
     lines: list[bytes] = []
     async with asyncio.timeout(600), asyncio.TaskGroup() as group:
@@ -111,7 +113,7 @@ async def _write(client: Client, size: Size, ready: bool) -> None:
 
 
 class Watched(msgspec.Struct):
-    """The object of an event, as far as it is looked at here."""
+    """The part of an event's object that is read here."""
 
     class Object(msgspec.Struct):
         class Metadata(msgspec.Struct):
@@ -123,7 +125,7 @@ class Watched(msgspec.Struct):
 
 
 class Replay:
-    """Serves one recording on loopback. One process at a time is to watch."""
+    """A server of one recording on loopback. Only one process at a time may watch."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -134,8 +136,7 @@ class Replay:
 
     @asynccontextmanager
     async def listen(self, inside: str = "") -> AsyncIterator["Replay"]:
-        """Serve while inside: on loopback, of the network namespace of this name if one is
-        given."""
+        """Serve during the block: on loopback, of the network namespace `inside` if given."""
         with namespace.inside(inside) if inside else nullcontext():
             listening = socket.create_server(("127.0.0.1", 0))
         application = web.Application()
@@ -151,17 +152,17 @@ class Replay:
             await runner.cleanup()
 
     def routes(self, application: web.Application) -> None:
-        """What is served."""
+        """Add the paths that are served."""
         for path in self._recording.listed:
             application.router.add_get(path, self._answer)
 
     def listed(self, resource: Resource[Any]) -> list[bytes]:
-        """The objects of a kind."""
+        """Return the objects of a kind."""
         return [bytes(each) for each in self._recording.listed[resource.path()]]
 
     async def send(self, turn: int, pace_per_s: float) -> dict[str, float]:
-        """Tell all events of a turn, so many a second (0: as fast as they are taken). Answers when
-        each was written: by Service, in seconds of CLOCK_MONOTONIC."""
+        """Send all events of a turn, at this pace (0: as fast as they are accepted). Return the
+        time of each event, by Service, in seconds of CLOCK_MONOTONIC."""
         lines, services = self._recording.turns[turn], self._services[turn]
         batch = max(1, round(pace_per_s * TICK_S)) if pace_per_s else 100
         sent: dict[str, float] = {}
@@ -171,11 +172,11 @@ class Replay:
                 await asyncio.sleep(early_s)
             now_s = time.monotonic()
             sent |= dict.fromkeys(services[first : first + batch], now_s)
-            await self.tell("\n".join(lines[first : first + batch]))
+            await self.write("\n".join(lines[first : first + batch]))
         return sent
 
-    async def tell(self, lines: str, resource: Resource[Any] = ENDPOINT_SLICES) -> None:
-        """Tell whoever watches these objects these events."""
+    async def write(self, lines: str, resource: Resource[Any] = ENDPOINT_SLICES) -> None:
+        """Send these lines to the watch of these objects."""
         await self._watches[resource.path()].write(f"{lines}\n".encode())
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -196,7 +197,7 @@ class Replay:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if "sendInitialEvents" in request.query:
-            # As the recorded server did: Debian's etcd is too old for streamed lists.
+            # Like the recorded server: Debian's etcd is too old for streamed lists.
             return web.json_response(
                 {"kind": "Status", "code": 500, "message": "no streamed lists"}, status=500
             )
@@ -208,11 +209,11 @@ class Replay:
 
 
 def service_of(line: str) -> str:
-    """The Service that an event of an EndpointSlice is about."""
+    """Return the Service of an EndpointSlice event."""
     labels: dict[str, str] = msgspec.json.decode(line, type=Watched).object.metadata.labels
     return labels["kubernetes.io/service-name"]
 
 
 def delays_ms(sent: dict[str, float], applied: dict[str, float]) -> Sequence[float]:
-    """From each event to the driver call for its Service, sorted."""
+    """Return the delays from each event to the driver call for its Service, sorted."""
     return sorted((applied[service] - at_s) * 1000 for service, at_s in sent.items())

@@ -1,8 +1,8 @@
-"""A process that is measured, seen from outside: start it, follow its stages, ask it what it has
-done, end it.
+"""A measured process, seen from outside: start it, follow its stages, query its figures, end it.
 
-In: a command line, the API server's `Access`. Out: its `Usage` at each stage, its driver calls.
-Every wait has a deadline."""
+In: a command line and the API server's `Access`. Out: its `Usage` at each stage, and its driver
+calls. Every wait has a deadline.
+"""
 
 import asyncio
 from asyncio.subprocess import PIPE, Process
@@ -22,8 +22,8 @@ STAGES = ("started", "whole", "planned")
 ROOT = Path(__file__).parent.parent
 
 
-class Told(msgspec.Struct):
-    """One line of a measured process; which of these there are depends on what was asked."""
+class Message(msgspec.Struct):
+    """A line of a measured process. Which fields are set depends on the command that it answers."""
 
     at_s: float = 0.0
     cpu_s: float = 0.0
@@ -40,7 +40,7 @@ class Told(msgspec.Struct):
 
 
 class Subject:
-    """A running process. `stages`: what it had used when it reached each."""
+    """A running process. `stages` holds its usage at each stage."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
@@ -49,39 +49,39 @@ class Subject:
 
     async def reach(self, *stages: str) -> None:
         for stage in stages:
-            told = await self._hear()
-            if told.stage != stage:
-                raise Unavailable(f"{self.name} was to tell that it is {stage}, and told {told}")
-            self.stages[stage] = told.usage
+            message = await self._read()
+            if message.stage != stage:
+                raise Unavailable(f"{self.name}: expected stage {stage}, received {message}")
+            self.stages[stage] = message.usage
 
-    async def ask(self, what: str) -> Told:
+    async def ask(self, what: str) -> Message:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what}\n".encode())
         await self._process.stdin.drain()
-        return await self._hear()
+        return await self._read()
 
     async def has_seen(self, services: int) -> None:
-        """Wait until the driver was called for so many Services since `begin`."""
+        """Wait until the driver was called for this number of Services since `begin`."""
         async with asyncio.timeout(PATIENCE_S):
             while (await self.ask("seen")).seen < services:
                 await asyncio.sleep(0.25)
 
-    async def _hear(self) -> Told:
+    async def _read(self) -> Message:
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             line = await self._process.stdout.readline()
         if not line:
             raise Unavailable(
-                f"{self.name} ended early, with {await self._process.wait()}; see its log"
+                f"{self.name} exited early, with {await self._process.wait()}; see its log"
             )
-        return msgspec.json.decode(line, type=Told)
+        return msgspec.json.decode(line, type=Message)
 
 
 @asynccontextmanager
 async def running(
     name: str, argv: Sequence[str], access: Access, size: Size, log: Path
 ) -> AsyncIterator[Subject]:
-    """Run a subject until it has planned everything, and on while inside. What it logs goes to
+    """Run a subject, which has planned everything when the block begins. Its standard error goes to
     `log`."""
     expected: Mapping[str, int] = {
         "services": size.services,

@@ -1,4 +1,5 @@
-/* Addresses of both families as one kind of key: an IPv4 address is kept as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2). */
+/* Addresses of both families as one type of key: an IPv4 address is stored as an IPv4-mapped IPv6
+ * address (RFC 4291, 2.5.5.2). */
 #pragma once
 
 #include <linux/in6.h>
@@ -8,7 +9,8 @@
 
 #include <stdbool.h>
 
-/* In halves: it is read so, and a processor waits long for what it has to put together of two writes. */
+/* Written as two words of 8 bytes, as it is read later: a processor stalls when it reads a word
+ * that was written in several parts. */
 static __always_inline void set_mapped(__u32 *address, __be32 ipv4)
 {
 	__u64 high = 0, low = (__u64)ipv4 << 32 | bpf_htonl(0xffff);

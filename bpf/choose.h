@@ -1,9 +1,16 @@
 /* Choose the node for a packet of a listener.
- * A slot that has kept its node needs no state. Where the tables changed, `previous` names the node that had the slot before:
- * connections from before the change have no entry and stay there, those opened since are the entries. So the tables of
- * connections hold only what was opened after a change, in slots that changed (JET, CoNEXT'21, doi 10.1145/3485983.3494851).
- * Choosing only reads; the one exception is the time of a datagram's entry. What is to be kept of it is kept by `keep`, once it is certain that
- * the packet is dealt with here. */
+ *
+ * A slot that has kept its node needs no state. After a change of the tables, `previous` names the
+ * node that had the slot before. Connections from before the change have no entry and stay on this
+ * node; connections that were opened since have entries. So the tables of connections contain only
+ * connections that were opened after a change, in slots that changed (JET, CoNEXT'21, doi
+ * 10.1145/3485983.3494851).
+ *
+ * A note is the entry of a flow of which one packet was seen (`new_connections`, `new_datagrams`).
+ * The second packet promotes it to an established entry.
+ *
+ * `choose` only reads, except for the time of a datagram's entry. `apply_action` makes the changes,
+ * once it is certain that this program handles the packet. */
 #pragma once
 
 #include <linux/in.h>
@@ -12,33 +19,37 @@
 #include "packet.h"
 
 #define SECOND_NS 1000000000ULL
-#define NEAR (1 << 17) /* bytes that a client may send before its connection's note has become an entry */
+#define NEAR (1 << 17) /* bytes that a client may send before its note becomes an entry */
 
-enum keeping {
-	NOTHING,
-	OPEN,     /* the flow's first packet: a note among the new ones */
-	PROMOTE,  /* its second, or one that shows that it was not ended: an entry among the kept ones */
-	CLOSE,    /* its client ends it: the entry goes to where it pushes out none that stay */
-	REASSIGN, /* its node is none of the slot's any more: the entry gets another */
-	FORGET,   /* an older connection with the same ports may have left entries */
+enum flow_action {
+	NO_ACTION,
+	OPEN, /* the first packet of the flow: create a note */
+	/* The second packet, or a packet that disproves a forged FIN: create an established
+	 * entry. */
+	PROMOTE,
+	CLOSE,    /* the client closes the connection: move the entry to `closing_connections` */
+	REASSIGN, /* the entry's node does not belong to the slot any more: change it */
+	/* Remove entries that an older connection with the same ports may have left. */
+	FORGET,
 };
 
 struct choice {
 	__u32 node;
-	__u32 otherwise; /* the node if no entry can be made */
-	__u32 current;   /* who may answer for a node that has left */
-	enum keeping keeping;
-	bool changing; /* the slot has more than one node */
+	__u32 fallback; /* the node if no entry can be created */
+	__u32 current;  /* the slot's current node, which answers for a node that has left */
+	enum flow_action action;
+	bool in_transition; /* the slot is in transition: connections may be on several nodes */
 	bool opening;
-	struct flow *entry; /* that of the flow, where keeping changes it */
+	struct flow *entry; /* the entry of the flow, if the action changes it */
 	__u32 now;          /* the `tick` of a datagram */
 };
 
-/* How long the entry of a silent flow of datagrams is valid, in ticks of 2^30 ns: 300 s, as RFC 4787 (REQ-5) recommends. After that
- * the ports may be those of a new flow, which must not go to a node that drains; a node forgets a silent flow after 120 s. */
+/* How long the entry of a silent UDP flow is valid, in ticks of 2^30 ns: 300 s, as RFC 4787 (REQ-5)
+ * recommends. After this time the ports may belong to a new flow, which must not go to a draining
+ * node. A node forgets a silent flow after 120 s. */
 #define DATAGRAM_LIFETIME 280
 
-/* A coarse clock that is never 0. */
+/* Return a coarse clock that is never 0. */
 static __always_inline __u32 tick(void)
 {
 	return (bpf_ktime_get_ns() >> 30) + 1;
@@ -60,19 +71,22 @@ static __always_inline __u64 fold(const __u32 *address)
 	return high * 0x9E3779B97F4A7C15ULL ^ low;
 }
 
-/* The same for equal flows on every gateway: they have to agree without talking to each other. */
+/* Return the hash of a flow. It is equal on every gateway, because gateways have to agree without
+ * communication. */
 static __always_inline __u32 hash_flow(const struct flow_key *flow, bool by_source)
 {
 	__u64 hash = mix(fold(flow->source));
 
 	if (!by_source) {
-		__u64 ports = (__u64)flow->source_port << 24 | (__u32)flow->destination_port << 8 | flow->protocol;
+		__u64 ports = (__u64)flow->source_port << 24 | (__u32)flow->destination_port << 8 |
+			      flow->protocol;
 		hash = mix(hash ^ fold(flow->destination) ^ ports * 0x9E3779B97F4A7C15ULL);
 	}
 	return hash;
 }
 
-/* Multiply-shift, not modulo: a table twice as long then splits each slot into two, which the transition between sizes rests on. */
+/* Return the node of the hash's slot. Multiply-shift instead of modulo: in a table of twice the
+ * size each slot is split into two, on which the transition between sizes relies. */
 static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 {
 	__u32 index = (__u64)hash * size >> 32;
@@ -82,10 +96,10 @@ static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 	return chunk ? chunk->node[index % SLOTS_PER_CHUNK] : NONE;
 }
 
-/* So many a second and CPU and no more. */
-static __always_inline bool may(enum limited what, __u32 per_s)
+/* Return whether another action of this type is within its limit for each second and CPU. */
+static __always_inline bool within_limit(enum limit limit, __u32 per_s)
 {
-	struct allowance *allowance = bpf_map_lookup_elem(&allowances, &what);
+	struct allowance *allowance = bpf_map_lookup_elem(&allowances, &limit);
 
 	if (!allowance)
 		return false;
@@ -97,60 +111,77 @@ static __always_inline bool may(enum limited what, __u32 per_s)
 	return allowance->used++ < per_s;
 }
 
-/* `mark`: the sequence number or, for datagrams, the tick. */
-static __always_inline bool insert(void *table, enum limited what, const struct flow_key *key, __u32 node, __u32 mark)
+/* Insert an entry, within the rate limit. `mark`: the sequence number or, for datagrams, the tick.
+ */
+static __always_inline bool insert(void *table, enum limit limit, const struct flow_key *key,
+				   __u32 node, __u32 mark)
 {
-	const struct settings *limits = read_settings();
+	const struct settings *config = read_settings();
 	struct flow flow = { .node = node, .sequence = mark };
-	bool note = what == NEW_CONNECTIONS || what == NEW_DATAGRAMS;
+	bool note = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
 
-	return limits && may(what, note ? limits->notes_per_s : limits->inserts_per_s) &&
+	return config && within_limit(limit, note ? config->notes_per_s : config->inserts_per_s) &&
 	       bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
-/* To user space, which tells other gateways. NONE: the entry is gone. With CLOSING: it is in `closing_connections` now. */
-static __always_inline void tell(const struct flow_key *key, __u32 node)
+/* Report an entry to user space, which sends it to other gateways. NONE: the entry was removed.
+ * With CLOSING: the entry is in `closing_connections` now. */
+static __always_inline void report(const struct flow_key *key, __u32 node)
 {
-	const struct settings *wishes = read_settings();
+	const struct settings *config = read_settings();
 	struct entry entry = { .key = *key, .node = node };
 
-	if (wishes && wishes->flags & TELL && bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
-		count(NEWS_LOST);
+	if (config && config->flags & REPORT_ENTRIES &&
+	    bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
+		count(REPORTS_LOST);
 }
 
+/* Remove all entries of the flow. */
 static __always_inline void forget(const struct flow_key *key)
 {
 	if (bpf_map_lookup_elem(&new_connections, key))
 		bpf_map_delete_elem(&new_connections, key);
-	bool kept = bpf_map_lookup_elem(&connections, key) && bpf_map_delete_elem(&connections, key) == 0;
-	if (bpf_map_lookup_elem(&closing_connections, key) && bpf_map_delete_elem(&closing_connections, key) == 0)
-		kept = true;
-	if (kept)
-		tell(key, NONE);
+	bool established = bpf_map_lookup_elem(&connections, key) &&
+			   bpf_map_delete_elem(&connections, key) == 0;
+	if (bpf_map_lookup_elem(&closing_connections, key) &&
+	    bpf_map_delete_elem(&closing_connections, key) == 0)
+		established = true;
+	if (established)
+		report(key, NONE);
 }
 
-static __always_inline bool is_retained(__u32 node, __u32 previous, const struct choice *choice, __u32 statistics)
+/* Return whether the node may have connections of this slot. An entry with another node is void. */
+static __always_inline bool is_retained(__u32 node, __u32 previous, const struct choice *choice,
+					__u32 statistics)
 {
 	struct retained_node key = { .statistics = statistics, .node = node };
 
-	return node == choice->current || node == previous || bpf_map_lookup_elem(&retained_nodes, &key);
+	return node == choice->current || node == previous ||
+	       bpf_map_lookup_elem(&retained_nodes, &key);
 }
 
-/* Anybody can send a SYN with the ports of an open connection, whose own segments have other sequence numbers: they stay where
- * they are. An SCTP INIT carries nothing that could be compared. */
-static __always_inline bool speaks_for(const struct flow *note, const struct packet *packet)
+/* Return whether the packet belongs to the connection of the note. A SYN with the ports of an open
+ * connection can be forged; the segments of the open connection have other sequence numbers, and
+ * stay on their node. An SCTP INIT contains nothing to compare. */
+static __always_inline bool matches_note(const struct flow *note, const struct packet *packet)
 {
-	return packet->error || packet->flow.protocol != IPPROTO_TCP || packet->sequence - note->sequence < NEAR;
+	return packet->error || packet->flow.protocol != IPPROTO_TCP ||
+	       packet->sequence - note->sequence < NEAR;
 }
 
-/* Whether the client may have sent this after what ended the connection, by its own word: else somebody has forged that. Of what
- * another gateway has told, the sequence is not known. */
-static __always_inline bool has_ended(const struct flow *ending, const struct packet *packet)
+/* Return whether the client may have sent this packet after the segment that closed the connection.
+ * If not, that segment was forged. True if the sequence number is unknown, as in an entry that
+ * another gateway has sent. */
+static __always_inline bool follows_close(const struct flow *ending, const struct packet *packet)
 {
-	return packet->flow.protocol != IPPROTO_TCP || !ending->sequence || packet->sequence - ending->sequence < NEAR;
+	return packet->flow.protocol != IPPROTO_TCP || !ending->sequence ||
+	       packet->sequence - ending->sequence < NEAR;
 }
 
-static __always_inline void choose_opening(const struct packet *packet, const struct listener *listener, __u32 previous,
+/* Choose for the first packet of a TCP connection or SCTP association. `untracked`: the node of
+ * connections without an entry. */
+static __always_inline void choose_opening(const struct packet *packet,
+					   const struct listener *listener, __u32 previous,
 					   __u32 untracked, struct choice *choice)
 {
 	struct flow *flow;
@@ -159,24 +190,29 @@ static __always_inline void choose_opening(const struct packet *packet, const st
 	if (choice->current == NONE)
 		return;
 	if (previous == NONE) {
-		choice->keeping = FORGET;
+		choice->action = FORGET;
 		return;
 	}
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
-	choice->keeping = OPEN;
+	choice->action = OPEN;
 	choice->entry = flow;
-	/* Without a note the connection's later packets go where those of the flow go now, so its SYN has to go there too. */
-	choice->otherwise = flow && is_retained(flow->node, previous, choice, listener->statistics) ? flow->node : untracked;
+	/* Without a note, the next packets of the connection go where packets of the flow go now,
+	 * so the SYN must go there too. */
+	choice->fallback = flow && is_retained(flow->node, previous, choice, listener->statistics)
+				   ? flow->node
+				   : untracked;
 }
 
-static __always_inline void choose_stream(const struct packet *packet, const struct listener *listener, __u32 previous,
+/* Choose for TCP and SCTP. */
+static __always_inline void choose_stream(const struct packet *packet,
+					  const struct listener *listener, __u32 previous,
 					  struct choice *choice)
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
 	struct flow *flow, *note = 0;
-	bool kept, ending = false;
+	bool established, ending = false;
 
 	choice->node = choice->current;
 	if (packet->opening) {
@@ -184,13 +220,15 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 		return;
 	}
 	if (previous == NONE)
-		return;
+		return; /* not in transition: all connections are on the current node */
 	choice->node = untracked;
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
-	kept = flow;
+	established = flow;
+	/* A challenged entry may be of an older connection: the note of the newer connection tells
+	 * which of the two has sent this packet. */
 	if (!flow || (flow->challenged && !packet->error))
 		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
-	if (note && speaks_for(note, packet))
+	if (note && matches_note(note, packet))
 		flow = note;
 	if (!flow) {
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
@@ -202,71 +240,85 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 	if (packet->error)
 		return;
 	if (packet->closing) {
-		/* A SYN and what ends it again, both of which anybody can send, take nothing from an older entry. */
-		choice->keeping = ending || (flow == note && kept) ? NOTHING : CLOSE;
+		/* A forged SYN and a forged FIN or RST must not take an older established entry
+		 * away. */
+		choice->action = ending || (flow == note && established) ? NO_ACTION : CLOSE;
 		choice->entry = flow == note ? note : 0;
-	} else if (flow == note || (ending && !has_ended(flow, packet))) {
-		choice->keeping = PROMOTE;
+	} else if (flow == note || (ending && !follows_close(flow, packet))) {
+		choice->action = PROMOTE;
 		choice->entry = flow;
 	}
 }
 
-/* UDP has no SYN: every flow has an entry, worth something as long as its node serves the listener. Where the slot has had one
- * node only, no flow that lives is on another: what says so is about an older flow of the same ports, which went this way or
- * another gateway's before the tables changed. */
-static __always_inline void choose_datagram(const struct packet *packet, const struct listener *listener, __u32 previous,
+/* Choose for UDP. Without a SYN, every flow has an entry, which is valid while its node serves the
+ * listener. If the slot has had only one node, all live flows are on this node: an entry with
+ * another node is of an older flow with the same ports, which passed through here or through
+ * another gateway before the tables changed. */
+static __always_inline void choose_datagram(const struct packet *packet,
+					    const struct listener *listener, __u32 previous,
 					    struct choice *choice)
 {
 	struct flow *flow = bpf_map_lookup_elem(&datagrams, &packet->flow);
-	bool kept = flow, alive;
+	bool established = flow, alive;
 
 	if (!flow)
 		flow = bpf_map_lookup_elem(&new_datagrams, &packet->flow);
 	choice->node = choice->current;
 	choice->now = tick();
-	/* A QUIC datagram that opens nothing belongs to the flow of the entry, however long that was silent. */
-	alive = flow && (!flow->seen || choice->now - flow->seen < DATAGRAM_LIFETIME || packet->continuing);
-	if (flow && (choice->changing ? alive && is_retained(flow->node, previous, choice, listener->statistics)
-				      : flow->node == choice->current)) {
+	/* A QUIC datagram that cannot open a connection belongs to the flow of the entry, however
+	 * long the flow was silent. */
+	alive = flow &&
+		(!flow->seen || choice->now - flow->seen < DATAGRAM_LIFETIME || packet->continuing);
+	if (flow && (choice->in_transition ? alive && is_retained(flow->node, previous, choice,
+								  listener->statistics)
+					   : flow->node == choice->current)) {
 		choice->node = flow->node;
 		if (!packet->error && flow->seen != choice->now)
 			flow->seen = choice->now;
-		choice->keeping = kept || packet->error ? NOTHING : PROMOTE;
+		choice->action = established || packet->error ? NO_ACTION : PROMOTE;
 		return;
 	}
-	if (!flow && packet->continuing && choice->changing && previous != TRACKED)
-		choice->node = previous; /* it came by another gateway so far */
+	if (!flow && packet->continuing && choice->in_transition && previous != TRACKED)
+		choice->node = previous; /* its earlier packets went through another gateway */
 	else
 		choice->opening = choice->current != NONE && !packet->error;
-	choice->otherwise = choice->node;
+	choice->fallback = choice->node;
 	if (choice->node == NONE || packet->error)
 		return;
-	choice->keeping = flow ? REASSIGN : OPEN;
+	choice->action = flow ? REASSIGN : OPEN;
 	choice->entry = flow;
 }
 
-static __always_inline void choose(struct packet *packet, const struct listener *listener, struct choice *choice)
+/* Choose the node for the packet, and the action for the flow's entry. */
+static __always_inline void choose(struct packet *packet, const struct listener *listener,
+				   struct choice *choice)
 {
-	bool by_source = listener->flags & BY_SOURCE, previous_by_source = listener->flags & PREVIOUS_BY_SOURCE;
+	bool by_source = listener->flags & BY_SOURCE,
+	     previous_by_source = listener->flags & PREVIOUS_BY_SOURCE;
 	__u32 previous = NONE;
 
 	packet->hash = hash_flow(&packet->flow, by_source);
-	choice->current = listener->current_size ? slot(listener->current_offset, listener->current_size, packet->hash) : NONE;
+	choice->current = listener->current_size ? slot(listener->current_offset,
+							listener->current_size, packet->hash)
+						 : NONE;
 	if (listener->previous_size) {
-		__u32 hash = by_source == previous_by_source ? packet->hash : hash_flow(&packet->flow, previous_by_source);
+		__u32 hash = by_source == previous_by_source
+				     ? packet->hash
+				     : hash_flow(&packet->flow, previous_by_source);
 		previous = slot(listener->previous_offset, listener->previous_size, hash);
 	}
 	if (previous == NONE && listener->flags & CONVERGING)
 		previous = TRACKED;
-	choice->changing = previous != NONE;
+	choice->in_transition = previous != NONE;
 	if (packet->flow.protocol == IPPROTO_UDP)
 		choose_datagram(packet, listener, previous, choice);
 	else
 		choose_stream(packet, listener, previous, choice);
 }
 
-/* A flow that is opened is noted in a table of its own. What an older connection of the same ports left speaks for its own packets
- * until one of the new connection's shows that there is one. */
+/* Create the note of a new flow. Until a further packet of the new connection arrives, an
+ * established entry of an older connection with the same ports still counts for packets of that
+ * connection. Return the node. */
 static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
@@ -275,19 +327,21 @@ static __always_inline __u32 open(const struct packet *packet, const struct choi
 	if (datagram) {
 		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
 	} else {
-		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node, packet->sequence);
+		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
+			       packet->sequence);
 		if (noted && choice->entry)
 			choice->entry->challenged = true;
 	}
 	if (noted)
 		return choice->node;
 	count(TRACK_REFUSED);
-	/* A SYN that is sent again has its note, which speaks for what follows. */
+	/* A retransmitted SYN has its note already, by which the next packets are sent. */
 	struct flow *note = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
-	return note && speaks_for(note, packet) ? note->node : choice->otherwise;
+	return note && matches_note(note, packet) ? note->node : choice->fallback;
 }
 
-/* The second packet shows that there is somebody. Where no entry can be made now, the next packet tries again. */
+/* Create an established entry: the second packet shows that the client exists. If no entry can be
+ * created now, the next packet tries again. */
 static __always_inline void promote(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
@@ -298,20 +352,23 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
 		if (!choice->entry)
-			return; /* the verifier cannot know */
+			return; /* the verifier does not know that this is never so */
 		if (!insert(&connections, ESTABLISHED_CONNECTIONS, key, choice->node, 0)) {
 			choice->entry->sequence = packet->sequence;
 			return;
 		}
 		bpf_map_delete_elem(&new_connections, key);
-		bpf_map_delete_elem(&closing_connections, key); /* of an older connection */
+		/* of this connection, or of an older one */
+		bpf_map_delete_elem(&closing_connections, key);
 	}
-	if (choice->changing) /* elsewhere the tables say it, to every gateway */
-		tell(key, choice->node);
+	if (choice->in_transition) /* in other slots the tables of every gateway name the node */
+		report(key, choice->node);
 }
 
-/* A table that only pushes out what was not used for long would hold what has ended, and lose who is silent for a while. What ends
- * is not taken out: a client that sends nothing more may be sent much yet, and anybody can send a FIN. */
+/* Move the entry of a connection that its client closes.
+ *
+ * A single LRU table would keep closed connections and displace open ones that are silent for a
+ * while. The entry is not deleted: the server may still be sending, and a FIN can be forged. */
 static __always_inline void close(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
@@ -322,14 +379,15 @@ static __always_inline void close(const struct packet *packet, const struct choi
 		bpf_map_delete_elem(&new_connections, key);
 	else
 		bpf_map_delete_elem(&connections, key);
-	if (choice->changing)
-		tell(key, choice->node | CLOSING);
+	if (choice->in_transition)
+		report(key, choice->node | CLOSING);
 }
 
-/* Do what choosing left to be done. The node, which is another one if no entry could be made. */
-static __always_inline __u32 keep(const struct packet *packet, const struct choice *choice)
+/* Apply the action of the choice. Return the node, which differs from the choice if no entry could
+ * be created. */
+static __always_inline __u32 apply_action(const struct packet *packet, const struct choice *choice)
 {
-	switch (choice->keeping) {
+	switch (choice->action) {
 	case OPEN:
 		return open(packet, choice);
 	case PROMOTE:
@@ -341,17 +399,19 @@ static __always_inline __u32 keep(const struct packet *packet, const struct choi
 	case REASSIGN:
 		choice->entry->node = choice->node;
 		choice->entry->seen = choice->now;
-		tell(&packet->flow, choice->node); /* whatever the tables say: others may have been told of the node before */
+		/* In any slot: other gateways may have received the former node. */
+		report(&packet->flow, choice->node);
 		break;
 	case FORGET:
 		forget(&packet->flow);
 		break;
-	case NOTHING:
+	case NO_ACTION:
 		break;
 	}
 	return choice->node;
 }
 
+/* Return whether the source is in this set of source ranges. */
 static __always_inline bool in_ranges(__u32 set, const __u32 *source)
 {
 	struct range_key key = { .prefix_length = 32 + 128, .set = set };

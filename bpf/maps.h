@@ -1,6 +1,6 @@
-/* The tables in the kernel. Sizes of `arena`, `connections` and `datagrams` are what tests of the program need: the gateway makes
- * them with its own (drivers/direct/maps/pins.py, Sizes).
- */
+/* The maps. The sizes of `arena`, `connections` and `datagrams` here are for tests of the program:
+ * the gateway creates these maps with its own sizes (drivers/direct/maps/pins.py, Sizes). The names
+ * of maps, fields and events are part of the pinned layout, which an upgrade copies by name. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -10,10 +10,10 @@
 
 #include "structs.h"
 
-#define LISTENERS 32768 /* as many as the smallest tables that the arena has room for */
+#define LISTENERS 32768 /* as many as tables of the smallest size fit into the arena */
 #define NODES 4096
-#define NOTES 131072
-#define CACHED 4096 /* a power of two */
+#define ONE_PACKET_FLOWS 131072
+#define CACHED_LISTENERS 4096 /* a power of two */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -22,15 +22,15 @@ struct {
 	__type(value, struct listener);
 } listeners SEC(".maps");
 
-/* What each CPU has found there lately: see listeners.h. */
+/* The cache of `listeners` on each CPU: see listeners.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, CACHED);
+	__uint(max_entries, CACHED_LISTENERS);
 	__type(key, __u32);
 	__type(value, struct cached_listener);
 } listener_cache SEC(".maps");
 
-/* Of `listeners`: another after each change there. User space writes it through mmap. */
+/* The generation of `listeners`, which user space changes through mmap after each change there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -46,7 +46,8 @@ struct {
 	__type(value, struct owner);
 } owners SEC(".maps");
 
-/* All slots of all listeners. User space writes through mmap, beside what is live. */
+/* All slots of all listeners. User space writes them through mmap, beside the tables that are in
+ * effect. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 262144);
@@ -59,7 +60,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * NODES);
 	__type(key, __u32);
-	__type(value, struct way);
+	__type(value, struct next_hop);
 } ways SEC(".maps");
 
 struct {
@@ -69,9 +70,14 @@ struct {
 	__type(value, struct node_name);
 } node_names SEC(".maps");
 
-/* TCP connections and UDP flows apart: a flood of datagrams must not push out connections. And those of which one packet was
- * seen apart from the others: a flood of SYNs, or of datagrams from made-up sources, pushes out only such as itself. And those
- * that their clients have begun to end: connections that come and go do not push out those that stay. */
+/* The flow entries, in five tables:
+ * - UDP flows are separate from connections, so that a flood of datagrams does not displace
+ *   connections.
+ * - Flows of which one packet was seen (`new_*`: their entries are called notes) are separate from
+ *   established flows, so that a flood of SYNs, or of datagrams with forged sources, displaces only
+ *   notes.
+ * - Connections that their clients have begun to close are separate, so that short connections do
+ *   not displace open ones. */
 #define FLOWS(name, entries)                         \
 	struct {                                     \
 		__uint(type, BPF_MAP_TYPE_LRU_HASH); \
@@ -82,12 +88,12 @@ struct {
 
 FLOWS(connections, 131072);
 FLOWS(datagrams, 131072);
-FLOWS(new_connections, NOTES);
-FLOWS(new_datagrams, NOTES);
+FLOWS(new_connections, ONE_PACKET_FLOWS);
+FLOWS(new_datagrams, ONE_PACKET_FLOWS);
 FLOWS(closing_connections, 32768);
 
-/* Which nodes keep the flows that they have. Of listeners without a previous table none is named, unless they are for UDP: there
- * no entry is asked for. */
+/* The nodes that keep their open flows. A listener for TCP or SCTP without a previous table, and
+ * not converging, has no elements here, because its flow entries are not looked up. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
@@ -96,7 +102,7 @@ struct {
 	__type(value, __u32);
 } retained_nodes SEC(".maps");
 
-/* Where the first fragment of a datagram went. */
+/* The node of the first fragment of a datagram. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -104,7 +110,7 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-/* Source ranges of all Services, each Service's in a set of its own. */
+/* The source ranges of all Services, in separate sets for each Service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1048576);
@@ -120,7 +126,8 @@ struct {
 	__type(value, struct address);
 } addresses SEC(".maps");
 
-/* Which frames are for this host, where XDP sees all that is on the wire: the hardware address for each VLAN. */
+/* The frames that are for this host: the MAC address for each interface and VLAN. XDP sees every
+ * frame on the wire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -128,7 +135,7 @@ struct {
 	__type(value, struct mac);
 } tags SEC(".maps");
 
-/* New entries (struct entry), for those who want to know. */
+/* Reports of flow entries (struct entry) to user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -173,7 +180,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, LIMITED);
+	__uint(max_entries, LIMITS);
 	__type(key, __u32);
 	__type(value, struct allowance);
 } allowances SEC(".maps");
@@ -201,7 +208,8 @@ static __always_inline void count_drop(__u32 statistics_index, enum event reason
 		traffic->drops[reason]++;
 }
 
-static __always_inline void count_packet(__u32 statistics_index, __u32 node, bool opening, __u32 length)
+static __always_inline void count_packet(__u32 statistics_index, __u32 node, bool opening,
+					 __u32 length)
 {
 	struct traffic *traffic = bpf_map_lookup_elem(&statistics, &statistics_index);
 	struct node_traffic *of_node = bpf_map_lookup_elem(&node_statistics, &node);
@@ -234,18 +242,19 @@ static __always_inline const struct settings *read_settings(void)
 	return bpf_map_lookup_elem(&settings, &only);
 }
 
-/* Whether this host is a node of the cluster; also where the settings cannot be read, which leaves packets to the kernel. */
+/* Return whether this host is a node of the cluster. Also true if the settings cannot be read,
+ * which leaves packets to the kernel. */
 static __always_inline bool is_node(void)
 {
 	const struct settings *here = read_settings();
 
-	return !here || here->flags & AMONG_NODES;
+	return !here || here->flags & IS_NODE;
 }
 
-static __always_inline const struct way *way_to(__u32 node, bool ipv6)
+static __always_inline const struct next_hop *next_hop_to(__u32 node, bool ipv6)
 {
 	__u32 index = 2 * node + ipv6;
-	const struct way *way = bpf_map_lookup_elem(&ways, &index);
+	const struct next_hop *hop = bpf_map_lookup_elem(&ways, &index);
 
-	return way && way->kind != NOWHERE ? way : 0;
+	return hop && hop->kind != UNREACHABLE ? hop : 0;
 }

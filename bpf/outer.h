@@ -1,6 +1,5 @@
-/* The headers in front of a packet that goes through a tunnel.
- * IP in IP: RFC 2003, 2473, 4213. VXLAN: RFC 7348. DSCP and ECN of the inner header stand in the outer one too: RFC 2983,
- * 6040. */
+/* The outer headers of a packet in a tunnel. IP in IP: RFC 2003, 2473, 4213. VXLAN: RFC 7348. The
+ * outer header has the DSCP and ECN bits of the inner header: RFC 2983, 6040. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -24,18 +23,19 @@ struct vxlan {
 	struct ethhdr ethernet;
 } __attribute__((packed));
 
-#define LONGEST_OUTER (sizeof(struct ipv6hdr) + sizeof(struct vxlan))
+#define MAX_OUTER (sizeof(struct ipv6hdr) + sizeof(struct vxlan))
 
-static __always_inline bool has_outer(const struct way *way)
+static __always_inline bool has_outer(const struct next_hop *hop)
 {
-	return way->kind == IPIP || way->kind == VXLAN;
+	return hop->kind == IPIP || hop->kind == VXLAN;
 }
 
-static __always_inline __u32 outer_length(const struct way *way)
+static __always_inline __u32 outer_length(const struct next_hop *hop)
 {
-	__u32 ip = is_mapped(way->outer_destination) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	__u32 ip =
+		is_mapped(hop->outer_destination) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 
-	return way->kind == VXLAN ? ip + sizeof(struct vxlan) : ip;
+	return hop->kind == VXLAN ? ip + sizeof(struct vxlan) : ip;
 }
 
 static __always_inline __u16 fold_checksum(__u64 sum)
@@ -44,7 +44,7 @@ static __always_inline __u16 fold_checksum(__u64 sum)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
-/* RFC 791: the sum of a header without options in which `check` is 0. */
+/* Return the checksum of a header without options, whose `check` is 0 (RFC 791). */
 static __always_inline __u16 header_checksum(const struct iphdr *ip)
 {
 	const __u16 *words = (const void *)ip;
@@ -55,47 +55,54 @@ static __always_inline __u16 header_checksum(const struct iphdr *ip)
 	return fold_checksum(sum);
 }
 
-/* By words, and the checksum of what is in registers: to read a word of what was just written byte by byte holds a processor up. */
-static __always_inline void write_ipv4(struct iphdr *ip, const struct packet *packet, const struct way *way, __u8 protocol,
-				       __u32 length)
+/* Write the header in words, and compute the checksum from registers: a processor stalls when it
+ * reads a word that was just written byte by byte. */
+static __always_inline void write_ipv4(struct iphdr *ip, const struct packet *packet,
+				       const struct next_hop *hop, __u8 protocol, __u32 length)
 {
-	__be32 first = bpf_htonl(0x45 << 24 | packet->traffic_class << 16 | (__u16)(sizeof(*ip) + length));
-	__be32 second = bpf_htonl(DONT_FRAGMENT), third = bpf_htonl(OUTER_HOPS << 24 | protocol << 16);
-	__u64 sum = (__u64)first + second + third + way->outer_source[3] + way->outer_destination[3];
+	__be32 first =
+		bpf_htonl(0x45 << 24 | packet->traffic_class << 16 | (__u16)(sizeof(*ip) + length));
+	__be32 second = bpf_htonl(DONT_FRAGMENT),
+	       third = bpf_htonl(OUTER_HOPS << 24 | protocol << 16);
+	__u64 sum =
+		(__u64)first + second + third + hop->outer_source[3] + hop->outer_destination[3];
 	__be32 *words = (void *)ip;
 
 	words[0] = first;
 	words[1] = second;
 	words[2] = third;
 	ip->check = fold_checksum((sum & 0xffffffff) + (sum >> 32));
-	ip->saddr = way->outer_source[3];
-	ip->daddr = way->outer_destination[3];
+	ip->saddr = hop->outer_source[3];
+	ip->daddr = hop->outer_destination[3];
 }
 
 /* The flow label lets routers spread flows over equal paths (RFC 6438). */
-static __always_inline void write_ipv6(struct ipv6hdr *ip, const struct packet *packet, const struct way *way, __u8 protocol,
-				       __u32 length)
+static __always_inline void write_ipv6(struct ipv6hdr *ip, const struct packet *packet,
+				       const struct next_hop *hop, __u8 protocol, __u32 length)
 {
 	__be32 *first = (void *)ip;
 
-	*first = bpf_htonl(6U << 28 | (__u32)packet->traffic_class << 20 | (packet->hash & 0xfffff));
+	*first =
+		bpf_htonl(6U << 28 | (__u32)packet->traffic_class << 20 | (packet->hash & 0xfffff));
 	ip->payload_len = bpf_htons(length);
 	ip->nexthdr = protocol;
 	ip->hop_limit = OUTER_HOPS;
-	__builtin_memcpy(&ip->saddr, way->outer_source, 16);
-	__builtin_memcpy(&ip->daddr, way->outer_destination, 16);
+	__builtin_memcpy(&ip->saddr, hop->outer_source, 16);
+	__builtin_memcpy(&ip->daddr, hop->outer_destination, 16);
 }
 
-/* The vxlan devices of all nodes have the same address, so that none has to be asked for. */
-static __always_inline void write_vxlan(struct vxlan *vxlan, const struct packet *packet, const struct way *way, __be16 port,
-					__u32 length)
+/* Write the headers of VXLAN. The VXLAN devices of all nodes have the same MAC address, so none
+ * needs to be resolved. */
+static __always_inline void write_vxlan(struct vxlan *vxlan, const struct packet *packet,
+					const struct next_hop *hop, __be16 port, __u32 length)
 {
-	vxlan->udp.source = bpf_htons(0x8000 | (packet->hash & 0x7fff)); /* tells flows apart: RFC 7348, 5 */
+	/* Different for each flow: RFC 7348, 5. */
+	vxlan->udp.source = bpf_htons(0x8000 | (packet->hash & 0x7fff));
 	vxlan->udp.dest = port;
 	vxlan->udp.len = bpf_htons(sizeof(*vxlan) + length);
-	vxlan->udp.check = 0; /* the inner packet has one of its own: RFC 7348, RFC 6935 */
+	vxlan->udp.check = 0; /* the inner packet has its own checksum: RFC 7348, RFC 6935 */
 	vxlan->flags = bpf_htonl(VNI_PRESENT);
-	vxlan->vni = bpf_htonl(way->vni << 8);
+	vxlan->vni = bpf_htonl(hop->vni << 8);
 	vxlan->ethernet = (struct ethhdr){
 		.h_dest = { 0x02, 0x66, 0x6c, 0, 0, 1 },
 		.h_source = { 0x02, 0x66, 0x6c, 0, 0, 2 },
@@ -103,27 +110,32 @@ static __always_inline void write_vxlan(struct vxlan *vxlan, const struct packet
 	};
 }
 
-/* Write outer headers of `outer_length` bytes. `length`: of the packet itself. False if they do not fit before `end`. */
-static __always_inline bool write_outer(void *at, void *end, const struct packet *packet, const struct way *way, __be16 port)
+/* Write the outer headers, of `outer_length` bytes. Return false if they do not fit before `end`.
+ */
+static __always_inline bool write_outer(void *at, void *end, const struct packet *packet,
+					const struct next_hop *hop, __be16 port)
 {
-	__u32 length = packet->length, inside = way->kind == VXLAN ? length + sizeof(struct vxlan) : length;
-	__u8 protocol = way->kind == VXLAN ? IPPROTO_UDP : packet->ipv6 ? IPPROTO_IPV6 : IPPROTO_IPIP;
+	__u32 length = packet->length,
+	      inside = hop->kind == VXLAN ? length + sizeof(struct vxlan) : length;
+	__u8 protocol = hop->kind == VXLAN ? IPPROTO_UDP
+			: packet->ipv6     ? IPPROTO_IPV6
+					   : IPPROTO_IPIP;
 
-	if (is_mapped(way->outer_destination)) {
+	if (is_mapped(hop->outer_destination)) {
 		if (at + sizeof(struct iphdr) > end)
 			return false;
-		write_ipv4(at, packet, way, protocol, inside);
+		write_ipv4(at, packet, hop, protocol, inside);
 		at += sizeof(struct iphdr);
 	} else {
 		if (at + sizeof(struct ipv6hdr) > end)
 			return false;
-		write_ipv6(at, packet, way, protocol, inside);
+		write_ipv6(at, packet, hop, protocol, inside);
 		at += sizeof(struct ipv6hdr);
 	}
-	if (way->kind != VXLAN)
+	if (hop->kind != VXLAN)
 		return true;
 	if (at + sizeof(struct vxlan) > end)
 		return false;
-	write_vxlan(at, packet, way, port, length);
+	write_vxlan(at, packet, hop, port, length);
 	return true;
 }

@@ -1,26 +1,32 @@
-/* Sends a gateway's own probes on the path of clients' packets, so that a probe tests the tunnel as well as the node.
- * In: what an interface sends. Out: a marked packet to a node behind a tunnel goes into an envelope to that node, by the same code
- * and the same kind of record as clients' packets (send_tc.h, `struct way`). Every other packet passes as if this program did not
- * exist. The node takes the packet out of its envelope, and its own stack answers directly.
- * Attached at tc egress (clsact, direct action). Its maps exist as long as it is attached. Similar to Katran's healthchecking_ipip.
- */
+/* Sends a gateway's own probes on the path of clients' packets, so that a probe tests the tunnel as
+ * well as the node.
+ *
+ * In: packets that an interface sends. Out: a marked packet to a node behind a tunnel is
+ * encapsulated for that node, by the same code and the same kind of record as clients' packets
+ * (send_tc.h, `struct next_hop`). Every other packet passes as if this program did not exist. The
+ * node removes the outer header, and its own stack answers directly.
+ *
+ * Attached at tc egress (clsact, direct action). Its maps exist as long as it is attached. Similar
+ * to Katran's healthchecking_ipip. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "send_tc.h"
 
-/* `fairlead.net.httpprobe` marks its sockets with PROBE_MARK; docs/gateway.md lists the marks of other programs that it avoids. */
+/* `fairlead.net.httpprobe` marks its sockets with PROBE_MARK; docs/gateway.md lists the marks of
+ * other programs that it avoids. */
 #define PROBE_MARK 0x1071
 #define PROBE_MASK 0x30ff
 
 #define PROBED (2 * NODES)
 
-/* By the node's address. Nodes that are reached without a tunnel are not here. */
+/* The next hops by the node's address. Nodes that are reached without a tunnel are not in the map.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PROBED);
 	__type(key, __u32[4]);
-	__type(value, struct way);
+	__type(value, struct next_hop);
 } probe_paths SEC(".maps");
 
 SEC("tc")
@@ -30,12 +36,13 @@ int probe(struct __sk_buff *skb)
 
 	if ((skb->mark & PROBE_MASK) != PROBE_MARK || read_frame(skb, &packet) != FLOW)
 		return TC_ACT_UNSPEC;
-	const struct way *way = bpf_map_lookup_elem(&probe_paths, packet.flow.destination);
-	if (!way || !has_outer(way))
+	const struct next_hop *hop = bpf_map_lookup_elem(&probe_paths, packet.flow.destination);
+	if (!hop || !has_outer(hop))
 		return TC_ACT_UNSPEC;
 	packet.hash = hash_flow(&packet.flow, false);
-	skb->mark = 0; /* the envelope passes this hook again, and must not be taken for a probe */
-	return enter_tunnel(skb, &packet, way) ? hand_over(way) : TC_ACT_SHOT;
+	/* The outer packet passes this hook again, and must not be taken for a probe. */
+	skb->mark = 0;
+	return encapsulate(skb, &packet, hop) ? redirect(hop) : TC_ACT_SHOT;
 }
 
 char _license[] SEC("license") = "GPL";

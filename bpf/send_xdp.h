@@ -1,5 +1,6 @@
-/* Send a packet from where the network driver hands it over (XDP), as fast as can be and never by the kernel's help: the
- * hardware address stands in the way. What cannot be done so is passed on, unchanged, to the program at tc. */
+/* Send a packet directly from the network driver (XDP), as fast as possible and without the kernel:
+ * the MAC address is in the next hop. Packets that cannot be sent like this are passed on,
+ * unchanged, to the program at tc. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -7,7 +8,7 @@
 typedef struct xdp_md context_t;
 
 #define HOOK "xdp"
-#define GO_ON XDP_PASS
+#define PASS XDP_PASS
 #define DROP XDP_DROP
 
 #include "hops.h"
@@ -31,10 +32,12 @@ static __always_inline bool is_unknown(const __u8 *mac)
 
 static __always_inline bool same_mac(const void *one, const void *other)
 {
-	return *(const __u16 *)one == *(const __u16 *)other && *(const __u32 *)(one + 2) == *(const __u32 *)(other + 2);
+	return *(const __u16 *)one == *(const __u16 *)other &&
+	       *(const __u32 *)(one + 2) == *(const __u32 *)(other + 2);
 }
 
-/* Whether the frame is addressed to this host, without a VLAN tag or with one that is ours: XDP sees all others as well. */
+/* Return whether the frame is addressed to this host, without a VLAN tag or with a tag of our
+ * interfaces. XDP also sees all other frames. */
 static __always_inline bool is_ours(context_t *context, const struct packet *packet)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
@@ -50,52 +53,59 @@ static __always_inline bool is_ours(context_t *context, const struct packet *pac
 	return own && same_mac(own->octets, ethernet->h_dest);
 }
 
-/* The common case of it, known without a look into a map: it came to where it leaves. */
-static __always_inline bool returns_by(context_t *context, const struct packet *packet, const struct way *way)
+/* The common case of `is_ours`, without a map lookup: the frame arrived at the interface by which
+ * it leaves. */
+static __always_inline bool arrived_at_exit(context_t *context, const struct packet *packet,
+					    const struct next_hop *hop)
 {
 	struct ethhdr *ethernet = (void *)(long)context->data;
 
 	if ((void *)(ethernet + 1) > (void *)(long)context->data_end)
 		return false;
-	return packet->network == sizeof(*ethernet) && way->lower == context->ingress_ifindex && !way->tag &&
-	       same_mac(way->own_mac, ethernet->h_dest);
+	return packet->network == sizeof(*ethernet) && hop->lower == context->ingress_ifindex &&
+	       !hop->tag && same_mac(hop->own_mac, ethernet->h_dest);
 }
 
-static __always_inline bool can_send(context_t *context, const struct packet *packet, const struct way *way)
+static __always_inline bool can_send(context_t *context, const struct packet *packet,
+				     const struct next_hop *hop)
 {
-	if (packet->fragment || way->kind == HERE || is_unknown(way->mac))
+	if (packet->fragment || hop->kind == LOCAL || is_unknown(hop->mac))
 		return false;
-	if (way->mtu && packet->length > way->mtu)
+	if (hop->mtu && packet->length > hop->mtu)
 		return false;
-	return returns_by(context, packet, way) || is_ours(context, packet);
+	return arrived_at_exit(context, packet, hop) || is_ours(context, packet);
 }
 
-/* What does not fit has been left to the program at tc. */
-static __always_inline bool fits(context_t *context, const struct packet *packet, const struct way *way)
+/* Packets that do not fit have been left to the program at tc. */
+static __always_inline bool fits(context_t *context, const struct packet *packet,
+				 const struct next_hop *hop)
 {
 	return true;
 }
 
-static __always_inline int tell_too_big(context_t *context, const struct packet *packet, __u32 mtu)
+static __always_inline int report_too_big(context_t *context, const struct packet *packet,
+					  __u32 mtu)
 {
-	return GO_ON;
+	return PASS;
 }
 
-static __always_inline void write_link(struct ethhdr *ethernet, const struct packet *packet, const struct way *way)
+static __always_inline void write_link(struct ethhdr *ethernet, const struct packet *packet,
+				       const struct next_hop *hop)
 {
-	bool ipv6 = has_outer(way) ? !is_mapped(way->outer_destination) : packet->ipv6;
+	bool ipv6 = has_outer(hop) ? !is_mapped(hop->outer_destination) : packet->ipv6;
 	__be16 type = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	struct tag *tag = (void *)(ethernet + 1);
 
-	const __u32 *ends = (const void *)way->mac; /* own_mac follows, as the source does */
+	/* own_mac follows mac, as the source follows the destination */
+	const __u32 *ends = (const void *)hop->mac;
 	__u32 *words = (void *)ethernet;
 
 	words[0] = ends[0];
 	words[1] = ends[1];
 	words[2] = ends[2];
-	ethernet->h_proto = way->tag ? bpf_htons(ETH_P_8021Q) : type;
-	if (way->tag)
-		*tag = (struct tag){ .vlan = way->tag, .type = type };
+	ethernet->h_proto = hop->tag ? bpf_htons(ETH_P_8021Q) : type;
+	if (hop->tag)
+		*tag = (struct tag){ .vlan = hop->tag, .type = type };
 }
 
 static __always_inline bool limit_hops(context_t *context, const struct packet *packet)
@@ -116,37 +126,40 @@ static __always_inline bool limit_hops(context_t *context, const struct packet *
 /* The program at tc answers. */
 static __always_inline int refuse(context_t *context, const struct packet *packet, __u32 statistics)
 {
-	return GO_ON;
+	return PASS;
 }
 
-/* Make the frame what goes out. */
-static __always_inline bool rewrite(context_t *context, const struct packet *packet, const struct way *way)
+/* Rewrite the frame for the next hop. */
+static __always_inline bool rewrite(context_t *context, const struct packet *packet,
+				    const struct next_hop *hop)
 {
-	__u32 link = sizeof(struct ethhdr) + (way->tag ? sizeof(struct tag) : 0);
-	int more = link + (has_outer(way) ? outer_length(way) : 0) - packet->network;
+	__u32 link = sizeof(struct ethhdr) + (hop->tag ? sizeof(struct tag) : 0);
+	int more = link + (has_outer(hop) ? outer_length(hop) : 0) - packet->network;
 
 	if (more && bpf_xdp_adjust_head(context, -more))
 		return false;
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	if (data + sizeof(struct ethhdr) + sizeof(struct tag) > end)
 		return false;
-	write_link(data, packet, way);
-	if (!has_outer(way))
+	write_link(data, packet, hop);
+	if (!has_outer(hop))
 		return true;
-	const struct settings *wishes = read_settings();
-	return wishes && write_outer(data + link, end, packet, way, wishes->vxlan_port);
+	const struct settings *config = read_settings();
+	return config && write_outer(data + link, end, packet, hop, config->vxlan_port);
 }
 
-static __always_inline int send(context_t *context, const struct packet *packet, const struct way *way, __u32 statistics)
+static __always_inline int send(context_t *context, const struct packet *packet,
+				const struct next_hop *hop, __u32 statistics)
 {
-	if (!limit_hops(context, packet) || !rewrite(context, packet, way)) {
+	if (!limit_hops(context, packet) || !rewrite(context, packet, hop)) {
 		count_drop(statistics, NOT_SENT);
 		return DROP;
 	}
-	return way->lower == context->ingress_ifindex ? XDP_TX : bpf_redirect(way->lower, 0);
+	return hop->lower == context->ingress_ifindex ? XDP_TX : bpf_redirect(hop->lower, 0);
 }
 
-/* One VLAN tag at most: frames with more are for an interface of the kernel's, and the program at tc there. */
+/* Parse the frame, with at most one VLAN tag. Frames with more tags are for an interface of the
+ * kernel, and the program at tc there. */
 static __always_inline enum reading read_frame(context_t *context, struct packet *packet)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
@@ -155,14 +168,14 @@ static __always_inline enum reading read_frame(context_t *context, struct packet
 	__u32 network = sizeof(*ethernet);
 
 	if ((void *)(tag + 1) > end)
-		return FOREIGN;
+		return IGNORED;
 	__be16 type = ethernet->h_proto;
 	if (type == bpf_htons(ETH_P_8021Q)) {
 		type = tag->type;
 		network += sizeof(*tag);
 	}
 	enum reading reading = read_packet(data, end, type, network, packet);
-	return packet->length + network <= end - data ? reading : FOREIGN;
+	return packet->length + network <= end - data ? reading : IGNORED;
 }
 
 static __always_inline void show_choice(context_t *context, __u32 node)

@@ -1,43 +1,60 @@
-/* The records that the program shares with fairlead.drivers.direct. Its layout.py packs and unpacks them; a test compares
- * sizes and offsets with this object's BTF. All multi-byte fields are in host order, but for __be16 and addresses.
- * An IPv4 address is kept as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2), so that one table serves both families. */
+/* The records that the programs share with fairlead.drivers.direct. Its maps/records.py packs and
+ * unpacks them; a test compares sizes and offsets with the BTF of the object file. All multi-byte
+ * fields are in host byte order, except for __be16 and addresses. IPv4 addresses are stored as
+ * IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2), so that one table serves both families. */
 #pragma once
 
 #include <linux/types.h>
 
 #define SLOTS_PER_CHUNK 32
 
-/* Values of a slot that are no node. */
-#define NONE 0xffff    /* current table: nobody takes new connections; previous table: no connection of this slot needs looking up */
-#define TRACKED 0xfffe /* previous table only: connections of this slot may have entries, and those without are the current node's */
+/* Values of a slot that are not a node number. */
+/* In the current table: the slot has no node. In the previous table: the slot is not in
+ * transition, and its connections need no lookup. */
+#define NONE 0xffff
+/* Only in the previous table: connections of the slot may have flow entries. Connections without
+ * an entry belong to the current node. */
+#define TRACKED 0xfffe
 
-#define BY_SOURCE 1          /* the current table is indexed by the client's address alone (sessionAffinity: ClientIP) */
-#define PREVIOUS_BY_SOURCE 2 /* so is the previous one */
-#define RANGES 4             /* only sources in the set `ranges` may pass; the set may be empty */
-#define REFUSES 16 /* the Service has no endpoints: a packet for which there is no node is answered with a refusal */
-#define CONVERGING 8              /* other gateways may not have the same tables yet: slots that are NONE count as TRACKED */
+/* The current table is indexed by the client's address alone (sessionAffinity: ClientIP). */
+#define BY_SOURCE 1
+/* The previous table is indexed by the client's address alone. */
+#define PREVIOUS_BY_SOURCE 2
+/* Only sources in the set `ranges` may connect. The set may be empty. */
+#define RANGES 4
+/* The Service has no endpoints: a packet without a node is refused. */
+#define REFUSES 16
+/* Other gateways may not have the same tables yet: slots that are NONE count as TRACKED. */
+#define CONVERGING 8
 
-/* What is counted, for all listeners together; those before DROPS are packets that were dropped, also counted per listener. */
+/* Counted events, for all listeners together. The events before DROPS are drops, and are also
+ * counted for each listener. */
 enum event {
-	NO_MEMBER,    /* the listener has no node for this packet */
-	NO_WAY,       /* the node has no address of the packet's family, or cannot be reached */
-	HOP_LIMIT,    /* it arrived with a hop limit of 1 or 0 */
-	FRAGMENT,     /* a fragment whose first one has not been seen here */
-	FORBIDDEN,    /* its source is in none of the Service's source ranges */
-	TOO_BIG,      /* it does not fit the way to its node; its sender is told so, within a rate */
-	NOT_SENT,     /* the kernel refused to change or to send it */
-	RETURNED,     /* it has passed a gateway already, and the node that it was sent to has sent it back: see hops.h */
-	NO_ENDPOINTS, /* the Service has no endpoints; the sender gets a message, at a limited rate */
+	NO_MEMBER,   /* the listener has no node for this packet */
+	NO_NEXT_HOP, /* the node has no address of the packet's family, or cannot be reached */
+	HOP_LIMIT,   /* the packet arrived with a hop limit of 1 or 0 */
+	FRAGMENT,    /* a later fragment whose first fragment has not been seen here */
+	FORBIDDEN,   /* the source is in none of the Service's source ranges */
+	/* The packet is too big for the path to its node. A message tells the sender, at a
+	 * limited rate. */
+	TOO_BIG,
+	NOT_SENT, /* the kernel rejected a change of the packet, or its transmission */
+	/* The packet has passed a gateway already, and its node has sent it back: see hops.h. */
+	RETURNED,
+	/* The Service has no endpoints; the sender gets a message, at a limited rate. */
+	NO_ENDPOINTS,
 	DROPS,
-	TRACK_REFUSED = DROPS, /* a new flow without an entry: the insert limit was reached */
+	TRACK_REFUSED = DROPS, /* a new flow has no entry, because the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
-	TOLD_TOO_BIG,          /* ICMP messages sent that name the size that fits */
-	TOLD_REFUSED,          /* TCP resets and ICMP messages sent because a Service has no endpoints */
-	NEWS_LOST,             /* entries that user space was not told of: it reads too slowly */
+	SIZE_MESSAGES_SENT,    /* ICMP messages sent about the size that fits */
+	/* TCP resets and ICMP messages sent because a Service has no endpoints */
+	REFUSALS_SENT,
+	/* Reports of entries that were lost because user space reads too slowly. */
+	REPORTS_LOST,
 	EVENTS,
 };
 
-/* Three words of eight bytes: so many are compared the fastest. */
+/* Three words of 8 bytes, which is the fastest size to compare. */
 struct listener_key {
 	__u32 address[4];
 	__be16 port;
@@ -45,8 +62,8 @@ struct listener_key {
 	__u8 pad[5];
 };
 
-/* Where the tables of a listener lie in the arena; one update of this record makes new tables live, as soon as
- * `generation` says that there was one. Offsets count chunks. */
+/* Where the tables of a listener are in the arena. Offsets count chunks. One update of this record
+ * puts both new tables into effect, as soon as `generation` is changed. */
 struct listener {
 	__u32 current_offset;
 	__u32 current_size;
@@ -54,11 +71,12 @@ struct listener {
 	__u32 previous_size;
 	__u32 flags;
 	__u32 statistics;
-	__u32 ranges; /* which set of source ranges; read with the flag RANGES */
+	__u32 ranges; /* the set of source ranges, if the flag RANGES is set */
 	__u32 pad;
 };
 
-/* A listener as a CPU has found it, and in which generation of them. As long as a line of a processor's cache. */
+/* A listener in the cache of a CPU, and the generation in which it was read. It has the size of a
+ * cache line. */
 struct cached_listener {
 	struct listener_key key;
 	__u64 generation;
@@ -69,31 +87,37 @@ struct chunk {
 	__u16 node[SLOTS_PER_CHUNK];
 };
 
-enum kind {
-	NOWHERE, /* the node cannot be reached over this family */
-	LINK,    /* handed over on the link that both are on */
-	HERE,    /* the node is this host: its own service proxy takes the packet */
-	IPIP,    /* in an IP packet to the node, which takes it out again (RFC 2003, 2473, 4213) */
-	VXLAN,   /* in a UDP packet to the node's vxlan device (RFC 7348) */
+enum forwarding {
+	UNREACHABLE, /* the node cannot be reached over this address family */
+	LINK,        /* the frame is addressed to the node, which is on the same link */
+	LOCAL,       /* the node is this host: its service proxy handles the packet */
+	/* In an IP packet to the node, which removes the outer header (RFC 2003, 2473, 4213). */
+	IPIP,
+	VXLAN, /* in a UDP packet to the node's vxlan device (RFC 7348) */
 };
 
-/* How packets of one family get to a node. Two for each node: at twice its number for IPv4, at the next place for IPv6.
- * What a packet on the link needs comes first, in one cache line or two. */
-struct way {
-	enum kind kind;
-	__u32 interface; /* where they leave */
-	__u32 lower;     /* the interface below it that XDP sends from: the parent of a VLAN's, else the same */
-	__be16 tag;      /* the VLAN (802.1Q) that `interface` stands for, if it is not `lower`; 0: none */
-	__u16 mtu;       /* bytes of the longest packet that fits, not counting what a tunnel adds; 0: any */
-	__u8 mac[6];     /* of the next hop, as the neighbour table last said; zeros: ask the kernel */
-	__u8 own_mac[6]; /* of the interface */
+/* How packets of one address family get to a node. Each node has two records: at twice its number
+ * for IPv4, and the one after it for IPv6. The fields that a packet on the link needs come first,
+ * in one or two cache lines. */
+struct next_hop {
+	enum forwarding kind;
+	__u32 interface; /* the interface by which packets leave */
+	/* The interface by which XDP sends: the parent of a VLAN interface, otherwise the same. */
+	__u32 lower;
+	/* The VLAN (802.1Q) of `interface`, if it is a VLAN interface, otherwise 0. */
+	__be16 tag;
+	__u16 mtu;       /* bytes of the longest packet that fits, without tunnel headers; 0: any */
+	__u8 mac[6];     /* of the next hop, from the neighbour table; zeros: ask the kernel */
+	__u8 own_mac[6]; /* MAC address of `interface` */
 	__u32 vni;
-	__u32 next_hop[4]; /* to whose hardware address: the node's own, or for tunnels that of the router before it */
+	/* The address whose MAC address is used: the node's, or for tunnels that of the router
+	 * before it. */
+	__u32 next_hop[4];
 	__u32 outer_source[4];
 	__u32 outer_destination[4];
 };
 
-/* A flow as its client sends it. */
+/* A flow, in the direction from the client. */
 struct flow_key {
 	__u32 source[4];
 	__u32 destination[4];
@@ -103,9 +127,14 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* Where a flow is. `sequence`: of the TCP segment that made or last confirmed the note, in `new_connections`; of the one that ended
- * the connection, in `closing_connections`, 0 if it is not known. `challenged`: a SYN with the same ports has come since, in
- * `connections`. `seen`: when the client's last packet came, as a `tick`, in the tables of datagrams; 0 if a peer told of the flow. */
+/* The node of a flow.
+ *
+ *  sequence    in `new_connections`: sequence number of the TCP segment that created or last
+ *              confirmed the note; in `closing_connections`: of the segment that closed the
+ *              connection, 0 if it is unknown
+ *  challenged  in `connections`: a SYN with the same ports has arrived since
+ *  seen        in the tables of datagrams: the `tick` of the client's last packet; 0 if the entry
+ *              was received from another gateway */
 struct flow {
 	__u32 node;
 	union {
@@ -115,16 +144,17 @@ struct flow {
 	};
 };
 
-/* That a node may keep flows of a listener, which is known by the index at which it counts. */
+/* Present if a node may keep flows of a listener. `statistics` is the index at which the listener
+ * counts. */
 struct retained_node {
 	__u32 statistics;
 	__u32 node;
 };
 
-#define CLOSING 0x10000 /* with the node of an entry that is told: its connection ends */
+#define CLOSING 0x10000 /* added to the node of a reported entry whose connection is closing */
 
-/* An entry that has just come to be or has another node, or with NONE has gone, told to user space: gateways tell it to each
- * other. */
+/* A flow entry that was created or has another node now; with the node NONE, an entry that was
+ * removed. User space reads it, and gateways send it to each other. */
 struct entry {
 	struct flow_key key;
 	__u32 node;
@@ -141,16 +171,17 @@ struct fragment_key {
 struct fragment {
 	__u64 since_ns;
 	__u32 node;
-	__u32 statistics; /* of the listener */
+	__u32 statistics; /* counter index of the listener */
 };
 
 struct range_key {
-	__u32 prefix_length; /* of what follows: 32 for the set, then 96 more for IPv4 */
+	/* Length of the prefix of the next fields: 32 for the set, then 96 more for IPv4. */
+	__u32 prefix_length;
 	__u32 set;
 	__u32 address[4];
 };
 
-/* An address that listeners are at. */
+/* An address with listeners. */
 struct address {
 	__u32 listeners;
 };
@@ -165,13 +196,13 @@ struct mac {
 	__u8 pad[2];
 };
 
-/* How far the extension headers of a packet have been read, and what comes next. */
+/* How far the extension headers of a packet have been read, and the next protocol. */
 struct walk {
 	__u32 at;
 	__u32 protocol;
 };
 
-/* What an ICMP error quotes of a packet. */
+/* The part of a packet that an ICMP error quotes. */
 struct quote {
 	__be32 words[384];
 };
@@ -187,10 +218,11 @@ struct node_traffic {
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;
-	__u64 returned; /* packets dropped as RETURNED whose flow belongs to this node */
+	__u64 returned; /* dropped as RETURNED, of flows of this node */
 };
 
-/* Not read by the program: they make the pinned maps tell whose they are. */
+/* The owner of a listener. The program does not read it: it identifies the owner in the pinned
+ * maps. */
 struct owner {
 	char namespace[64];
 	char name[64];
@@ -201,20 +233,24 @@ struct node_name {
 	char name[256];
 };
 
-#define AMONG_NODES 1 /* this host is a node: packets that have passed a gateway are meant for it, and stay here */
-#define TELL 2        /* user space reads `news` */
+/* This host is a node of the cluster: packets that have passed a gateway are meant for it, and
+ * stay here. */
+#define IS_NODE 1
+#define REPORT_ENTRIES 2 /* User space reads the reports in `news`. */
 
 struct settings {
-	__u32 inserts_per_s;  /* into each table of flows that are open or end; per CPU */
-	__u32 notes_per_s;    /* into each table of flows of which one packet was seen; per CPU */
-	__u32 messages_per_s; /* messages of our own, of each kind: echo replies, "too big", refusals; per CPU */
+	__u32 inserts_per_s; /* for each CPU and each table of open or closing flows */
+	/* For each CPU and each table of flows of which one packet was seen. */
+	__u32 notes_per_s;
+	/* Messages of our own for each CPU, of each type: echo replies, "too big", refusals. */
+	__u32 messages_per_s;
 	__u32 flags;
-	__be16 vxlan_port; /* where nodes' vxlan devices listen */
+	__be16 vxlan_port; /* UDP port of the nodes' VXLAN devices */
 	__u16 pad;
 };
 
-/* What is limited, each on its own: a flood of one kind must not use up what another may. */
-enum limited {
+/* The separate rate limits. A flood of one type must not use up the limit of another. */
+enum limit {
 	NEW_CONNECTIONS,
 	NEW_DATAGRAMS,
 	ESTABLISHED_CONNECTIONS,
@@ -223,7 +259,7 @@ enum limited {
 	ECHO_REPLIES,
 	SIZE_MESSAGES, /* "too big" */
 	REFUSALS,
-	LIMITED,
+	LIMITS,
 };
 
 struct allowance {

@@ -84,8 +84,8 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/choose.h",
-        "choice->otherwise = flow && is_retained(",
-        "choice->otherwise = flow && !is_retained(",
+        "choice->fallback = flow && is_retained(",
+        "choice->fallback = flow && !is_retained(",
         _FLOWS,
     ),
     Mutation(
@@ -108,8 +108,8 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/choose.h",
-        "		tell(key, choice->node | CLOSING);",
-        "		tell(key, choice->node);",
+        "		report(key, choice->node | CLOSING);",
+        "		report(key, choice->node);",
         (f"{_DIRECT}peers.py", *_FLOWS),
     ),
     Mutation(
@@ -169,8 +169,8 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/outer.h",
-        "	vxlan->vni = bpf_htonl(way->vni << 8);",
-        "	vxlan->vni = bpf_htonl(way->vni);",
+        "	vxlan->vni = bpf_htonl(hop->vni << 8);",
+        "	vxlan->vni = bpf_htonl(hop->vni);",
         _WAYS,
     ),
     # Tables.
@@ -180,11 +180,13 @@ MUTATIONS = (
         "if (credit[i] <= greatest || !left[i])",
         _MAGLEV,
     ),
-    Mutation("bpf/transition.c", "count > keeps(now, retained_nodes)", "count > 0", _TRANSITION),
+    Mutation(
+        "bpf/transition.c", "count > is_retained(current, retained_nodes)", "count > 0", _TRANSITION
+    ),
     Mutation(
         "bpf/transition.c",
-        "	if (was != now && keeps(was, retained_nodes))",
-        "	if (keeps(was, retained_nodes))",
+        "	if (old_current != current && is_retained(old_current, retained_nodes))",
+        "	if (is_retained(old_current, retained_nodes))",
         _TRANSITION,
     ),
     Mutation(

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install Debian packages, as root: sh tools/apt.sh PACKAGE...
-# Packages of servers start them, unless policy-rc.d says no, as it does for as long as this runs: Fairlead runs its own.
+# Debian's packages start their servers. While this script runs, policy-rc.d forbids that, because
+# Fairlead runs its own processes.
 set -eu
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Install what make bench measures with and stands beside Fairlead: wrk, nginx, HAProxy, iperf3, ethtool. Debian packages, only
-# what is missing. Nothing of it is started by itself: the benchmark runs its own, in network namespaces.
+# Install the tools and comparison programs of `make bench` that are missing, from Debian: wrk,
+# nginx, HAProxy, iperf3, ethtool. None of them is started as a service: the benchmark runs its own
+# processes in network namespaces.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 needed=""
@@ -9,7 +10,7 @@ for pair in wrk:wrk nginx-light:nginx haproxy:haproxy iperf3:iperf3 ethtool:etht
 done
 [ -n "$needed" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "setup: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
+    echo "setup: missing packages:$needed; install them, or run this as root on Debian" >&2
     exit 1
 fi
 echo "setup: installing Debian packages:$needed"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Put the official Python client into an environment of its own in the cache outside the tree, at the versions and hashes of
-# bench/requirements.lock; anew when these change. make bench and its test stand it beside Fairlead.
+# Install the official Python client into its own virtual environment in the cache outside the tree,
+# at the versions and hashes of bench/requirements.lock, and again when these change. `make bench`
+# and its test compare Fairlead with it.
 set -eu
 cd "$(dirname "$0")/.."
 place="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/official-client"

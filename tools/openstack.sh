@@ -1,8 +1,9 @@
 #!/bin/sh
-# Put a real OpenStack for the tests into the cache outside the tree: Octavia, Neutron, OVN's provider and Keystone in an
-# environment of their own, at the versions and hashes of tests/openstack/requirements.lock; MariaDB, OVN and Open vSwitch from
-# Debian; and the data directory that their databases start from. Each anew when what it is made of changes.
-# Of Debian's packages those that start no service of their own are installed; those that would are unpacked.
+# Put a real OpenStack for the tests into the cache outside the tree: Octavia, Neutron, OVN's
+# provider and Keystone in their own virtual environment, at the versions and hashes of
+# tests/openstack/requirements.lock; MariaDB, OVN and Open vSwitch from Debian; and the initial data
+# directory of their databases. Each part is created again when its inputs change.
+# Debian packages that start no service are installed; packages that would start one are unpacked.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PATH:/usr/sbin:/sbin"
@@ -14,7 +15,7 @@ for pair in mariadb-server-core:mariadbd openvswitch-common:ovsdb-server ovn-com
 done
 if [ -n "$needed" ]; then
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-        echo "setup: needed, but not installed:$needed; install these packages, or run this as root on Debian" >&2
+        echo "setup: missing packages:$needed; install them, or run this as root on Debian" >&2
         exit 1
     fi
     echo "setup: installing Debian packages:$needed"
@@ -23,7 +24,8 @@ if [ -n "$needed" ]; then
 fi
 
 unpacked="$cache/ovn"
-for program in bin/ovn-northd bin/ovn-controller bin/ovs-vsctl lib/openvswitch-switch/ovs-vswitchd; do
+for program in bin/ovn-northd bin/ovn-controller bin/ovs-vsctl \
+    lib/openvswitch-switch/ovs-vswitchd; do
     [ ! -x "$unpacked/usr/$program" ] || continue
     packages="ovn-central ovn-host openvswitch-switch"
     echo "setup: unpacking $packages into $unpacked"
@@ -35,7 +37,9 @@ for program in bin/ovn-northd bin/ovn-controller bin/ovs-vsctl lib/openvswitch-s
         cd "$draft"
         # shellcheck disable=SC2086
         apt-get -q download $packages >log 2>&1 ||
-            { { [ "$(id -u)" != 0 ] || apt-get -q update; } && apt-get -q download $packages; } >log 2>&1 ||
+            {
+                { [ "$(id -u)" != 0 ] || apt-get -q update; } && apt-get -q download $packages
+            } >log 2>&1 ||
             { cat log >&2; exit 1; }
         for package in *.deb; do
             dpkg -x "$package" unpacked

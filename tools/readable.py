@@ -22,13 +22,13 @@ from mypy.types import (
     get_proper_type,
 )
 
-UNREADABLE = ErrorCode("unreadable", "A text shows how Python writes a value down", "General")
+UNREADABLE = ErrorCode("unreadable", "A text has Python's representation of a value", "General")
 PACKAGE = "src/fairlead/"
 READABLE = {
     *("builtins.str", "builtins.int", "builtins.float", "builtins.bool"),
     *("pathlib.PurePath", "ipaddress._BaseV4", "ipaddress._BaseV6", "uuid.UUID", "decimal.Decimal"),
 }
-"""Their `str` is text, though typeshed does not always say so."""
+"""Classes whose `str` is text, although typeshed does not always declare it."""
 ALWAYS_SET = {"strerror"}
 """Attributes that are never None here. `OSError.strerror` is None only if no system call failed,
 and no such OSError is caught here."""
@@ -56,7 +56,7 @@ def check(context: MethodContext) -> Type:
         for shown in context.arg_types[0][:1] if context.arg_types and not known else ():
             if wrong := sorted(set(_unreadable(get_proper_type(shown), quoted=quoted))):
                 context.api.fail(
-                    f"a text shows {' or '.join(wrong)} as Python writes it down",
+                    f"a text contains Python's representation of {' or '.join(wrong)}",
                     call,
                     code=UNREADABLE,
                 )

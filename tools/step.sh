@@ -16,7 +16,7 @@ printf '\n== %s: %s\n' "$(date '+%F %T')" "$name" >>"$log"
     grep --line-buffered -E '^(setup: |building src/)' || true
 [ -s "$failed" ] || exit 0
 case "$(tail -n 1 "$log")" in
-"setup: "*) ;; # It has said itself what is wrong.
+"setup: "*) ;; # The step has printed the reason itself.
 *) tail -n 20 "$log" | sed 's/^/    /' >&2 ;;
 esac
 echo "setup: failed: $name; the whole output is in $(pwd)/$log" >&2

@@ -11,7 +11,7 @@ from bench.live import (
     START_HEADINGS,
     Bench,
     delay_rows,
-    not_as_told,
+    mismatched,
     plots,
     start_rows,
 )
@@ -31,18 +31,18 @@ def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
         return {"services": {"default/web": {"plan": {"listeners": [{"members": members}]}}}}
 
     told = {"default/web": {"a", "b"}}
-    assert not_as_told(planned(a="active", b="active", c="draining"), told) == []
+    assert mismatched(planned(a="active", b="active", c="draining"), told) == []
     assert (
-        not_as_told(planned(a="active", b="down", c="draining"), told) == []
+        mismatched(planned(a="active", b="down", c="draining"), told) == []
     )  # only the tables are without it
-    assert not_as_told(planned(a="active", b="draining"), told) == ["default/web"]
-    assert not_as_told(planned(a="active", b="active", c="active"), told) == ["default/web"]
-    assert not_as_told({"services": {}}, told) == ["default/web"]
+    assert mismatched(planned(a="active", b="draining"), told) == ["default/web"]
+    assert mismatched(planned(a="active", b="active", c="active"), told) == ["default/web"]
+    assert mismatched({"services": {}}, told) == ["default/web"]
 
 
 @pytest.mark.root
 async def test_every_event_shows_in_the_kernel(real_programs: None, tmp_path: Path) -> None:
-    report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, tell=lambda _: None).run()
+    report = await Bench(tmp_path, SIZE, rounds=1, lasts_s=0.5, progress=lambda _: None).run()
     (only,) = report.rounds
     assert [each.events + each.hidden for each in only.delays] == [
         max(1, round(pace / 2)) for pace in PACES_PER_S

@@ -18,7 +18,7 @@ async def test_both_follow_every_event(
     real_programs: None, kube_proxy: Path, tmp_path: Path
 ) -> None:
     report = await Bench(
-        tmp_path, SIZE, rounds=1, events=2, changes=30, turns=1, tell=lambda _: None
+        tmp_path, SIZE, rounds=1, events=2, changes=30, turns=1, progress=lambda _: None
     ).run()
     (only,) = report.rounds
     assert only.keys() == {OURS, THEIRS}

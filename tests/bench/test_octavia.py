@@ -16,5 +16,5 @@ async def test_calls_are_as_many_as_changes(openstack_programs: None, tmp_path: 
     # One write for each pool.
     assert only.node_removed_slowly is not None
     assert only.node_added.writes == only.node_removed_slowly.writes == SIZE.services * SIZE.ports
-    assert (only.started_anew.writes, only.started_anew.reads > 0) == (0, True)
+    assert (only.restarted.writes, only.restarted.reads > 0) == (0, True)
     assert {len(row) for row in rows(report)} == {len(HEADINGS)}

@@ -69,5 +69,5 @@ def test_tables_show_ratios() -> None:
         ),
     ]
     assert figure_rows(report)[1] == ("class proxy", "0.5 k/s, 2.0 / 6.0 ms", "0.0 Gbit/s")
-    assert {len(row) for row in (*rows, *figure_rows(report))} == {len(headings(report, "WAY"))}
+    assert {len(row) for row in (*rows, *figure_rows(report))} == {len(headings(report, "PATH"))}
     assert plots(report)["proxy"].count("<rect") == 1 + 6

@@ -26,7 +26,7 @@ async def test_every_subject_plans_all_and_answers_every_event(
 ) -> None:
     said: list[str] = []
     report = await Bench(
-        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, tell=said.append
+        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, progress=said.append
     ).run()
     assert set(report.subjects) == {"controller", "gateway", "node", COMPARATOR}
     for figures in report.subjects.values():

@@ -97,7 +97,7 @@ def test_a_lab_from_up_to_down(name: str) -> None:
     assert "no host node9" in lab("exec", *option, "node9", "true", status=1)
     assert "cluster is up" in lab("logs", *option, "cluster")
     assert lab("logs", *option, "default/web-1") == ""
-    assert "it has lab-apiserver" in lab("logs", *option, "nonsense", status=1)
+    assert "choose one of lab-apiserver" in lab("logs", *option, "nonsense", status=1)
     assert "node1 of lab" in lab("revive", *option, "node1", status=1)
     lab("exec", *option, "node1", "--", "ip", "route", "get", "198.51.100.11")
     assert f"{CALLED} lab kill --name {name} node1" in lab("revive", *option, "node1", status=1)
@@ -149,7 +149,7 @@ def test_without_root_that_is_what_is_said_first(name: str) -> None:
             check=False,
         )
         assert done.returncode == 1
-        assert done.stderr.startswith("fairlead: this needs root")
+        assert done.stderr.startswith("fairlead: a lab needs root")
         assert f"`{CALLED} plan` works without" in done.stderr
 
 
@@ -160,6 +160,6 @@ def test_far_nodes_need_a_tunnel(name: str) -> None:
 
 def test_what_is_not_there_is_said_so(name: str) -> None:
     assert f"there is no lab {name}" in lab("status", "--name", name, status=1)
-    assert "cannot be called" in lab("up", "--name", "No-Such", status=1)
+    assert "not a valid lab name" in lab("up", "--name", "No-Such", status=1)
     assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", name, status=1)
     assert lab("down", "--name", name).startswith(f"There was no lab {name};")

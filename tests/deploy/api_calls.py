@@ -28,8 +28,8 @@ VERBS = {
     "patch": ("patch",),
     "delete": ("delete",),
 }
-"""The verb that each method of `Client` needs; of `apply` see `_verbs`, and `request` has no verb
-of its own."""
+"""The verb of each method of `Client`. See `_verbs` for `apply`; `request` has no verb of its
+own."""
 HARMLESS_FIELDS = {"group_version", "kind", "plural", "namespaced", "type"}
 """Fields of a Resource that make no call. `path` is not among them."""
 HARMLESS_CALLS = {"event_about"}
@@ -72,7 +72,7 @@ class Right(NamedTuple):
 
 
 class Module:
-    """A module's definitions and what its imports stand for."""
+    """A module's definitions and the meaning of its imports."""
 
     def __init__(self, name: str, text: str) -> None:
         tree = ast.parse(text)
@@ -114,7 +114,8 @@ class Source:
         self._modules: dict[str, Module] = {}
 
     def rights(self, role: str) -> dict[Right, list[str]]:
-        """The rights that a role's calls need, and where each is needed: `file:line`."""
+        """Return the rights that a role's calls need, each with the places that need it:
+        `file:line`."""
         found: dict[Right, list[str]] = {}
         for unit in sorted(self.reached(Unit("fairlead.cli.roles", role))):
             for right, line in self._rights_of(unit):
@@ -122,7 +123,7 @@ class Source:
         return found
 
     def reached(self, start: Unit) -> frozenset[Unit]:
-        """The unit, and all that it names, directly or through others."""
+        """Return the unit and all units that it names, directly or through others."""
         known: set[Unit] = set()
         waiting = [start]
         while waiting:
@@ -134,8 +135,8 @@ class Source:
         return frozenset(known)
 
     def _resolve(self, unit: Unit, name: str) -> set[Unit]:
-        """What a name may stand for inside a unit. Empty: it is a variable, or belongs to another
-        package."""
+        """Return the units that a name may refer to inside a unit. Empty: it is a variable, or
+        belongs to another package."""
         module = self._module(unit.module)
         found = {Unit(unit.module, name)} if name in module.units else set()
         for scope in (unit.name, ""):
@@ -160,7 +161,7 @@ class Source:
                         yield from self._resolve(base, node.attr)
 
     def _resource(self, unit: Unit) -> str | None:
-        """`plural.group` of a constant that is a Resource."""
+        """Return `plural.group` of a constant that is a Resource, else None."""
         for statement in self._module(unit.module).units.get(unit.name, ()) if unit.name else ():
             match statement:
                 case ast.Assign(
@@ -186,7 +187,7 @@ class Source:
                     yield right, getattr(node, "lineno", 0)
 
     def _resources(self, unit: Unit, node: ast.AST) -> set[str]:
-        """The Resources that this piece of the code may mention: `SERVICES`, or
+        """Return the Resources that this piece of code may mention: `SERVICES`, or
         `objects.SERVICES`."""
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
@@ -231,7 +232,7 @@ class Source:
                     )
 
     def _use(self, unit: Unit, node: ast.AST, parent: ast.AST, resource: str) -> list[Right]:
-        """The rights that a mention of a Resource needs."""
+        """Return the rights that a mention of a Resource needs."""
         match parent:
             case ast.Attribute(attr=field) if field in HARMLESS_FIELDS:
                 return []
@@ -254,7 +255,7 @@ class Source:
         )
 
     def _reflector_verbs(self) -> tuple[str, ...]:
-        """What a reflector asks for, by its own calls."""
+        """Return the verbs of a reflector, from its own calls."""
         found: set[str] = set()
         for node in self._nodes(Unit("fairlead.kube.reflector", "Reflector")):
             match node:
@@ -303,7 +304,7 @@ def _subresource(unit: Unit, call: ast.Call) -> str:
 
 
 def client_methods() -> set[str]:
-    """The public methods of `Client`: each must be in VERBS, or be handled by name."""
+    """Return the public methods of `Client`: each must be in VERBS, or be handled by name."""
     return {
         name
         for name, _ in inspect.getmembers(Client, inspect.isroutine)

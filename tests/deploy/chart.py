@@ -1,4 +1,4 @@
-"""The chart as the tests read it: rendered by the real helm."""
+"""The chart for the tests, rendered by the real helm."""
 
 import subprocess
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 
 def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """helm, with a home of nobody's, so that no setting of this machine has a say."""
+    """Run helm with a home of its own, so that settings of this machine have no effect."""
     home = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
     return subprocess.run(
         [helm, *arguments],
@@ -30,7 +30,7 @@ def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def render(helm: Path, *options: str | Path) -> list[Manifest]:
-    """The objects that helm makes of the chart, with these values."""
+    """Return the objects that helm renders with these values."""
     done = run(
         helm,
         "template",
@@ -47,7 +47,7 @@ def render(helm: Path, *options: str | Path) -> list[Manifest]:
 
 
 def find(objects: Sequence[Manifest], kind: str, name: str) -> Manifest:
-    """The one object of this kind and name."""
+    """Return the only object with this kind and name."""
     (found,) = (
         each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
     )
@@ -55,14 +55,14 @@ def find(objects: Sequence[Manifest], kind: str, name: str) -> Manifest:
 
 
 def pod_spec(objects: Sequence[Manifest], role: str) -> Manifest:
-    """The spec of the pods that run a role."""
+    """Return the spec of the pods that run a role."""
     kind = "Deployment" if role == "controller" else "DaemonSet"
     spec: Manifest = find(objects, kind, f"fairlead-{role}")["spec"]["template"]["spec"]
     return spec
 
 
 def capabilities(objects: Sequence[Manifest], role: str) -> list[str]:
-    """What a role's container may do besides nothing: `NET_ADMIN` and such."""
+    """Return the capabilities that a role's container adds, such as `NET_ADMIN`."""
     (container,) = pod_spec(objects, role)["containers"]
     given = container["securityContext"]["capabilities"]
     assert given["drop"] == ["ALL"]

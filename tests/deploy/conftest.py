@@ -1,4 +1,4 @@
-"""An API server for tests that install, and take away, what others need or do not expect."""
+"""An API server for tests that install or remove objects on which other tests depend."""
 
 import os
 from collections.abc import AsyncIterator
@@ -11,6 +11,6 @@ from fairlead.lab.kubeapiserver import KubeApiServer
 
 @pytest.fixture
 async def server(real_programs: None, tmp_path: Path) -> AsyncIterator[KubeApiServer]:
-    """A real one, of this test alone."""
+    """A real API server for this test alone."""
     async with KubeApiServer(tmp_path / "server", lab=f"deploy{os.getpid()}") as server:
         yield server

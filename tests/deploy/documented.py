@@ -1,7 +1,8 @@
-"""The commands of docs/install.md, run as its reader runs them.
+"""The commands of docs/install.md, executed as a reader would.
 
-In: the heading of a section; a cluster. Out: what the commands print, and a failed test when one
-fails or hangs."""
+In: the heading of a section, and a cluster. Out: the output of the commands; the test fails when a
+command fails or hangs.
+"""
 
 import asyncio
 import os
@@ -18,15 +19,15 @@ TIMEOUT_S = 60.0
 
 
 def commands_of(section: str) -> list[str]:
-    """The blocks of commands in a section, in their order."""
+    """Return the blocks of commands in a section, in order."""
     _, found, text = TEXT.partition(f"\n## {section}\n")
     assert found, f"docs/install.md has no section {section}"
     return re.findall(r"```sh\n(.*?)```", text.partition("\n## ")[0], flags=re.DOTALL)
 
 
 class Reader:
-    """Somebody who follows the document, as the cluster's administrator, in a folder with the
-    tree's `deploy`."""
+    """A reader who follows the document as the cluster's administrator, in a folder with the tree's
+    `deploy`."""
 
     def __init__(self, folder: Path, access: Access) -> None:
         self._folder = folder
@@ -34,7 +35,7 @@ class Reader:
         (folder / "deploy").symlink_to(DEPLOY)
 
     async def run(self, commands: str) -> str:
-        """What they print, errors too."""
+        """Run the commands; return their output and errors."""
         child = await asyncio.create_subprocess_exec(
             *("sh", "-euc", commands),
             cwd=self._folder,

@@ -1,8 +1,9 @@
-"""The roles as processes with the rights that the manifests give them: a lab with a real API
-server, and tokens of their ServiceAccounts (TokenRequest API) instead of the administrator's.
+"""The roles as processes with the rights of the manifests: a lab with a real API server, and tokens
+of the roles' ServiceAccounts (TokenRequest API) instead of the administrator's.
 
-In: a lab without roles, the rendered manifests. Out: running roles; what the audit log says that
-each of them asked for."""
+In: a lab without roles, and the rendered manifests. Out: running roles, and each role's requests
+according to the audit log.
+"""
 
 import asyncio
 import json
@@ -38,8 +39,8 @@ POD = {
 
 
 class Use(NamedTuple):
-    """Something that a role asked of the API server. `resource` is `plural.group`, with its
-    subresource after a slash."""
+    """A request of a role to the API server. `resource` is `plural.group`, with its subresource
+    after a slash."""
 
     role: str
     verb: str
@@ -52,7 +53,7 @@ class Use(NamedTuple):
 def service(
     name: str, *ports: int, annotations: dict[str, str] | None = None, **spec: object
 ) -> Manifest:
-    """A Service of the pod, for each of these ports."""
+    """Return a Service of the pod with these ports."""
     fields = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
@@ -73,14 +74,14 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 class Life:
-    """What happens in the cluster, and the roles that see it."""
+    """The cluster, and the roles that run in it."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site = site
         self._folder = folder
 
     async def kubectl(self, *arguments: str, given: object = None) -> str:
-        """kubectl as the administrator."""
+        """Run kubectl as the administrator."""
         command = ("kubectl", "--kubeconfig", str(self.site.directory.kubeconfig), *arguments)
         pipe = asyncio.subprocess.PIPE
         environment = process.environment(self.site.name, "kubectl")
@@ -94,8 +95,8 @@ class Life:
         return output.decode()
 
     async def install(self, manifests: list[Manifest]) -> None:
-        """Apply the manifests, write a kubeconfig for each role's account, and the configuration
-        that is in the ConfigMap."""
+        """Apply the manifests; write a kubeconfig for each role's account, and the configuration
+        from the ConfigMap."""
         await self.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crds"))
         await self.kubectl(
             "wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds")
@@ -116,11 +117,11 @@ class Life:
         return self._folder / "fairlead.yaml"
 
     def kubeconfig(self, role: str) -> Path:
-        """For use inside the lab."""
+        """Return a role's kubeconfig for use inside the lab."""
         return self._folder / f"kubeconfig-{role}"
 
     async def access(self, role: str) -> Access:
-        """For use on this machine."""
+        """Return a role's access for use on this machine."""
         admin = yaml.safe_load(self.site.directory.kubeconfig.read_text())["clusters"][0]["cluster"]
         return Access(
             admin["server"],
@@ -131,7 +132,7 @@ class Life:
         )
 
     def start(self, role: str, host: str, port: int, *options: str) -> Process:
-        """Start a role on a host of the lab; it shows itself at the port."""
+        """Start a role on a host of the lab, with its HTTP endpoints at the port."""
         program = str(Path(sys.executable).with_name("fairlead"))
         files = ("--config", str(self.configuration), "--kubeconfig", str(self.kubeconfig(role)))
         where = ("--listen", f"127.0.0.1:{port}", *options)
@@ -147,14 +148,15 @@ class Life:
         await until(f"the role on {host} is ready", answers)
 
     async def works(self, host: str, port: int) -> bool:
-        """Whether the role there does its work: of several controllers the leader."""
+        """Return whether the role there does its work; of several controllers only the leader
+        does."""
         _, metrics, _ = await self.site.exec(
             host, ["curl", "-sf", f"http://127.0.0.1:{port}/metrics"]
         )
         return "fairlead_working 1.0" in metrics
 
     async def served(self, port: int) -> None:
-        """Wait until the client is answered by the Service `web` at this port."""
+        """Wait until the Service `web` answers the client at this port."""
 
         async def answers() -> bool:
             addresses = await self.addresses("web")
@@ -169,7 +171,7 @@ class Life:
         shown = json.loads(await self.kubectl("get", "service", service, "-o", "json"))
         return [entry["ip"] for entry in shown["status"]["loadBalancer"].get("ingress", [])]
 
-    async def told(self, component: str, service: str) -> None:
+    async def warned(self, component: str, service: str) -> None:
         """Wait for a Warning from this component about the Service."""
 
         async def is_there() -> bool:
@@ -183,14 +185,14 @@ class Life:
         await until(f"{component} warns about Service {service}", is_there)
 
     async def holder(self) -> str:
-        """Who has the Lease."""
+        """Return the holder of the Lease."""
         shown = await self.kubectl(
             "get", "lease", "fairlead-controller", "-n", NAMESPACE, "-o", "json"
         )
         return str(json.loads(shown)["spec"].get("holderIdentity", ""))
 
     def uses(self) -> list[Use]:
-        """All that the roles have asked for, by the audit log."""
+        """Return all requests of the roles, from the audit log."""
         log = self.site.directory.path / "kube-apiserver" / "audit.log"
         records = (msgspec.json.decode(line) for line in log.read_bytes().splitlines())
         return [
@@ -202,9 +204,9 @@ class Life:
 
 
 def uses_of(record: Mapping[str, Any]) -> list[Use]:
-    """A streamed list counts as a watch and as a list, because the same client lists where the
-    server does not stream. A patch that made its object (server-side apply) counts as a patch and
-    as a creation: the server authorizes both."""
+    """Return the uses of a request. A streamed list counts as a watch and as a list, because the
+    client lists if the server does not stream. A patch that created its object (server-side apply)
+    counts as a patch and as a creation, because the server authorizes both."""
     use = use_of(record)
     if "sendInitialEvents=true" in record["requestURI"]:
         return [use, use._replace(verb="list")]
@@ -214,7 +216,7 @@ def uses_of(record: Mapping[str, Any]) -> list[Use]:
 
 
 def use_of(record: Mapping[str, Any]) -> Use:
-    """One line of the audit log (audit.k8s.io/v1)."""
+    """Parse one line of the audit log (audit.k8s.io/v1)."""
     asked = record.get("objectRef")
     assert asked is not None, (
         f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
@@ -234,7 +236,7 @@ def resource(group: str, plural: str, subresource: str = "") -> str:
 
 
 def allowed(rules: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """(verb, resource) of a Role's rules."""
+    """Return (verb, resource) of a Role's rules."""
     return {
         (verb, resource(group, *plural.split("/")))
         for rule in rules

@@ -1,7 +1,8 @@
-"""The capabilities that the chart gives to gateways and nodes: enough to serve, and none to spare.
+"""The capabilities that the chart gives to gateways and nodes are sufficient, and all are needed.
 
-Each role is started in a lab as a container would be: as root with a bounding set, and without new
-privileges."""
+Each role is started in a lab like a container: as root with a bounding set, and with
+no-new-privileges.
+"""
 
 import asyncio
 import os
@@ -42,7 +43,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.fixture(scope="module")
 def given(helm: Path) -> dict[str, list[str]]:
-    """What the chart gives each role."""
+    """Return the capabilities that the chart gives each role."""
     objects = render(helm, "--values", EVERYTHING)
     return {role: capabilities(objects, role) for role in ROLES}
 
@@ -76,7 +77,7 @@ def pins(site: Site, role: str) -> list[str]:
 
 
 async def clear(site: Site, role: str) -> None:
-    """End the role, and take what it left out of the kernel."""
+    """Stop the role, and remove what it left in the kernel."""
     for left in process.find(site.name, f"{ROLES[role]}/{role}"):
         await left.stop(10)
     program = str(Path(sys.executable).with_name("fairlead"))
@@ -111,7 +112,8 @@ async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) 
 
 
 async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list[str]]) -> None:
-    """Without it class proxy alone is not served, and the gateway says what HAProxy said."""
+    """Without this capability only class proxy is not served, and the gateway reports HAProxy's
+    error."""
     await clear(site, "gateway")
     log = site.directory.log("gw1/gateway")
     log.unlink(missing_ok=True)
@@ -129,7 +131,7 @@ async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list
 async def test_each_is_needed(
     site: Site, given: dict[str, list[str]], role: str, without: str
 ) -> None:
-    """A role that lacks one says so and ends, or says so and serves nothing."""
+    """A role that lacks a capability reports it and exits, or reports it and serves nothing."""
     await clear(site, role)
     log = site.directory.log(f"{ROLES[role]}/{role}")
     log.unlink(missing_ok=True)
@@ -143,7 +145,7 @@ async def test_each_is_needed(
 
 
 async def test_there_is_none_besides(given: dict[str, list[str]]) -> None:
-    """Those that are tested above are all."""
+    """The chart gives no capability that is not tested above."""
     assert {role: set(each) for role, each in given.items()} == {
         "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE"},
         "node": {"NET_ADMIN"},

@@ -1,5 +1,5 @@
-"""The Helm chart: helm accepts it with every set of values, refuses mistakes with words; the plain
-manifests are its."""
+"""The Helm chart: helm accepts it with every set of values and rejects mistakes with a message; the
+plain manifests are rendered from it."""
 
 import subprocess
 from collections.abc import Sequence
@@ -46,8 +46,9 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
         (
-            "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},controller.enabled=false",
-            "metrics.podMonitor.enabled finds nothing to scrape",
+            "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},"
+            "controller.enabled=false",
+            "metrics.podMonitor.enabled has no target",
         ),
     ],
 )
@@ -108,8 +109,8 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
 
 
 def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None:
-    """And needs no address of the API server, for kube-proxy serves it; the program of IPIP needs
-    more than VXLAN."""
+    """It needs no address of the API server either, because kube-proxy serves the ClusterIP. The
+    program for IPIP needs more capabilities than VXLAN."""
     node = "node.enabled=true,config.node.serviceProxy=false"
     ipip, vxlan = (
         render(
@@ -132,7 +133,7 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
 
 
 def test_nothing_more_than_asked_for(helm: Path) -> None:
-    """Without a word of the user: a controller, and accounts for gateways and nodes that may be
+    """By default there is a controller, and accounts for gateways and nodes that may run
     elsewhere."""
     objects = render(helm)
     kinds = sorted(each["kind"] for each in objects)

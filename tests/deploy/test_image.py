@@ -1,5 +1,5 @@
-"""The Dockerfile, as far as it can be checked without a container engine: what it copies is there
-and is all that the wheel is built from, what it installs is what set-up installs."""
+"""The Dockerfile, as far as it can be checked without a container engine: the files that it copies
+exist and suffice to build the wheel; it installs the same packages as setup.sh."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ BUILD, KEPT = re.split(r"^FROM .*\n", TEXT, flags=re.MULTILINE)[1:]
 
 
 def installed(stage: str) -> set[str]:
-    """The Debian packages of a stage."""
+    """Return the Debian packages of a stage."""
     return {
         word
         for command in re.findall(r"apt-get install ([^&\n]*)", stage)
@@ -27,9 +27,9 @@ def installed(stage: str) -> set[str]:
 
 
 def set_up(variable: str) -> set[str]:
-    """The Debian packages that setup.sh installs if need be: those that it names for building, or
-    others."""
-    text = (ROOT / "setup.sh").read_text()
+    """Return the Debian packages that setup.sh installs if they are missing: those for building, or
+    the others."""
+    text = (ROOT / "setup.sh").read_text().replace("\\\n", "")
     if variable == "to_build":
         pairs = re.findall(r"^for pair in (.*); do\n    \[ -e", text, flags=re.MULTILINE)
         (tools,) = re.findall(r"^for tool in (.*); do", text, flags=re.MULTILINE)
@@ -38,7 +38,7 @@ def set_up(variable: str) -> set[str]:
 
 
 def copied() -> list[tuple[str, str]]:
-    """(source, target) of all that is copied from the tree."""
+    """Return (source, target) of everything that is copied from the tree."""
     lines = [
         line.split() for line in re.findall(r"^COPY (?!--from)(.*)", BUILD, flags=re.MULTILINE)
     ]
@@ -46,8 +46,8 @@ def copied() -> list[tuple[str, str]]:
 
 
 def copy(into: Path) -> None:
-    """What the builder has when it packs the wheel: a folder's content goes into the target, a file
-    into it or in its place."""
+    """Copy as the builder does: the content of a folder into the target, a file into the target or
+    to its path."""
     for source, target in copied():
         place = into / target
         if (ROOT / source).is_dir():
@@ -73,7 +73,7 @@ def test_what_is_copied_is_there() -> None:
 
 
 def test_the_wheel_is_built_from_what_is_copied(tmp_path: Path) -> None:
-    """Nothing of the tree that is not copied is missed, and the image has no lab."""
+    """The copied files suffice to build the wheel, and the image does not contain the lab."""
     copy(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel")],

@@ -1,4 +1,4 @@
-"""The targets that the chart gives to Prometheus, over combinations of values: all can be reached,
+"""The targets that the chart gives to Prometheus, for combinations of values: all are reachable,
 and none is missing."""
 
 import itertools
@@ -32,7 +32,7 @@ def values_of(
 
 
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:
-    """A label selector with equality and `In`, which is all that the chart uses."""
+    """Evaluate a label selector with equality and `In`, the only operators that the chart uses."""
     assert all(each["operator"] == "In" for each in selector.get("matchExpressions", ()))
     equal = all(
         labels.get(name) == value for name, value in selector.get("matchLabels", {}).items()
@@ -43,7 +43,7 @@ def selects(selector: Manifest, labels: dict[str, str]) -> bool:
 
 
 def reachable(objects: list[Manifest], workload: Manifest, port: str) -> bool:
-    """Whether a Prometheus in the namespace `monitoring` gets through to this port of the
+    """Return whether a Prometheus in the namespace `monitoring` can reach this port of the
     workload's pods."""
     template = workload["spec"]["template"]
     (container,) = template["spec"]["containers"]
@@ -75,7 +75,7 @@ def reachable(objects: list[Manifest], workload: Manifest, port: str) -> bool:
 CASES = [
     case
     for case in itertools.product((True, False), LISTENS, LISTENS, ([], [MONITORING]))
-    if case[0] or "*" in case[1:3]  # the chart refuses a monitor of nothing
+    if case[0] or "*" in case[1:3]  # the chart rejects a monitor without targets
 ]
 
 

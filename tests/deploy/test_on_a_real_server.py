@@ -1,8 +1,9 @@
-"""A real API server accepts all that the chart makes, under the Pod Security levels that its
-namespace has.
+"""A real API server accepts all objects of the chart, with the Pod Security levels of its
+namespace.
 
-Nobody starts pods here: there is no controller manager. So each pod template is created as a Pod
-too, for only Pods meet admission by Pod Security; a Deployment gets a warning at most."""
+No pods are started, because there is no controller manager. Each pod template is therefore also
+created as a Pod: Pod Security admission rejects only Pods; a Deployment gets a warning at most.
+"""
 
 import asyncio
 import json
@@ -50,7 +51,8 @@ class Kubectl:
         self._kubeconfig.write_text(settings.kubeconfig("real", server.access))
 
     async def __call__(self, *arguments: str, given: object = None, fails: bool = False) -> str:
-        """Its output, warnings too; `given` goes in as a manifest, several as a list."""
+        """Run a command; return its output and warnings. `given` is passed as a manifest, several
+        as a list."""
         pipe = asyncio.subprocess.PIPE
         command = ("kubectl", "--kubeconfig", str(self._kubeconfig), *arguments)
         child = await asyncio.create_subprocess_exec(
@@ -76,8 +78,8 @@ async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterato
 
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
-    """The same in another namespace: with no controller manager, one that is deleted never goes,
-    and others use this server."""
+    """Return the objects in another namespace. Without a controller manager a deleted namespace
+    never disappears, and other tests use this server."""
     text = yaml.safe_dump_all(objects).replace("fairlead-system", namespace)
     return list(
         yaml.safe_load_all(text.replace(Config().presence.namespace, f"{namespace}-presence"))
@@ -139,7 +141,7 @@ async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> No
 async def test_pod_security(
     helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool
 ) -> None:
-    """The level that the chart gives to its namespace is the least with which its pods can run."""
+    """The level of the chart's namespace is the strictest level with which its pods can run."""
     objects = render(helm, "--values", EVERYTHING)
     namespace = f"security-{level}-{role}"
     labels = {"pod-security.kubernetes.io/enforce": level}

@@ -1,5 +1,5 @@
 """Gateways on hosts outside the cluster: the commands of docs/install.md give them access, and the
-systemd unit is sound."""
+systemd unit is valid."""
 
 import os
 import re
@@ -35,7 +35,7 @@ async def test_the_documented_commands_give_a_gateway_its_access(
         "token": 0o600,
         "kubeconfig": 0o600,
     }
-    # Whoever starts the gateway is in another folder: the token is found beside the kubeconfig.
+    # The gateway is started in another folder: the token's path is relative to the kubeconfig.
     async with Client(find_access(tmp_path / "kubeconfig")) as client:
         for resource in (SERVICES, ENDPOINT_SLICES, NODES):
             await client.page(resource)
@@ -58,7 +58,7 @@ def analyze(unit: Path, *command: str) -> str:
 
 @pytest.fixture
 def unit(systemd_analyze: Path, tmp_path: Path) -> Path:
-    """The unit, with a program that is there."""
+    """The unit, with a program that exists on this machine."""
     assert systemd_analyze.name == "systemd-analyze"
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/fairlead/bin/fairlead", "/bin/true"))
@@ -70,7 +70,8 @@ def test_systemd_accepts_the_unit(unit: Path) -> None:
 
 
 def test_the_unit_is_confined(unit: Path) -> None:
-    """systemd's own measure: 10 is a service without any confinement, below 3 it says OK."""
+    """systemd's own exposure level: 10 is a service without any confinement, below 3 is rated
+    OK."""
     (exposure,) = re.findall(
         r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true")
     )
@@ -78,7 +79,7 @@ def test_the_unit_is_confined(unit: Path) -> None:
 
 
 def test_haproxy_outlives_the_gateway_of_the_unit() -> None:
-    """systemd ends the gateway's process alone, and keeps the folder by which the next one finds
+    """systemd ends only the gateway's process, and keeps the folder in which the next gateway finds
     HAProxy."""
     lines = UNIT.read_text().splitlines()
     folder = Path(Config().gateway.proxy_path).parent

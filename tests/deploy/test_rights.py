@@ -1,9 +1,10 @@
-"""The rights of each role, proved both ways: all that its code can ask for is allowed, and its life
-needs all that is allowed.
+"""The rights of each role, verified in both directions: everything that its code can call is
+allowed, and everything that is allowed is used.
 
-What the code can ask for is read from the source (`api_calls`). In the life (`life.py`) the roles
-are processes against a real API server with RBAC, each with a token of its own ServiceAccount;
-their requests are read from the server's audit log."""
+The calls of the code are read from the source (`api_calls`). In the life (`life.py`) the roles are
+processes that use a real API server with RBAC, each with a token of its own ServiceAccount; their
+requests are read from the server's audit log.
+"""
 
 import asyncio
 import json
@@ -30,9 +31,9 @@ from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
+from fairlead.kube.crds import POOL_FINALIZER
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
@@ -49,8 +50,8 @@ VALUES = {
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
-        # The gateway's own list counts, by a pattern of its name; no host has the interface of the
-        # list for all.
+        # The list for this gateway, selected by a pattern of names, takes precedence. No host has
+        # the interface of the common list.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},
@@ -84,7 +85,7 @@ def manifests(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Mani
 async def life(
     real_programs: None, manifests: list[Manifest], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Life]:
-    """A whole life, over when the tests begin."""
+    """A whole life of the cluster, which is over when the tests begin."""
     site = Site.create(
         f"rights{os.getpid()}", nodes=2, gateways=1, clients=1, roles=False, apiserver="real"
     )
@@ -95,13 +96,13 @@ async def life(
         await serve_and_edit(life)
         await use_a_pool(life)
         await hand_over(life)
-        await go_wrong(life)
-        await find_a_lock_in_the_way(life)
-        await say_again(life)
-        await lose_one(life)
+        await provoke_warnings(life)
+        await find_existing_grant(life)
+        await repeat_events(life)
+        await orphan_an_address(life)
         await look(life)
         await end(life)
-        await take_away(life)
+        await remove_leftovers(life)
         yield life
 
 
@@ -142,8 +143,8 @@ async def serve_and_edit(life: Life) -> None:
 
 
 async def use_a_pool(life: Life) -> None:
-    """A pool that is used, edited under its Service, and deleted while the Service has its address:
-    it says so, and stays."""
+    """Use a pool, edit it under its Service, and delete it while the Service has its address: it
+    reports that, and stays."""
     await life.kubectl(
         "apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)]
     )
@@ -182,8 +183,8 @@ async def said_of_pool(life: Life, reason: str) -> bool:
 
 
 async def hand_over(life: Life) -> None:
-    """Kill the leader, and see that the other does the work: it says that an address cannot be
-    had."""
+    """Kill the leader; the other controller takes over and reports that an address cannot be
+    assigned."""
     before = await life.holder()
     (leader,) = [port for port in CONTROLLERS if await life.works("control", port)]
     await process.one(life.site.name, f"control/controller-{leader}").kill()
@@ -194,12 +195,12 @@ async def hand_over(life: Life) -> None:
     await until("another controller leads", another)
     wanted = {"fairlead.io/addresses": "198.51.100.200"}
     await life.kubectl("apply", "-f", "-", given=service("elsewhere", 80, annotations=wanted))
-    await life.told("fairlead-controller", "elsewhere")
+    await life.warned("fairlead-controller", "elsewhere")
 
 
-async def go_wrong(life: Life) -> None:
-    """Somebody else has the health port of a Service on its node: the node says so, and gateways
-    that nobody answers there."""
+async def provoke_warnings(life: Life) -> None:
+    """Another process occupies the health port of a Service on its node: the node reports that, and
+    gateways report that the health port does not answer."""
     squat = (
         f"import socket, time; held = socket.create_server(('', {BLOCKED_PORT})); time.sleep(600)"
     )
@@ -207,14 +208,14 @@ async def go_wrong(life: Life) -> None:
     await life.kubectl(
         "apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT)
     )
-    await life.told("fairlead-node", "blocked")
-    await life.told("fairlead-gateway", "blocked")
+    await life.warned("fairlead-node", "blocked")
+    await life.warned("fairlead-gateway", "blocked")
     await squatter.kill()
 
 
-async def find_a_lock_in_the_way(life: Life) -> None:
-    """As the controller, create the lock on an address that has one already, which a delayed watch
-    has not shown yet: the server answers 409, and the driver reads the existing lock."""
+async def find_existing_grant(life: Life) -> None:
+    """As the controller, create the grant of an address that has one already, which a delayed watch
+    has not shown yet: the server answers 409, and the driver reads the existing grant."""
     async with Client(await life.access("controller")) as client:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
@@ -231,9 +232,9 @@ async def find_a_lock_in_the_way(life: Life) -> None:
             await driver.apply([give])
 
 
-async def say_again(life: Life) -> None:
-    """Say the same thing as each role, and once more as its successor after a restart: one Event,
-    whose count rises."""
+async def repeat_events(life: Life) -> None:
+    """Report the same Event as each role, and again as its next process: there is one Event, whose
+    count rises."""
     uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
     for role in ROLES:
         for count in (1, 2):
@@ -254,9 +255,9 @@ async def said(life: Life, component: str, count: int) -> bool:
     return [event["count"] for event in json.loads(shown)["items"]] == [count]
 
 
-async def lose_one(life: Life) -> None:
-    """While no controller runs, somebody deletes a Service and takes its finalizer off: its address
-    is left over."""
+async def orphan_an_address(life: Life) -> None:
+    """While no controller runs, a user deletes a Service and removes its finalizer: its address is
+    orphaned."""
     for left in process.find(life.site.name, "control/controller-"):
         await left.stop(10)
     await life.kubectl("delete", "service", "blocked", "--wait=false")
@@ -274,7 +275,8 @@ async def lose_one(life: Life) -> None:
 
 
 async def look(life: Life) -> None:
-    """Ask which roles run, with an account that may read the Leases, and with one that may not."""
+    """Query which roles run, with an account that may read the Leases, and with one that may
+    not."""
     options = ("--config", str(life.configuration), "-o", "json")
     command = [str(Path(sys.executable).with_name("fairlead")), "status", "--cluster", *options]
     administrator = str(life.site.directory.kubeconfig_inside)
@@ -295,12 +297,12 @@ async def look(life: Life) -> None:
         "client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60
     )
     assert code == 1
-    assert "may not read which roles run" in errors
+    assert "may not read the Leases of the roles" in errors
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
 
 
-async def take_away(life: Life) -> None:
-    """Remove what a gateway and a node have left, their Leases too."""
+async def remove_leftovers(life: Life) -> None:
+    """Remove everything that a gateway and a node have left, including their Leases."""
     program = str(Path(sys.executable).with_name("fairlead"))
     for role, host, options in (
         ("gateway", "gw1", ("--pin-path", str(life.site.directory.pins("gw1")))),
@@ -312,14 +314,14 @@ async def take_away(life: Life) -> None:
         )
         assert code == 0, errors
     left = json.loads(await life.kubectl("get", "leases", "-n", PRESENCE, "-o", "json"))["items"]
-    # Controllers that end in good order delete their Leases; the one that was killed could not.
+    # A controller that is stopped deletes its Lease; the controller that was killed could not.
     names = sorted(each["metadata"]["name"] for each in left)
     assert [name for name in names if "controller" not in name] == ["fairlead-node-node2"]
     assert len(names) == 2
 
 
 async def end(life: Life) -> None:
-    """Delete the Services, and end every role in good order: whoever leads gives the Lease back."""
+    """Delete the Services, and stop every role gracefully; the leader releases the Lease."""
     await life.kubectl("delete", "service", "web", "elsewhere", "--timeout=60s")
     running = [each for each in process.find(life.site.name) if each.leads]
     roles = [each for each in running if "controller-" in each.label or each.label.endswith(PORTS)]
@@ -336,7 +338,7 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """Includes the calls of rare cases, which a life need not meet. Leases are in the two
+    """Includes calls in rare cases, which need not occur in the life. Leases are in the two
     namespaces of the roles."""
     needed = Source().rights(role)
     inside = {right for right in needed if right.resource.startswith("leases.")}
@@ -360,7 +362,7 @@ def test_each_way_to_call_is_known_to_the_reader_of_the_source() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The source, for a test to change."""
+    """A copy of the source, for a test to modify."""
     return Path(
         shutil.copytree(
             ROOT, tmp_path / "fairlead", ignore=shutil.ignore_patterns("__pycache__", "objects")
@@ -414,14 +416,14 @@ def test_nothing_was_forbidden(life: Life) -> None:
     denied = {use for use in uses if use.code in (401, 403)}
     assert denied == {
         Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)
-    }  # what `look` provokes
+    }  # caused by `look`
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str) -> None:
-    """What was used outside the namespaces of the roles is what the ClusterRole allows, no more and
-    no less."""
+    """The uses outside the namespaces of the roles are exactly those that the ClusterRole
+    allows."""
     elsewhere = [
         use
         for use in life.uses()
@@ -475,7 +477,7 @@ def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
 async def test_the_server_does_check(life: Life, role: str) -> None:
-    """An account may not even read what it has no business with."""
+    """An account cannot even read objects to which it has no rights."""
     access = await life.access(role)
     async with Client(access) as client:
         for path in ("/api/v1/secrets", f"/api/v1/namespaces/{NAMESPACE}/configmaps/fairlead"):

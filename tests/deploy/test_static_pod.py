@@ -1,5 +1,5 @@
-"""The static pod for the API's own balancer: a kubelet can start it without an API server, and it
-needs none to come up."""
+"""The static pod for the load balancer of the API: a kubelet can start it without an API server,
+and it needs none to become ready."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ def test_a_real_server_accepts_the_pod(real_apiserver: KubeApiServer, tmp_path: 
 
 
 def test_it_names_no_object_of_the_api(spec: Manifest) -> None:
-    """The kubelet refuses a static pod that does."""
+    """The kubelet rejects a static pod that refers to other API objects."""
     assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} == {
         "hostPath",
         "emptyDir",
@@ -77,7 +77,7 @@ def test_it_may_do_no_more_than_the_charts_gateways(helm: Path, spec: Manifest) 
 
 @pytest.fixture
 def inside() -> Iterator[str]:
-    """A host without any way out; at the end nothing runs in it."""
+    """A host without any external connectivity; at the end nothing runs in it."""
     name = f"flt-{os.getpid()}-static"
     namespace.create(name)
     try:
@@ -94,8 +94,8 @@ def inside() -> Iterator[str]:
 
 
 def start(spec: Manifest, name: str, log: Path) -> "subprocess.Popen[bytes]":
-    """The container's process, by the manifest: its arguments, its rights, and nothing to write to
-    but /run."""
+    """Start the container's process as in the manifest: its arguments, its capabilities, and only
+    /run writable."""
     (container,) = spec["containers"]
     (configuration,) = (
         each["mountPath"] for each in container["volumeMounts"] if each["name"] == "configuration"

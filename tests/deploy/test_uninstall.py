@@ -1,8 +1,8 @@
-"""Fairlead is taken away by the commands of docs/install.md: nothing hangs and nothing is left,
-with a controller or without.
+"""The commands of docs/install.md uninstall Fairlead: nothing hangs and nothing is left, with or
+without a controller.
 
-The controller runs in this process, on a real API server; there is no other controller in the
-cluster."""
+The controller runs in this process, with a real API server; the cluster has no other controller.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.deploy.documented import Reader, commands_of
 from tests.roles.cluster import FINALIZER, Cluster, until
 
 from fairlead.kube.client import Client
-from fairlead.kube.own import POOL_FINALIZER
+from fairlead.kube.crds import POOL_FINALIZER
 from fairlead.lab import crds
 from fairlead.lab.kubeapiserver import KubeApiServer
 
@@ -30,8 +30,8 @@ TO_CLUSTER_IP = '{"spec":{"type":"ClusterIP"}}'
 
 @pytest.fixture
 async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """A controller, a pool in use, and three Services: one without a class, one of ours, one that
-    keeps its address."""
+    """A controller, a pool in use, and three Services: one without a class, one of a Fairlead
+    class, one that keeps its address."""
     async with Client(server.access) as client:
         await crds.install(client)
         cluster = Cluster(server.access, client, tmp_path)

@@ -1,4 +1,4 @@
-"""What users install: the wheel in an environment of its own, without the lab."""
+"""The wheel that users install, in its own virtual environment, without the lab."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree. The objects in the tree are up to date, or are built for it."""
+    """The wheel of this tree. The eBPF objects of the tree are up to date, or are built for it."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
@@ -28,8 +28,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`fairlead`, installed from the wheel. The packages that it depends on are those of this
-    environment, which stands behind the new one."""
+    """`fairlead`, installed from the wheel. Its dependencies are those of this environment, which
+    follows the new one on the path."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     subprocess.run(
@@ -41,8 +41,8 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    # A folder that a .pth file names is not searched for .pth files itself, as the one by which
-    # the tree is installed here.
+    # Python does not process .pth files in a folder that a .pth file names. So the .pth file by
+    # which the tree is installed here has no effect.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return folder / "bin" / "fairlead"
 

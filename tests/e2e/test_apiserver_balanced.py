@@ -101,7 +101,7 @@ class Gateway:
     async def found(self) -> list[str]:
         """What it shows of the API servers, in the order of its configuration."""
         _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
-        shown = json.loads(said or "{}").get("traffic", {}).get("api", {}).get("servers", {})
+        shown = json.loads(said or "{}").get("api_servers", {}).get("servers", {})
         return [shown.get(server, {}).get("state", "") for server in self.servers]
 
 
@@ -163,7 +163,7 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         port=PORTS[0],
     )
     async with one:
-        other = one.beside(PORTS[1])
+        other = one.replica(PORTS[1])
         await other.start_server()
         access = msgspec.structs.replace(one.access, server=URL)
         site.directory.write_kubeconfig(gateway.kubeconfig, settings.kubeconfig(site.name, access))

@@ -1,4 +1,4 @@
-"""Names for what tests make on the machine."""
+"""Names for namespaces and labs that tests create on the machine."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def netns() -> Iterator[str]:
-    """A network namespace of its own, removed afterwards with all that runs in it."""
+    """A network namespace of the test's own. It is removed afterwards, with all processes in it."""
     name = f"flt-{os.getpid()}-{next(_numbers)}"
     namespace.create(name)
     yield name
@@ -25,5 +25,5 @@ def netns() -> Iterator[str]:
 
 @pytest.fixture
 def lab_name() -> str:
-    """A name for a lab that no other test run has."""
+    """A lab name that no other test run uses."""
     return f"t{os.getpid()}x{next(_numbers)}"

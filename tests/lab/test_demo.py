@@ -1,5 +1,5 @@
-"""The demo, as a user runs it: its JSON has the promised form, Fairlead keeps its promises, the
-others show their troubles."""
+"""The demo as a user runs it: its JSON has the documented form, Fairlead meets its promises, and
+the other load balancers show their problems."""
 
 import json
 import os
@@ -13,8 +13,8 @@ FAIRLEAD = Path(sys.executable).with_name("fairlead")
 NAME = f"demo{os.getpid()}"
 CALLERS = 5
 WATCHED = ("--watch", "9")
-"""Seconds. Shorter than usual: what fails on and on shows itself by then, and what Fairlead's
-callers go through is over. Only the monitor, which needs up to 15 s, would look better."""
+"""Seconds, fewer than by default: persistent failures show within this time, and the effect on
+Fairlead's clients is over. Only the monitor, which needs up to 15 s, would look better."""
 
 
 def test_the_demo_tells_the_story_with_packets() -> None:
@@ -26,7 +26,7 @@ def test_the_demo_tells_the_story_with_packets() -> None:
             timeout=300,
             check=False,
         )
-    except BaseException:  # interrupted, as the demo is then, or too late
+    except BaseException:  # an interrupt, which ends the demo, too, or a timeout
         subprocess.run([FAIRLEAD, "lab", "down", "--name", NAME], timeout=60, check=False)
         raise
     assert done.returncode == 0, done.stderr
@@ -55,8 +55,8 @@ def test_the_demo_tells_the_story_with_packets() -> None:
         == ours["node_killed"]["broken"]
         == 0
     )
-    # A caller tries again after 0.4 s: the node is out before the third try of any of them, without
-    # end for the others.
+    # A client retries after 0.4 s. Fairlead removes the node before the third attempt of any
+    # client; the other load balancers never remove it.
     assert ours["node_killed"]["failed"] <= 2 * CALLERS
     assert not ways["cluster"]["client_address_kept"]
     assert ways["local-blind"]["answered"] < 0.85 * ways["local-blind"]["requests"]

@@ -1,5 +1,5 @@
-"""The pods' echo server: what it says over each protocol, and how it ends. It runs as it does in a
-pod, on loopback."""
+"""The pods' echo server: its answers over each protocol, and its shutdown. It runs as in a pod, on
+loopback."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ class Caller:
     async def get(
         self, path: str = "/", head: str = "", body: bytes = b""
     ) -> tuple[dict[str, str], dict[str, Any]]:
-        """An HTTP request: the header fields and the JSON of the answer."""
+        """Send an HTTP request; return the header fields and the JSON of the response."""
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         self.writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{length}{head}\r\n".encode() + body)
         async with asyncio.timeout(DEADLINE_S):
@@ -214,7 +214,7 @@ async def test_after_sigterm_it_serves_those_who_are_there_and_those_who_come(ec
     await idle.get()
     await lines.line(b"hello\n")
     echo.process.send_signal(signal.SIGTERM)
-    # Longer than it waits for newcomers: connections that are open keep it alive.
+    # Longer than the server waits for new connections: open connections keep it running.
     await asyncio.sleep(1.5)
     late = await call(echo)
     for caller in (late, idle):

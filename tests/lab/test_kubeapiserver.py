@@ -1,5 +1,5 @@
-"""The real API server: it comes up, it is strict about rights, its parts may be killed, and nothing
-of it is left."""
+"""The real API server: it starts, it enforces RBAC, its parts may be killed, and it leaves nothing
+behind."""
 
 import os
 from collections.abc import AsyncIterator

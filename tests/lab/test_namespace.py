@@ -1,4 +1,4 @@
-"""Network namespaces: made as ip-netns does, entered for a moment only, removed without trace."""
+"""Network namespaces: created as by ip-netns, entered temporarily, removed without trace."""
 
 import os
 import socket

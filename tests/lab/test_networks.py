@@ -1,5 +1,5 @@
-"""A lab whose nodes are on two networks and are the gateways too: who reaches whom, what runs
-where, where VIPs are routed."""
+"""A lab with nodes on two networks, where the nodes are the gateways: reachability, roles, and
+routes of VIPs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The lab's processes: where they run, how they are found again, how they end."""
+"""The lab's processes: where they run, how they are found, how they end."""
 
 import asyncio
 import os
@@ -36,7 +36,8 @@ async def test_it_is_found_by_whoever_looks(lab_name: str, tmp_path: Path) -> No
 from pathlib import Path
 from fairlead.lab import process
 process.spawn({lab_name!r}, "gw1/gateway", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
-process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({str(tmp_path / "log")!r}))
+log = Path({str(tmp_path / "log")!r})
+process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=log)
 """
     await asyncio.to_thread(
         subprocess.run, [sys.executable, "-W", "ignore", "-c", script], check=True
@@ -47,11 +48,11 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=Path({
     assert process.find(f"{lab_name}x") == ()
     async with asyncio.timeout(DEADLINE_S):
         await found.stop(10)
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="not running"):
         process.one(lab_name, "gw1/gateway")
     await process.kill_all(process.find(lab_name))
     assert process.find(lab_name) == ()
-    found.send(signal.SIGTERM)  # to one that has ended: nothing
+    found.send(signal.SIGTERM)  # no effect: the process has ended
 
 
 async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(

@@ -1,4 +1,4 @@
-"""What a lab needs is tried out first; what is missing is named all at once, and nothing stays
+"""The requirements of a lab are tried; all missing ones are reported together, and nothing is left
 behind."""
 
 import os
@@ -18,7 +18,7 @@ async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
 
 
 def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) -> None:
-    # Root, but without the right to configure networks.
+    # Root without CAP_NET_ADMIN: it cannot configure networks.
     command = [
         "setpriv",
         "--bounding-set=-net_admin",
@@ -34,7 +34,7 @@ def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) ->
     assert "lacks what a lab needs" in said
     assert "bridge and veth devices" in said
     assert "nftables with NAT" in said
-    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works all the same" in said
+    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works without these" in said
     assert "Traceback" not in said
     assert namespace.names(f"flcheck-{up.pid}") == ()
     assert namespace.names(f"fl-{lab_name}-") == ()

@@ -1,5 +1,5 @@
-"""A lab with Fairlead's roles: traffic to a load balancer's address from outside, over the death of
-each part."""
+"""A lab with Fairlead's roles: traffic from outside to a load-balancer address, while parts are
+killed."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vips(site: Site) -> tuple[str, ...]:
-    """The Service's addresses, once all pods answer there."""
+    """Return the Service's addresses, once all pods answer there."""
     async with site.client() as client, asyncio.timeout(DEADLINE_S):
         while not (
             ingress := (await client.get(SERVICES, ("default", "web"))).status.load_balancer.ingress
@@ -71,7 +71,7 @@ async def vips(site: Site) -> tuple[str, ...]:
 
 
 async def ask(site: Site, address: str) -> tuple[str, str]:
-    """(pod, peer) as the pod that was reached says."""
+    """Return (pod, peer) as reported by the pod that was reached."""
     reader, writer = await site.connect("client1", address, 80, timeout_s=1)
     try:
         async with asyncio.timeout(5):
@@ -85,7 +85,7 @@ async def ask(site: Site, address: str) -> tuple[str, str]:
 
 
 async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
-    """Return when these pods, and no others, answer twenty calls in a row."""
+    """Return when these pods, and no others, answer twenty connections in a row."""
     answered: Counter[str] = Counter()
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -111,10 +111,10 @@ async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
 async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
     site: Site, vips: tuple[str, ...]
 ) -> None:
-    with pytest.raises(Refused, match="runs already"):
+    with pytest.raises(Refused, match="already running"):
         await site.start_role("gw1")
     await site.kill_role("gw1")
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="not running"):
         await site.kill_role("gw1")
     await until_answered_by(site, vips[0], {"a", "b"})
     await site.start_role("gw1")
@@ -125,7 +125,7 @@ async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
 async def test_a_role_is_stopped_and_started(
     site: Site, vips: tuple[str, ...], host: str, left: set[str]
 ) -> None:
-    # A node whose health port nobody serves gets nothing new, though its rules are still there.
+    # A node whose health port is not served gets no new connections, although its rules exist.
     await site.stop_role(host)
     await until_answered_by(site, vips[0], left)
     await site.start_role(host)
@@ -149,22 +149,22 @@ async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple
 
 
 async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
-    """A running machine is left unchanged: its connections go on, its namespace is the same. Only a
-    role that has died is started."""
+    """A running machine is left unchanged: its connections continue, and its namespace is the same.
+    Only a role that has ended is started."""
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
             Refused,
-            match=rf"{host} of lab {site.name} runs, and so do its roles; .* lab kill --name "
+            match=rf"{host} of lab {site.name} is up, and its roles run; .* lab kill --name "
             rf"{site.name} {host}",
         ):
             await site.revive_node(host)
         await site.kill_role(host)
         await site.revive_node(host)
-        with pytest.raises(Refused, match="runs already"):
+        with pytest.raises(Refused, match="already running"):
             await site.start_role(host)
         assert namespace.identity(site.namespace(host)) == before
-    with pytest.raises(Refused, match=f"client1 of lab {site.name} runs; "):
+    with pytest.raises(Refused, match=f"client1 of lab {site.name} is up; "):
         await site.revive_node("client1")
     await until_answered_by(site, vips[0], {"a", "b"})
 
@@ -190,8 +190,7 @@ async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(
 async def test_the_lab_has_its_configuration_where_a_cluster_has_it(
     site: Site, vips: tuple[str, ...]
 ) -> None:
-    """With this ConfigMap `kubectl fairlead plan` needs no other option than the lab's
-    kubeconfig."""
+    """With this ConfigMap `kubectl fairlead plan` needs only the lab's kubeconfig as an option."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
         "KUBECONFIG": str(site.directory.kubeconfig),
@@ -223,7 +222,7 @@ async def test_a_role_that_cannot_start_says_why_and_nothing_is_left(lab_name: s
         if step.startswith("fairlead controller"):
             Path(lab.directory.config).write_text("pools: 7\n")
 
-    with pytest.raises(Unavailable, match=r"control/controller ended at its start(.|\n)*\$\.pools"):
+    with pytest.raises(Unavailable, match=r"control/controller exited at startup(.|\n)*\$\.pools"):
         await lab.up(spoil)
     assert not namespace.names(f"fl-{lab_name}-")
     assert process.find(lab_name) == ()

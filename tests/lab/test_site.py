@@ -1,5 +1,4 @@
-"""A lab as a whole, with its control plane, without Fairlead's roles: nodes, pods, slices,
-failures."""
+"""A whole lab with its control plane, without Fairlead's roles: nodes, pods, slices, failures."""
 
 import asyncio
 import json
@@ -55,7 +54,7 @@ def service(name: str, app: str, **spec: object) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for it to be true; answer what it answered."""
+    """Poll until the result is true; return it."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not (answer := await condition()):
@@ -66,7 +65,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 async def ask(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
-    """What the echo server at an address says to a host or pod."""
+    """Return what the echo server at an address reports to a host or pod."""
     reader, writer = await site.connect(host, address, port)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -92,7 +91,7 @@ async def client(site: Site) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def web(site: Site) -> AsyncIterator[dict[str, Pod]]:
-    """Three pods that stay: two on node1, one wherever it is put."""
+    """Three permanent pods: two on node1, one on a node that the scheduler chooses."""
     await site.apply([pod("a", "node1"), pod("b", "node1"), pod("c")])
     await site.await_pods()
     async with site.client() as client:
@@ -178,7 +177,7 @@ async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -
         "default/a", ["ip", "-br", "-4", "address", "show", "eth0"]
     )
     assert (exit_code, output.split()[-1]) == (0, f"{web['a'].status.pod_ips[0].ip}/32")
-    with pytest.raises(Refused, match="does not run"):
+    with pytest.raises(Refused, match="not running"):
         await site.exec("default/nobody", ["true"])
 
 
@@ -215,7 +214,7 @@ async def slices_of(client: Client, name: str) -> list[EndpointSlice]:
 
 
 async def states_of(client: Client, name: str) -> dict[str, tuple[bool, bool, bool]]:
-    """(ready, serving, terminating) by IPv4 address."""
+    """Return (ready, serving, terminating) by IPv4 address."""
     return {
         endpoint.addresses[0]: (endpoint.ready, endpoint.serving, endpoint.terminating)
         for slice_ in await slices_of(client, name)
@@ -266,7 +265,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
         PODS, ("default", "s1"), {"metadata": {"annotations": {"lab.fairlead.io/ready": None}}}
     )
     await are(s1=READY, s2=READY)
-    # An open connection keeps the server, and so the terminating endpoint, for as long as we look.
+    # An open connection keeps the server running, and so the terminating endpoint, during the test.
     _, writer = await site.connect("client1", address["s2"], 9090)
     writer.write(b"hello\n")
     await client.delete(PODS, ("default", "s2"))
@@ -285,7 +284,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
 async def test_endpoints_follow_readiness_and_go_with_their_service(
     site: Site, client: Client
 ) -> None:
-    """And those that somebody wrote for a Service without selector stay as they are."""
+    """Endpoints that another client wrote for a Service without a selector stay unchanged."""
     theirs = {
         "apiVersion": "v1",
         "kind": "Endpoints",
@@ -436,7 +435,7 @@ async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
         await site.connect("client1", address, 8080, timeout_s=0.3)
     assert process.find(site.name, "pod/node2/") == ()
     assert "node2" in [node.metadata.name for node in await client.list(NODES)]
-    assert (await client.get(PODS, ("default", "n"))).ready  # nobody has told Kubernetes
+    assert (await client.get(PODS, ("default", "n"))).ready  # Kubernetes does not know yet
     await site.revive_node("node2")
 
     async def answers() -> bool:
@@ -462,7 +461,7 @@ async def test_a_host_network_pod_has_its_nodes_addresses(site: Site, client: Cl
 
 
 async def test_a_role_that_does_not_run_cannot_be_stopped(site: Site) -> None:
-    with pytest.raises(Conflict, match="gw1/gateway does not run"):
+    with pytest.raises(Conflict, match="gw1/gateway is not running"):
         await site.stop_role("gw1")
     with pytest.raises(Refused, match="no role"):
         await site.start_role("client1")

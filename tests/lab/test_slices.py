@@ -1,4 +1,4 @@
-"""Which EndpointSlices a Service gets from the pods there are."""
+"""The EndpointSlices and Endpoints that a Service gets from the existing pods."""
 
 from collections.abc import Iterable, Sequence
 from random import Random
@@ -250,7 +250,8 @@ def endpoints_of(service: Service, *pods: Pod) -> Endpoints:
 
 
 def test_endpoints_as_the_api_server_would_be_told() -> None:
-    """The first family alone; pods that are not ready apart; none that is on its way out."""
+    """Only addresses of the first family; unready pods are listed separately, terminating ones not
+    at all."""
     web = make_service(ServicePort(80, "http", target_port=8080), ip_families=("IPv6", "IPv4"))
     pods = (
         make_pod(1),

@@ -1,4 +1,4 @@
-"""What the lab's scheduler and kubelets decide and report."""
+"""The decisions and reports of the lab's scheduler and kubelets."""
 
 import msgspec
 import pytest
@@ -19,7 +19,8 @@ NODES = [make_node("node10"), make_node("node2"), make_node("node1")]
 
 
 def make_pod(**metadata: object) -> Pod:
-    return Pod(Meta("web", "default", "uid", **metadata), PodSpec((Container("web", "echo"),)))  # type: ignore[arg-type]
+    meta = Meta("web", "default", "uid", **metadata)  # type: ignore[arg-type]
+    return Pod(meta, PodSpec((Container("web", "echo"),)))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_how_long_a_pod_may_take_to_end(asked: int | None, spec: int | None, exp
     ("annotations", "expected"), [({}, True), ({"lab.fairlead.io/ready": "false"}, False)]
 )
 def test_readiness_is_an_annotation(annotations: dict[str, str], expected: bool) -> None:
-    assert status.wants_ready(make_pod(annotations=annotations)) is expected
+    assert status.probe_succeeds(make_pod(annotations=annotations)) is expected
 
 
 def test_a_running_pods_status_reads_back_as_ready() -> None:

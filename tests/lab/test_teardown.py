@@ -1,4 +1,4 @@
-"""Labs come and go: side by side, cut short, after the death of any part; and nothing is ever
+"""Labs are created and removed: side by side, interrupted, after any part was killed; nothing is
 left."""
 
 import asyncio
@@ -26,7 +26,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 async def who_answers(site: Site) -> str:
-    """The name of the first pod of node1, by its own word."""
+    """Return the name of the first pod of node1, as it reports itself."""
     _, output, errors = await site.exec(
         "client1", ["curl", "-sS", "-m", "5", "http://10.244.1.2:8080/"]
     )
@@ -35,7 +35,7 @@ async def who_answers(site: Site) -> str:
 
 
 def traces(lab: str) -> list[str]:
-    """All that there is of a lab on the machine."""
+    """Return everything of a lab that exists on the machine."""
     found = [*namespace.names(f"fl-{lab}-"), *(running.label for running in process.find(lab))]
     mounts = [
         line
@@ -69,7 +69,7 @@ async def up_and_down_twice(lab_name: str) -> None:
             await other.apply([pod("a")])
             await other.await_pods()
             assert await who_answers(other) == "a"
-            with pytest.raises(Refused, match="there already"):
+            with pytest.raises(Refused, match="exists already"):
                 await Site.create(lab_name).up()
             assert await who_answers(other) == "a"
         assert traces(lab_name) == []
@@ -84,7 +84,7 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
         await lab.apply([pod("a")])
         await lab.await_pods()
         assert await who_answers(lab) == "a"
-        assert {"lab/etcd", "lab/kube-apiserver", "lab/doorway"} <= {
+        assert {"lab/etcd", "lab/kube-apiserver", "lab/forwarder"} <= {
             each.label for each in process.find(lab_name)
         }
     assert traces(lab_name) == []
@@ -92,9 +92,9 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
 
 @pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "A"])
 async def test_what_is_no_name_takes_nothing_down(name: str) -> None:
-    with pytest.raises(Refused, match="cannot be called"):
+    with pytest.raises(Refused, match="not a valid lab name"):
         await demolish(name)
-    with pytest.raises(Refused, match="cannot be called"):
+    with pytest.raises(Refused, match="not a valid lab name"):
         Site.open(name)
 
 

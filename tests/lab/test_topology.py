@@ -60,7 +60,7 @@ def test_a_pod_is_inside_its_nodes_ranges(index: int) -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "1a", "a" * 21, "a/b", "ä"])
 def test_a_name_that_could_be_mistaken_is_refused(name: str) -> None:
-    with pytest.raises(Refused, match="cannot be called"):
+    with pytest.raises(Refused, match="not a valid lab name"):
         plan_topology(name, 1, 1, 1)
 
 

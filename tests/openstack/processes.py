@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.openstack import places
 
 from fairlead.errors import Unavailable
-from fairlead.lab.process import MANY, give_way
+from fairlead.lab.process import POD_NICE, set_nice
 
 START_TIMEOUT_S = 120.0
 LOOK_S = 0.02
@@ -48,7 +48,7 @@ class Processes:
         self._running.callback(_end, child)
         # Labs beside it count what is answered in time; here nothing but the test's own patience
         # runs out.
-        give_way(child.pid, MANY)
+        set_nice(child.pid, POD_NICE)
         return Started(name, child, log)
 
     def python(

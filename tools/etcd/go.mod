@@ -1,4 +1,5 @@
-// The etcd version with which this release of Kubernetes is tested, built without changes: sh tools/build.sh etcd
+// The etcd version with which this release of Kubernetes is tested, unmodified:
+// sh tools/build.sh etcd
 module fairlead/tools/etcd
 
 go 1.26.0

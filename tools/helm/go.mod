@@ -1,4 +1,4 @@
-// Helm, which renders and checks the chart, built as it is: sh tools/build.sh helm
+// Helm, which renders and checks the chart, unmodified: sh tools/build.sh helm
 module fairlead/tools/helm
 
 go 1.26.0

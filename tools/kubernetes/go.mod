@@ -1,5 +1,6 @@
-// Real Kubernetes components, built as they are for the tests and the lab: sh tools/build.sh kubernetes
-// The staging modules have the version of the release they belong to; k8s.io/kubernetes itself names none.
+// Unmodified Kubernetes components for the tests and the lab: sh tools/build.sh kubernetes
+// The staging modules have the version of their Kubernetes release; k8s.io/kubernetes itself does
+// not require a version of them.
 module fairlead/tools/kubernetes
 
 go 1.26.0

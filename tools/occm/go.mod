@@ -1,4 +1,4 @@
-// OCCM, beside which bench.octavia measures, built as it is: sh tools/build.sh occm
+// OCCM, with which bench.octavia compares Fairlead, unmodified: sh tools/build.sh occm
 module fairlead/tools/occm
 
 go 1.26.0

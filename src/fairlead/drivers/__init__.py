@@ -15,14 +15,13 @@ reverse order."""
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import msgspec
-
 from fairlead.model import Outcome, ServiceKey
 
-if TYPE_CHECKING:  # the helper processes of a role need neither of these imports
+if TYPE_CHECKING:  # the helper processes of a role need none of these imports
     from prometheus_client.registry import Collector
 
     from fairlead.drivers.need import Need
+    from fairlead.role_state import Part
 
 Requeue = Callable[[Collection[ServiceKey]], None]
 """Called by a driver to have these Services reconciled again although nothing in the cluster has
@@ -45,8 +44,11 @@ class Component:
     """Name in logs, and of the component's task."""
     batch = 0
     """Drivers only: see `Driver.batch`."""
-    read_incomplete = False
-    """Drivers only: see `Driver.read_incomplete`."""
+
+    @property
+    def read_incomplete(self) -> bool:
+        """Drivers only: see `Driver.read_incomplete`."""
+        return False
 
     async def open(self) -> None:
         """Prepare the component, or wait until the role may continue. The components before it in
@@ -64,9 +66,10 @@ class Component:
         descriptions of what was removed. Needs no `open`, and leaves nothing to close."""
         return ()
 
-    def status(self) -> msgspec.Struct | None:
-        """Return the part of `/state` that describes the component, where each field appears under
-        its own name; None adds nothing. Called in a thread while the component is open."""
+    def status(self) -> "Part | None":
+        """Return the part of `/state` that describes the component, which appears in the field that
+        `role_state.PART_FIELDS` names; None adds nothing. Called in a thread while the component is
+        open."""
         return None
 
     def collectors(self) -> "Sequence[Collector]":

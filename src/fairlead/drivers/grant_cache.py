@@ -7,7 +7,7 @@ the watch shows another one with its name. Invariant: an answer counts only unti
 that version or a later one, and at most until the next audit."""
 
 from fairlead.drivers.mutation_cache import MutationCache
-from fairlead.kube.own import AddressGrant
+from fairlead.kube.crds import AddressGrant
 from fairlead.model import ServiceKey
 from fairlead.state import State
 

@@ -32,7 +32,7 @@ from fairlead.drivers.liveness import MAX_IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.httpanswer import SILENT, Answer
-from fairlead.net.httpprobe import Line
+from fairlead.net.httpprobe import ProbeConnection
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class NodeProbes:
         self.due_s: float | None = None
         self.outstanding: Target | None = None
         self.sent_s = float("-inf")
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, ProbeConnection] = {}
         """The open connections by port; the one used last comes last."""
         self.probes_sent = 0
 
@@ -360,7 +360,7 @@ class Monitor:
             if line is not None:
                 line.close()
             mark = 0 if target.routed else self._mark
-            line = Line(
+            line = ProbeConnection(
                 asyncio.get_running_loop(),
                 target.address,
                 target.port,
@@ -372,7 +372,7 @@ class Monitor:
             node.lines.pop(next(iter(node.lines))).close()
         self._outstanding.append((now_s, node))
         self.sent += 1
-        line.ask(target.path)
+        line.request(target.path)
 
     def _on_answer(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
         target, node.outstanding = node.outstanding, None

@@ -1,2 +1,2 @@
-"""Clusters out of network namespaces on one machine: real packets, the shipped roles, an API server
-in memory."""
+"""Build clusters out of network namespaces on one machine: real packets, the shipped roles, and an
+in-memory or a real API server."""

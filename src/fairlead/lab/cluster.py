@@ -1,9 +1,11 @@
 """The lab's control plane and kubelets, one process per lab: `python -m fairlead.lab.cluster LAB`.
 
-In: the run directory of a lab whose network and API server are there. Out: Nodes registered, Pods
-scheduled and run, EndpointSlices and Endpoints kept, until SIGTERM. Pods outlive this process; its
-successor removes them and starts them anew. Follows what kube-scheduler, the node lifecycle and
-EndpointSlice controllers and kubelet do, as far as Services can tell."""
+In: the run directory of a lab whose network and API server are up. Out: until SIGTERM, Nodes are
+registered, Pods are scheduled and run, and EndpointSlices and Endpoints are kept current. Pods
+outlive this process; its next start removes them and starts them again. Follows the behaviour of
+kube-scheduler, of the node lifecycle and EndpointSlice controllers and of the kubelet, as far as
+Services can observe it.
+"""
 
 import asyncio
 import signal
@@ -31,14 +33,14 @@ from fairlead.lab.topology import Host, Topology
 log = structlog.get_logger()
 
 NODE_GRACE_S = 40.0
-"""So long after a node's last sign of life Kubernetes calls it unreachable
+"""Time after a node's last heartbeat at which Kubernetes marks it unreachable
 (--node-monitor-grace-period)."""
-LOOK_S = 0.5
+POLL_S = 0.5
 RETRY_S = 1.0
 
 
 class Cluster:
-    """One lab's control plane. `run` is its life."""
+    """A lab's control plane. `run` runs it until it is cancelled."""
 
     def __init__(self, client: Client, topology: Topology, directory: RunDirectory) -> None:
         self._client = client
@@ -46,24 +48,23 @@ class Cluster:
         self._directory = directory
         self._nodes: dict[ObjectKey, Node] = {}
         self._pods: dict[ObjectKey, Pod] = {}
-        self._bound: dict[
-            ObjectKey, tuple[str, str]
-        ] = {}  # (UID, node) of Pods whose binding the watch may not have shown yet
+        # (UID, node) of Pods that were bound and whose binding the watch may not have shown yet.
+        self._bound: dict[ObjectKey, tuple[str, str]] = {}
         self._waiting = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the control plane until cancelled."""
         await pod.remove_leftovers(self._topology)
         await self._register_nodes()
         endpoints = EndpointController(self._client)
         async with asyncio.TaskGroup() as group:
             kubelet = Kubelet(self._client, self._topology, self._directory, group)
             known = [
-                self._follow(group, Reflector(self._client, NODES), self._see_nodes),
+                self._follow(group, Reflector(self._client, NODES), self._update_nodes),
                 self._follow(
                     group,
                     Reflector(self._client, PODS),
-                    self._see_pods,
+                    self._update_pods,
                     endpoints.update_pods,
                     kubelet.update,
                 ),
@@ -89,26 +90,26 @@ class Cluster:
         self,
         group: asyncio.TaskGroup,
         reflector: Reflector[Any],
-        *told: Callable[[Mapping[ObjectKey, Any]], None],
+        *consumers: Callable[[Mapping[ObjectKey, Any]], None],
     ) -> asyncio.Event:
-        """Tell each change of a collection to those who want it. The event is set when the first
-        list has been told."""
+        """Pass each change of a collection to `consumers`. Return an event that is set once the
+        first list has been delivered."""
         complete = asyncio.Event()
 
         async def follow() -> None:
             async for changes in reflector.changes():
-                for tell in told:
-                    tell(changes)
+                for consume in consumers:
+                    consume(changes)
                 complete.set()
 
         group.create_task(follow(), name="follow")
         return complete
 
-    def _see_nodes(self, changes: Mapping[ObjectKey, Node | None]) -> None:
+    def _update_nodes(self, changes: Mapping[ObjectKey, Node | None]) -> None:
         _merge(self._nodes, changes)
         self._waiting.set()
 
-    def _see_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
+    def _update_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
         _merge(self._pods, changes)
         self._waiting.set()
 
@@ -116,7 +117,7 @@ class Cluster:
         for host in self._topology.of("node"):
             try:
                 await self._client.create(NODES, status.node_object(host, self._topology.lab))
-            except Conflict:  # from before a restart of this process
+            except Conflict:  # registered before this process was restarted
                 log.debug("node is registered already", node=host.name)
             await self._report_node(host, ready=True)
 
@@ -157,7 +158,7 @@ class Cluster:
                 self._bound[key] = (waiting.metadata.uid, node)
 
     def _load(self) -> list[str]:
-        """For each Pod that has a node, the name of that node."""
+        """Return the node of each Pod that is assigned to one, one entry per Pod."""
         there = [
             known.spec.node_name
             for known in self._pods.values()
@@ -174,12 +175,12 @@ class Cluster:
         }
         try:
             await self._client.request("POST", f"{PODS.path(*key)}/binding", body=binding)
-        except (NotFound, Conflict):  # deleted meanwhile, or bound by somebody else
+        except (NotFound, Conflict):  # deleted meanwhile, or bound by another client
             log.debug("pod cannot be bound", pod=str(key), node=node)
 
     async def _watch_nodes(self) -> None:
-        """The node lifecycle: a node without a sign of life for long is Unknown, and its Pods are
-        not ready."""
+        """Run the node lifecycle controller: a node without a heartbeat for NODE_GRACE_S becomes
+        Unknown and its Pods become unready."""
         loop = asyncio.get_running_loop()
         seen_s = {host.name: loop.time() for host in self._topology.of("node")}
         lost: set[str] = set()
@@ -194,15 +195,17 @@ class Cluster:
                             self._waiting.set()
                     elif host.name not in lost and loop.time() - seen_s[host.name] > NODE_GRACE_S:
                         await self._report_node(host, ready=False)
-                        await self._give_up_pods(host)
+                        await self._mark_pods_unready(host)
                         lost.add(host.name)
-                except NotFound:  # somebody deleted the Node: it registers again with the next start, as a kubelet does
+                except NotFound:
+                    # A client deleted the Node. It is registered again at the next start, as by a
+                    # kubelet.
                     lost.discard(host.name)
                 except FairleadError as problem:
                     log.warning("node lifecycle", node=host.name, problem=str(problem))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
-    async def _give_up_pods(self, host: Host) -> None:
+    async def _mark_pods_unready(self, host: Host) -> None:
         for key, known in list(self._pods.items()):
             if known.spec.node_name == host.name and not known.finished:
                 body = {"status": {"conditions": status.unreachable(known, _now())}}
@@ -230,7 +233,7 @@ async def _main(lab: str) -> None:
         try:
             await Cluster(client, directory.topology(), directory).run()
         except asyncio.CancelledError:
-            log.info("cluster ends")
+            log.info("cluster stopped")
 
 
 if __name__ == "__main__":

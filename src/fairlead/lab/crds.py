@@ -1,7 +1,7 @@
-"""Teach an API server our own kinds, as `kubectl apply -f deploy/crds` does on a cluster.
+"""Install Fairlead's CRDs on an API server, as `kubectl apply -f deploy/crds` does on a cluster.
 
-In: a client. Out: AddressPools and AddressGrants are served when `install` returns.
-The definitions stand in `deploy/crds` of the source tree.
+In: a client. Out: when `install` returns, the server serves AddressPools and AddressGrants. The
+definitions are in `deploy/crds` of the source tree.
 """
 
 import asyncio
@@ -11,31 +11,31 @@ import fairlead
 from fairlead.errors import Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.manifests import read_documents
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import manifests
 
-LOOK_S = 0.05
+POLL_S = 0.05
 TIMEOUT_S = 20.0
 
 
 def folder() -> Path:
-    """Where the definitions are."""
+    """Return the folder that contains the CRDs."""
     return Path(fairlead.__file__).parents[2] / "deploy" / "crds"
 
 
 async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Apply the definitions and wait until their kinds are served: a real API server takes a
-    moment."""
+    """Apply the CRDs and wait until the server serves their resources, which takes a real API
+    server a moment. Raise Unavailable after `timeout_s` seconds."""
     await manifests.apply(client, [document.object for document in read_documents([folder()])])
     try:
         async with asyncio.timeout(timeout_s):
             while not await _served(client):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Unavailable(
-            f"AddressPool and AddressGrant are not served {timeout_s} s after their definitions "
-            "were applied"
+            f"AddressPool and AddressGrant are not served {timeout_s} s after their CRDs were "
+            "applied"
         ) from None
 
 

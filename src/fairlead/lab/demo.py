@@ -1,17 +1,20 @@
-"""The main job, shown with packets: one lab, four ways to reach the same application, the same
-events for all of them.
+"""Show with packets what Fairlead is for: one lab exposes the same application through four load
+balancers and sends all of them through the same events.
 
-In: how many connections, how long to watch. Out: a `Report` of what was counted. Nothing is
-scripted: every number is a count of answers that came back, and may come out badly.
+In: the number of connections and the observation time. Out: a `Report` of counts. Nothing is
+scripted: every number counts answers that arrived, and may turn out badly.
 
-The four ways are four Services with the same five pods each, placed 3/1/1/0 on four nodes, and
-differ only so:
-  cluster          policy Cluster; the balancer takes every node as a member and asks nobody
-  local-blind      policy Local; the same balancer (what OCCM does when nothing is annotated)
-  local-monitored  policy Local; the same, with an HTTP monitor on the healthCheckNodePort at OCCM's default times
-  fairlead         policy Local; Fairlead as it is
-All go through one gateway and one data plane, so that what differs is what the balancer knows (see
-`lab.plain`)."""
+Four Services, each with five pods placed 3/1/1/0 on four nodes, differ only in their load balancer:
+
+  cluster          policy Cluster; every node is a member, no health checks
+  local-blind      policy Local; as above (OCCM's behaviour without annotations)
+  local-monitored  policy Local; as above, with an HTTP monitor on the healthCheckNodePort, with
+                   OCCM's default times
+  fairlead         policy Local; Fairlead, unmodified
+
+All of them use the same gateway and the same data plane, so they differ only in what the load
+balancer knows (see `lab.plain`).
+"""
 
 import asyncio
 import sys
@@ -33,10 +36,10 @@ Progress = Callable[[str], None]
 CLIENT, GATEWAY = "client1", "gw1"
 PLACEMENT = ("node1", "node1", "node1", "node2", "node3")
 FROM_NODE, TO_NODE = "node2", "node4"
-"""The pod moves from a node that has no other to one that has none."""
+"""The pod moves from a node where it is the only one to a node without pods."""
 KILLED_NODE = "node3"
 GRACE_S = 5
-"""How long a pod that is told to end goes on serving at most, while connections still come."""
+"""Longest time for which a terminating pod continues to serve while connections still arrive."""
 PLAIN_CLASS = "example.com/plain"
 PLAIN = {
     "cluster": "203.0.113.251",
@@ -47,21 +50,21 @@ WAYS = ("cluster", "local-blind", "local-monitored", "fairlead")
 FAIRLEAD = "fairlead"
 
 MONITOR_SETTLES_S = 9.0
-"""So long until the monitor has found the nodes without pods: a round of 5 s, 3 s to answer."""
+"""Time until the monitor has found the nodes without pods: an interval of 5 s, a timeout of 3 s."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What callers went through while something happened. `broken`: open connections that need not
-    have broken."""
+    """What clients experienced during one event. `broken` counts the open connections that broke
+    avoidably: those whose pod was not on the failed node."""
 
     failed: int
     broken: int
     longest_gap_ms: int
 
 
-class Way(msgspec.Struct, frozen=True):
-    """What was counted for one way. `busiest_pod_over_fair`: the busiest pod's share over an equal
-    share."""
+class Result(msgspec.Struct, frozen=True):
+    """The counts for one load balancer. `busiest_pod_over_fair` is the busiest pod's share of the
+    requests, divided by an equal share."""
 
     way: str
     requests: int
@@ -75,12 +78,12 @@ class Way(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The demo's result."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[Result, ...]
 
 
 def service(way: str) -> dict[str, Any]:
-    """The least manifest of a load balancer, for one way. Fairlead's has no class: the
-    configuration's default serves it."""
+    """Return a minimal load-balancer manifest for one variant. Fairlead's has no class, so the
+    default class of the configuration serves it."""
     spec: dict[str, Any] = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Cluster" if way == "cluster" else "Local",
@@ -128,14 +131,14 @@ class Demo:
         }
         try:
             await asyncio.sleep(1)
-            moved = await self._through(
+            moved = await self._measure_event(
                 loads, "a pod moves to another node, gracefully", self._move_pods
             )
-            killed = await self._through(loads, f"{KILLED_NODE} is killed", self._kill_node)
+            killed = await self._measure_event(loads, f"{KILLED_NODE} is killed", self._kill_node)
         finally:
             for load in loads.values():
                 load.kill()
-        return Report(tuple(way_of(way, tallies[way], moved[way], killed[way]) for way in WAYS))
+        return Report(tuple(result_of(way, tallies[way], moved[way], killed[way]) for way in WAYS))
 
     async def _deploy(self) -> Mapping[str, str]:
         self._progress("applying four Services with five pods each, placed 3/1/1/0")
@@ -165,8 +168,8 @@ class Demo:
         return ingress[0].ip
 
     async def _await_answer(self, address: str) -> None:
-        """Wait until anything answers there: the nodes hear of the address at the same time as we
-        do."""
+        """Wait until the address answers: nodes see it in the Service's status at the same time as
+        this process, and may still be applying it. Raise Unavailable if it does not answer."""
         for _ in range(50):
             try:
                 _, writer = await self._site.connect(CLIENT, address, 80, timeout_s=0.3)
@@ -199,11 +202,11 @@ class Demo:
     def _load(self, kind: str, address: str, *options: str) -> Sequence[str]:
         return (sys.executable, "-m", "fairlead.probe", kind, address, "80", *options)
 
-    async def _through(
+    async def _measure_event(
         self, loads: Mapping[str, Piped], what: str, event: Callable[[], Any]
     ) -> Mapping[str, Period]:
-        """What the callers of each way go through while `event` happens and for the time of
-        watching after it."""
+        """Return what the clients of each load balancer experience during `event` and the
+        observation time after it."""
         await asyncio.gather(*(load.ask("") for load in loads.values()))
         self._progress(f"under steady load: {what}; watching for {self._watch_s:.0f} s")
         async with asyncio.TaskGroup() as group:
@@ -216,7 +219,7 @@ class Demo:
         }
 
     async def _move_pods(self) -> None:
-        """As a rollout does: the new pod first, the old one only when the new one is ready."""
+        """Move a pod as a rollout does: delete the old pod only when the new one is ready."""
         await self._site.apply([pod(way, 6, TO_NODE) for way in WAYS])
         await self._site.await_pods()
         async with self._site.client() as client:
@@ -229,14 +232,14 @@ class Demo:
         await self._site.kill_node(KILLED_NODE)
 
 
-def way_of(way: str, tally: Tally, moved: Period, killed: Period) -> Way:
-    """Put the counts of one way together."""
+def result_of(way: str, tally: Tally, moved: Period, killed: Period) -> Result:
+    """Combine the counts of one load balancer."""
     busiest = (
         max(tally.by_pod.values(), default=0) * len(PLACEMENT) / tally.answered
         if tally.answered
         else 0.0
     )
-    return Way(
+    return Result(
         way=way,
         requests=tally.requests,
         answered=tally.answered,
@@ -248,6 +251,7 @@ def way_of(way: str, tally: Tally, moved: Period, killed: Period) -> Way:
 
 
 def event_of(period: Period, dead_node: str) -> Event:
-    """A connection to a pod on the dead node had to break; any other need not have."""
+    """Return the counts of one event. A connection to a pod on `dead_node` had to break and is not
+    counted as broken."""
     broken = sum(1 for each in period.broken if each.node != dead_node)
     return Event(period.failed, broken, period.longest_gap_ms)

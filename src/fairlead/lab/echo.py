@@ -1,13 +1,17 @@
-"""The server in each of the lab's pods: says who called, over HTTP, raw TCP and UDP.
+"""The server in each of the lab's pods: reports the client's address over HTTP, raw TCP and UDP.
 
-In: `--tcp PORT` and `--udp PORT`, as often as wanted. Out: one JSON object per request, line or
-datagram, with the pod, the node, the peer's address and port *as this pod's kernel saw them*, and
-what a PROXY header or X-Forwarded-For claims. After SIGTERM it ends as a well-made server does: it
-still accepts, for load balancers need a moment to hear of it; it answers what arrives on open
-connections and closes each with its answer; it exits when none is open and none has come for a
-second. Who ended it decides how long that may take at most. Run alone, by `python -I -S`, with the
-standard library only: one per pod must cost little. Follows RFC 9112 (HTTP/1.1) and HAProxy's
-doc/proxy-protocol.txt, versions 1 and 2."""
+In: any number of `--tcp PORT` and `--udp PORT`. Out: one JSON object per request, line or datagram,
+with the pod, the node, the peer's address and port *as this pod's kernel saw them*, and the client
+address that a PROXY header or X-Forwarded-For claims.
+
+After SIGTERM it shuts down gracefully: it still accepts connections, because load balancers need a
+moment to notice; it answers requests on open connections and closes each connection with its
+answer; it exits when no connection is open and none has arrived for a second. The process that sent
+SIGTERM sets the deadline.
+
+It runs by `python -I -S` with the standard library only, because there is one per pod and it has to
+be cheap. Follows RFC 9112 (HTTP/1.1) and HAProxy's doc/proxy-protocol.txt, versions 1 and 2.
+"""
 
 import argparse
 import json
@@ -25,15 +29,16 @@ PROXY_V1 = b"PROXY "
 PROXY_V2 = b"\r\n\r\n\x00\r\nQUIT\n"
 QUIET_S = 1.0
 KEPT_TEXT = 200
-"""How much of a line is sent back; of longer ones the rest is only counted."""
+"""Number of bytes of a line that are sent back. The rest of a longer line is only counted."""
 HEAD_LIMIT = 65536
 UDP_ROOM = 1 << 23
 SO_RCVBUFFORCE = 33
-"""Of Linux; the socket module has no name for it."""
+"""A Linux socket option that Python's socket module does not define."""
 
 
 class ServerState:
-    """What all connections share: who we are, how many are open, whether we are on our way out."""
+    """State shared by all connections: the pod's identity, the open connections, whether it is
+    draining."""
 
     def __init__(self, pod: str, node: str) -> None:
         self.identity = {"pod": pod, "node": node}
@@ -43,7 +48,7 @@ class ServerState:
         self.last_arrival = time.monotonic()
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
-        """On SIGTERM."""
+        """Start draining. Signal handler of SIGTERM."""
         self.draining = True
         self.last_arrival = time.monotonic()
 
@@ -57,7 +62,7 @@ class ServerState:
 
 
 class Connection:
-    """One accepted TCP connection: finds out what the peer speaks, answers, closes."""
+    """An accepted TCP connection: detects the peer's protocol, answers, closes."""
 
     def __init__(self, state: ServerState, sock: socket.socket, peer: tuple[str, int]) -> None:
         self.state = state
@@ -69,7 +74,7 @@ class Connection:
         }
         self.speaks = ""
         self.received = b""
-        self.counted = 0  # of a line that is too long to keep
+        self.counted = 0  # bytes already discarded of a line longer than KEPT_TEXT
         self.unsent = b""
         self.closing = False
         state.connections.add(self)
@@ -88,11 +93,11 @@ class Connection:
                 self.advance()
         except (BlockingIOError, InterruptedError):
             return
-        except (OSError, ValueError):  # reset by the peer, or it sent what nobody can read
+        except (OSError, ValueError):  # reset by the peer, or malformed input
             self.close()
 
     def advance(self) -> None:
-        """Answer all that has arrived whole."""
+        """Answer every request that has arrived completely."""
         if not self.speaks and not self.recognise():
             return
         answers = []
@@ -104,8 +109,8 @@ class Connection:
             self.flush()
 
     def recognise(self) -> bool:
-        """Take a PROXY header off, then tell HTTP from anything else. False: too little has come to
-        know."""
+        """Consume a PROXY header, then detect whether the peer speaks HTTP. Return False while too
+        little has arrived to decide."""
         while any(
             self.received.startswith(mark[: len(self.received)]) for mark in (PROXY_V1, PROXY_V2)
         ):
@@ -151,7 +156,7 @@ class Connection:
         head, found, rest = self.received.partition(b"\r\n\r\n")
         if not found:
             if len(self.received) > HEAD_LIMIT:
-                raise ValueError("a request head without end")
+                raise ValueError("the request head is too long")
             return None
         request, *lines = head.decode("latin-1").split("\r\n")
         method, path, version = request.split(" ")
@@ -163,8 +168,9 @@ class Connection:
         if len(rest) < length:
             return None
         self.received = rest[length:]
-        wish = fields.get("connection", "keep-alive" if version == "HTTP/1.1" else "close").lower()
-        self.closing = self.state.draining or wish == "close"
+        default = "keep-alive" if version == "HTTP/1.1" else "close"
+        requested = fields.get("connection", default).lower()
+        self.closing = self.state.draining or requested == "close"
         facts = self.facts | {"path": path, "length": length}
         if "x-forwarded-for" in fields:
             facts["forwarded_for"] = fields["x-forwarded-for"]
@@ -193,8 +199,8 @@ class Connection:
                 sent = 0
             self.unsent = self.unsent[sent:]
         if self.unsent:
-            # Nothing more is read meanwhile: a peer that does not take its answers shall not fill
-            # our memory.
+            # Stop reading until the answers are sent, so that a peer that does not read them cannot
+            # exhaust memory.
             self.state.selector.modify(self.socket, selectors.EVENT_WRITE, self.on_event)
         elif self.closing:
             self.close()
@@ -217,23 +223,24 @@ def listen_tcp(state: ServerState, family: socket.AddressFamily, port: int) -> N
         for _ in range(256):
             try:
                 sock, peer = listener.accept()
-            except OSError:  # no more for now, or one gave up while it waited
+            except OSError:  # the queue is empty, or a client gave up while it waited in it
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             state.last_arrival = time.monotonic()
             try:
                 Connection(state, sock, peer[:2])
-            except OSError:  # reset before we asked for its name
+            except OSError:  # reset before getsockname
                 sock.close()
 
     state.selector.register(listener, selectors.EVENT_READ, accept)
 
 
 def listen_udp(state: ServerState, address: str, port: int) -> None:
-    # One socket per address, not a wildcard: the answer must come from the address that was asked.
+    # One socket per address, not a wildcard: an answer must come from the address that was queried.
     sock = _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
-    # Room for what comes while others are answered: it must not look as if the network lost it.
+    # Buffer datagrams that arrive while others are answered: a datagram that this server drops
+    # would look like packet loss in the network.
     sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, UDP_ROOM)
     sock.bind((address, port))
     identity = state.identity | {"local": address}
@@ -250,7 +257,7 @@ def listen_udp(state: ServerState, address: str, port: int) -> None:
                     "text": text,
                 }
                 sock.sendto(json.dumps(facts).encode() + b"\n", peer)
-            except OSError:  # no more for now, or the peer of an earlier answer refused it
+            except OSError:  # the queue is empty, or the peer of an earlier answer rejected it
                 return
             state.last_arrival = time.monotonic()
 
@@ -258,14 +265,14 @@ def listen_udp(state: ServerState, address: str, port: int) -> None:
 
 
 def serve(state: ServerState) -> None:
-    """Answer until SIGTERM has come and everybody is served."""
+    """Answer requests until SIGTERM has arrived and every client is served."""
     while not state.done:
         for key, mask in state.selector.select(0.1 if state.draining else None):
             key.data(mask)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Say who called.")
+    parser = argparse.ArgumentParser(description="Report the address of each client.")
     parser.add_argument("--pod", required=True)
     parser.add_argument("--node", required=True)
     parser.add_argument(
@@ -273,7 +280,7 @@ def main() -> None:
     )
     parser.add_argument("--tcp", type=int, action="append", default=[], metavar="PORT")
     parser.add_argument("--udp", type=int, action="append", default=[], metavar="PORT")
-    parser.add_argument("--ready-fd", type=int, help="gets a byte when every port is open")
+    parser.add_argument("--ready-fd", type=int, help="receives a byte when every port is open")
     arguments = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -281,7 +288,7 @@ def main() -> None:
     wake, waker = socket.socketpair()
     wake.setblocking(False)
     waker.setblocking(False)
-    # select() is resumed after a signal (PEP 475); a byte on this pair makes it return.
+    # Python resumes select() after a signal (PEP 475); a byte on this socket pair makes it return.
     signal.set_wakeup_fd(waker.fileno())
     state.selector.register(wake, selectors.EVENT_READ, lambda mask: wake.recv(64))
     signal.signal(signal.SIGTERM, state.terminate)

@@ -1,9 +1,10 @@
-"""Keep the EndpointSlices and Endpoints of Services with a selector as they should be: the control
-plane's controllers of both.
+"""Maintain the EndpointSlices and Endpoints of Services that have a selector, as the controllers of
+the Kubernetes control plane do.
 
-In: changes of Services, Pods, slices and Endpoints. Out: these created, replaced, deleted; the
-decisions are in `slices`. Level-triggered: a change marks Services, each marked one is compared as
-a whole. Only differences are written."""
+In: changes of Services, Pods, EndpointSlices and Endpoints. Out: EndpointSlices and Endpoints are
+created, replaced and deleted; the decisions are in `slices`. Level-triggered: a change marks
+Services as dirty, and each dirty Service is compared as a whole. Only differences are written.
+"""
 
 import asyncio
 import contextlib
@@ -30,13 +31,14 @@ from fairlead.lab.slices import (
 
 log = structlog.get_logger()
 
-CALM_S = 0.01
-"""A rollout changes many Pods at once: what comes within this time is written in one go."""
+COALESCE_S = 0.01
+"""Changes within this time are written together: a rollout changes many Pods at once."""
 RETRY_S = 0.5
 
 
 class EndpointController:
-    """Tell it every change; `run` does the rest."""
+    """A controller of EndpointSlices and Endpoints. The `update_*` methods take changes; `run`
+    writes."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -46,11 +48,11 @@ class EndpointController:
         self._endpoints: dict[ObjectKey, Endpoints] = {}
         self._dirty: set[ObjectKey] = set()
         self._woken = asyncio.Event()
-        self._conflicts = Backoff(CALM_S, RETRY_S)
+        self._conflicts = Backoff(COALESCE_S, RETRY_S)
         self._in_conflict = False
 
     def update_services(self, changes: Mapping[ObjectKey, Service | None]) -> None:
-        """Services as they are now (None: gone)."""
+        """Record the current state of Services (None: deleted)."""
         for key, service in changes.items():
             if service is None:
                 self._services.pop(key, None)
@@ -59,8 +61,8 @@ class EndpointController:
             self._mark(key)
 
     def update_pods(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
-        """Pods as they are now. Services that select a Pod as it is, or as it was, are looked
-        at."""
+        """Record the current state of Pods. Mark the Services that select a Pod with its current or
+        with its previous labels."""
         for key, pod in changes.items():
             pods = self._pods[key.namespace]
             labels = [
@@ -78,7 +80,7 @@ class EndpointController:
                     self._mark(name)
 
     def update_slices(self, changes: Mapping[ObjectKey, Slice | None]) -> None:
-        """The slices that are ours, as they are now."""
+        """Record the current state of the slices that this controller manages."""
         for key, slice_ in changes.items():
             for service, known in self._slices.items():
                 if service.namespace == key.namespace and key.name in known:
@@ -93,7 +95,7 @@ class EndpointController:
                 self._mark(service)
 
     def update_endpoints(self, changes: Mapping[ObjectKey, Endpoints | None]) -> None:
-        """Endpoints as they are now, whoever wrote them."""
+        """Record the current state of Endpoints, whichever client wrote them."""
         for key, endpoints in changes.items():
             if endpoints is None:
                 self._endpoints.pop(key, None)
@@ -102,10 +104,11 @@ class EndpointController:
             self._mark(key)
 
     async def run(self) -> None:
-        """Until cancelled. Start it when all collections are known, lest good slices be deleted."""
+        """Write differences until cancelled. Start this when all collections are known: with a
+        partial view it would delete valid slices."""
         while True:
             await self._woken.wait()
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(COALESCE_S)
             self._woken.clear()
             dirty, self._dirty = self._dirty, set()
             for key in sorted(dirty):
@@ -113,8 +116,8 @@ class EndpointController:
                 try:
                     await self._sync(key)
                     if self._in_conflict:
-                        # Once is normal, and tried again at once; a server that says so each time
-                        # must not be asked for ever.
+                        # A single conflict is normal and is retried at once. Against a server that
+                        # reports a conflict each time, the back-off limits the request rate.
                         await asyncio.sleep(self._conflicts.next_s())
                     else:
                         self._conflicts.reset()
@@ -144,7 +147,7 @@ class EndpointController:
                 known.pop(slice_.metadata.name, None)
                 await self._client.delete(SLICES, (key.namespace, slice_.metadata.name))
         except (NotFound, Conflict) as problem:
-            # What is known here is older than what is there.
+            # The local copy is older than the server's.
             log.debug("endpoints", service=str(key), problem=str(problem))
             self._in_conflict = True
             await self._read_again(key)
@@ -152,8 +155,8 @@ class EndpointController:
             del self._slices[key]
 
     async def _sync_endpoints(self, key: ObjectKey, service: Service | None) -> None:
-        """Those of a Service without selector are its owner's, and so are those without our label
-        that have no Service yet."""
+        """Write one Service's Endpoints. Endpoints of a Service without a selector belong to its
+        owner, and so do Endpoints without the managed-by label whose Service does not exist yet."""
         known = self._endpoints.get(key)
         desired = (
             None if service is None else plan_endpoints(service, self._pods[key.namespace].values())
@@ -186,8 +189,8 @@ class EndpointController:
             self._mark(key)
 
     async def _read_again(self, key: ObjectKey) -> None:
-        """Not left to the watch: it holds back what differs in nothing but the version, on which a
-        write depends."""
+        """Read a Service's slices from the API server. The watch does not deliver a change of
+        nothing but the resource version, and a write needs the current version."""
         selector = f"{SERVICE_NAME_LABEL}={key.name},{MANAGED_BY_LABEL}={MANAGER}"
         found = await self._client.list(SLICES, namespace=key.namespace, label_selector=selector)
         self._slices[key] = {slice_.metadata.name: slice_ for slice_ in found}

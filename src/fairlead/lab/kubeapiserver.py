@@ -1,12 +1,14 @@
-"""A real kube-apiserver with its etcd, for labs and tests: RBAC on, nothing outside its own
+"""A real kube-apiserver with its etcd, for labs and tests: RBAC is on, and all files are below one
 directory.
 
-In: a directory, an address, the cluster's ClusterIP ranges, perhaps a network namespace. Out: two
-processes, an `Access` with all rights, tokens for service accounts. Invariants: the programs are
-found where envtest, the PATH or `make tools` put them; processes carry the marks of `process`, so
-whatever is left is found again; data goes with the directory (etcd does not even wait for the
-disk). There is no controller manager: namespaces stay Terminating, ownerReferences are not
-followed, and so Pods need no ServiceAccount (that admission plug-in is off)."""
+In: a directory, an address, the cluster's ClusterIP ranges, and optionally a network namespace.
+Out: two processes, an `Access` with all rights, tokens of service accounts. The programs come from
+envtest's folder, the PATH or `make tools`. Invariants: the processes carry the marks of `process`,
+so leftovers are found; deleting the directory deletes all data (etcd runs without fsync).
+
+There is no controller manager: namespaces stay Terminating and ownerReferences are not followed. No
+ServiceAccount is created for Pods, so the ServiceAccount admission plug-in is off.
+"""
 
 import asyncio
 import os
@@ -27,21 +29,20 @@ from fairlead.lab.ports import free_ports
 from fairlead.lab.process import Process
 
 ASSETS = "KUBEBUILDER_ASSETS"
-"""The folder with the test binaries, by the convention of controller-runtime's envtest."""
+"""The folder of the test binaries, by the convention of controller-runtime's envtest."""
 LABEL = "lab/kube-apiserver"
 ETCD_LABEL = "lab/etcd"
 START_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 5.0
-LOOK_S = 0.1
+POLL_S = 0.1
 SERVER_NAME = "kubernetes"
-"""A name that is in every certificate the server makes for itself, whatever address it is reached
-by."""
+"""A name that every self-signed certificate of the server contains, whatever its address."""
 ADMISSION_OFF = "ServiceAccount"
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `kube-apiserver`, `kube-proxy` or `etcd` is: in $KUBEBUILDER_ASSETS, else on the PATH,
-    else in the cache that set-up fills. Raises Refused with the places that were looked at."""
+    """Return the path of `kube-apiserver`, `kube-proxy` or `etcd`: from $KUBEBUILDER_ASSETS, else
+    the PATH, else the cache that `make tools` fills. Raise Refused with the searched places."""
     cache = Path(
         environment.get("XDG_CACHE_HOME")
         or Path(environment.get("HOME", "~")).expanduser() / ".cache"
@@ -61,8 +62,8 @@ def find_program(name: str, environment: Mapping[str, str] = os.environ) -> Path
 
 
 class KubeApiServer:
-    """One API server. `up` starts it, `down` ends it; each part may be killed and started again in
-    between."""
+    """An API server. `up` starts it and `down` ends it; between the two, server and etcd may be
+    killed and started separately."""
 
     def __init__(
         self,
@@ -77,11 +78,14 @@ class KubeApiServer:
         node_ports: str = "30000-32767",
         etcd: Path | None = None,
     ) -> None:
-        """`lab`: the mark of its processes. `inside`: the network namespace in which it lives, with
-        `address` there; None: this machine's own. `port` 0: a free one. `audit`: write who did what
-        (Metadata level) to `audit_log`. `node_ports`: `first-last`, the range of nodePorts and
-        healthCheckNodePorts. `etcd`: the program to run; None: the one that `find_program`
-        finds."""
+        """Configure a server without starting it.
+
+        `lab` marks its processes. `inside` is the network namespace it runs in, with `address` in
+        that namespace; None is the machine's own namespace. `port` 0 takes a free port. `audit`
+        writes requests (Metadata level) to `audit_log`. `node_ports` is `first-last`, the range of
+        nodePorts and healthCheckNodePorts. `etcd` is the program to run; None uses the result of
+        `find_program`.
+        """
         self.directory = directory
         self.audit_log = directory / "audit.log"
         self._lab = lab
@@ -111,7 +115,7 @@ class KubeApiServer:
 
     @property
     def access(self) -> Access:
-        """All rights (group system:masters). Once it is up."""
+        """Access with all rights (group system:masters). Available once the server is up."""
         authority = (self.directory / "certificates" / "apiserver.crt").read_text()
         return Access(
             self.url,
@@ -122,9 +126,9 @@ class KubeApiServer:
         )
 
     async def up(self) -> None:
-        """Start both and return once the server is ready. Raises Refused without the programs,
-        Unavailable, with the end of the log, if one ends or does not come up in time; nothing is
-        left then."""
+        """Start both processes and return once the server is ready. Raise Refused when a program is
+        missing, and Unavailable with the end of the logs when a process exits or does not become
+        ready in time; both processes are then ended."""
         programs = self._etcd_program or find_program("etcd"), find_program("kube-apiserver")
         self.directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._make_keys)
@@ -139,13 +143,13 @@ class KubeApiServer:
             raise
 
     async def down(self) -> None:
-        """End both at once. Idempotent."""
+        """Kill both processes. Idempotent."""
         await process.kill_all([each for each in (self.server, self.etcd) if each is not None])
         self.server = self.etcd = None
 
-    def beside(self, port: int) -> "KubeApiServer":
-        """Another API server of the same cluster, over the same etcd, once that is up.
-        `start_server` and `down` are for it."""
+    def replica(self, port: int) -> "KubeApiServer":
+        """Return another API server of the same cluster, on the same etcd, which must be up. Only
+        `start_server` and `down` may be called on it."""
         other = KubeApiServer(
             self.directory,
             lab=self._lab,
@@ -160,7 +164,7 @@ class KubeApiServer:
         return other
 
     def start_etcd(self, program: Path | None = None) -> None:
-        """Start etcd; its data are those of its predecessor, if it had one."""
+        """Start etcd with the data of the previous etcd, if there was one."""
         here = f"http://127.0.0.1:{self._etcd_port}"
         argv = [
             str(program or self._etcd_program or find_program("etcd")),
@@ -178,16 +182,16 @@ class KubeApiServer:
 
     @property
     def etcd_data(self) -> Path:
-        """Where etcd keeps its data."""
+        """The data directory of etcd."""
         return self.directory / "etcd"
 
     @property
     def etcd_url(self) -> str:
-        """Where etcd listens, for `etcdctl`."""
+        """The client URL of etcd, for `etcdctl`."""
         return f"http://127.0.0.1:{self._etcd_port}"
 
     async def start_server(self, program: Path | None = None) -> None:
-        """Start kube-apiserver, and return once it is ready."""
+        """Start kube-apiserver and return once it is ready."""
         argv = [str(program or find_program("kube-apiserver")), *self._flags()]
         self.server = process.spawn(self._lab, LABEL, argv, log=self._log, inside=self._inside)
         try:
@@ -196,42 +200,45 @@ class KubeApiServer:
                     for part in (self.server, self.etcd):
                         if part is not None and not part.running:
                             raise Unavailable(
-                                f"{part.label} ended at its start; the logs "
-                                f"say:\n{self._last_words()}"
+                                f"{part.label} exited at startup; end of the "
+                                f"logs:\n{self._log_tails()}"
                             )
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             late = (
-                f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; the logs "
-                f"say:\n{self._last_words()}"
+                f"{LABEL} was not ready within {START_TIMEOUT_S:.0f} s; end of the "
+                f"logs:\n{self._log_tails()}"
             )
             raise Unavailable(late) from None
 
-    async def service_account_token(self, account: str, *, holds_s: int = 86400) -> str:
-        """A token of a ServiceAccount that exists, for a server on this machine's own network."""
+    async def service_account_token(self, account: str, *, valid_s: int = 86400) -> str:
+        """Return a token of an existing ServiceAccount. Needs a server in the machine's own network
+        namespace."""
         async with Client(self.access) as client:
-            return await service_account_token(client, account, holds_s=holds_s)
+            return await service_account_token(client, account, valid_s=valid_s)
 
     def _ready(self) -> bool:
-        """In a thread of its own: only a thread can enter a namespace."""
+        """Return whether the server answers /readyz with 200. Blocks: run it in a thread, because
+        entering a namespace changes the calling thread."""
         with (
             namespace.inside(self._inside) if self._inside else nullcontext(),
             suppress(OSError, HTTPException),
         ):
             trust = tls_context(self.access, Credentials())
-            asked = HTTPSConnection(
+            connection = HTTPSConnection(
                 self._address, self._port, timeout=READY_TIMEOUT_S, context=trust
             )
+            headers = {"Authorization": f"Bearer {self._token}"}
             try:
-                asked.request("GET", "/readyz", headers={"Authorization": f"Bearer {self._token}"})
-                return asked.getresponse().status == 200
+                connection.request("GET", "/readyz", headers=headers)
+                return connection.getresponse().status == 200
             finally:
-                asked.close()
+                connection.close()
         return False
 
     def _make_keys(self) -> None:
-        """An authority for client certificates, a key pair for service account tokens, the token of
-        the administrator."""
+        """Create a CA for client certificates, a key pair for service account tokens, and the
+        administrator's token, unless they exist."""
         tokens = self.directory / "tokens.csv"
         if tokens.exists():
             self._token = tokens.read_text().partition(",")[0]
@@ -279,8 +286,8 @@ class KubeApiServer:
             "etcd-servers": self.etcd_url,
             "bind-address": self._address,
             "secure-port": str(self._port),
-            # Only its own endpoints would need it, and nobody reconciles those; a loopback address
-            # is refused.
+            # Used only for the endpoints of the `kubernetes` Service, which are not reconciled
+            # here. The server rejects a loopback address.
             "advertise-address": "192.0.2.1" if self._address.startswith("127.") else self._address,
             "endpoint-reconciler-type": "none",
             "cert-dir": str(within / "certificates"),
@@ -309,19 +316,19 @@ class KubeApiServer:
             }
         return [f"--{name}={value}" for name, value in flags.items()]
 
-    def _last_words(self, lines: int = 12) -> str:
-        said = []
+    def _log_tails(self, lines: int = 12) -> str:
+        tails = []
         for log in (self.directory / "etcd.log", self._log):
             with suppress(FileNotFoundError):
-                said += [f"{log.name}:", *log.read_text(errors="replace").splitlines()[-lines:]]
-        return "\n".join(said)
+                tails += [f"{log.name}:", *log.read_text(errors="replace").splitlines()[-lines:]]
+        return "\n".join(tails)
 
 
-async def service_account_token(client: Client, account: str, *, holds_s: int = 86400) -> str:
-    """A token of a ServiceAccount that exists, `namespace/name` (TokenRequest API)."""
+async def service_account_token(client: Client, account: str, *, valid_s: int = 86400) -> str:
+    """Return a token of an existing ServiceAccount, `namespace/name`, from the TokenRequest API."""
     space, name = account.split("/")
     path = f"/api/v1/namespaces/{space}/serviceaccounts/{name}/token"
-    answer = await client.request("POST", path, body={"spec": {"expirationSeconds": holds_s}})
+    answer = await client.request("POST", path, body={"spec": {"expirationSeconds": valid_s}})
     return str(msgspec.json.decode(answer)["status"]["token"])
 
 
@@ -332,7 +339,8 @@ def _openssl(*arguments: str) -> None:
         )
     except FileNotFoundError:
         raise Refused(
-            "openssl is not there: it makes the keys of a real API server", fix="run `make setup`"
+            "openssl is not installed: it creates the keys of a real API server",
+            fix="run `make setup`",
         ) from None
     except subprocess.CalledProcessError as problem:
         raise Unavailable(

@@ -1,12 +1,15 @@
-"""The kubelets of all of a lab's nodes: make the Pods that are bound to nodes run, and say so in
-their status.
+"""The kubelets of all nodes of a lab: run the Pods that are bound to the nodes, and report their
+status.
 
-In: Pods as the API shows them. Out: sandboxes on the machine; Pod status; the deletion of Pods that
-have ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and looks
-at the newest Pod whenever woken. Invariants: two Pods of one name never have their sandboxes at
-once; a deleted Pod serves on until its connections are done or its grace period is over; nothing is
-done on a node that is switched off, and when it is on again its Pods run anew. Follows the pod
-lifecycle of Kubernetes (termination of Pods, container restarts with back-off)."""
+In: Pods from the API. Out: sandboxes on the machine, Pod status, and the deletion of Pods that have
+ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and reads the
+latest version of the Pod whenever it is woken.
+
+Invariants: two Pods with one name never have sandboxes at the same time. A deleted Pod serves until
+its connections are done or its grace period is over. Nothing is done on a node that is switched
+off; when it is on again, its Pods are started again. Follows the pod lifecycle of Kubernetes
+(termination of Pods, container restarts with back-off).
+"""
 
 import asyncio
 from collections import defaultdict
@@ -21,7 +24,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import ObjectKey
 from fairlead.lab import status
 from fairlead.lab.objects import PODS, Pod
-from fairlead.lab.pod import Place, Sandbox
+from fairlead.lab.pod import Placement, Sandbox
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.topology import PODS_PER_NODE, Topology, pod_network
@@ -30,13 +33,13 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
-LOOK_S = 0.2
-"""How often a Pod's task looks whether its node is on again."""
+POLL_S = 0.2
+"""Interval at which a Pod's task checks whether its node is on again."""
 
 
 class Kubelet:
-    """Runs what is bound to the lab's nodes. Give it every change of Pods; its tasks live in
-    `group`."""
+    """Runs the Pods that are bound to the lab's nodes. `update` takes every change of a Pod; the
+    Pods' tasks live in `group`."""
 
     def __init__(
         self, client: Client, topology: Topology, directory: RunDirectory, group: asyncio.TaskGroup
@@ -53,11 +56,11 @@ class Kubelet:
         self._last: defaultdict[str, int] = defaultdict(lambda: -1)
 
     def update(self, changes: Mapping[ObjectKey, Pod | None]) -> None:
-        """Take note of Pods as they are now (None: gone)."""
+        """Record the current state of Pods (None: deleted)."""
         for key, pod in changes.items():
             run = self._runs.get(key)
             if run is not None and (pod is None or pod.metadata.uid != run.uid):
-                run.look(None)
+                run.update(None)
                 del self._runs[key]
                 run = None
             if pod is None or pod.spec.node_name not in self._hosts or pod.finished:
@@ -65,37 +68,37 @@ class Kubelet:
             if run is None:
                 run = self._runs[key] = PodRun(self, key, pod)
                 self.group.create_task(run.run(), name=f"pod {key}")
-            run.look(pod)
+            run.update(pod)
 
-    def take_place(self, pod: Pod) -> Place:
-        """Room for a Pod on its node. Addresses go round, so that one just freed rests before its
-        next use."""
+    def reserve(self, pod: Pod) -> Placement:
+        """Reserve an address for a Pod on its node. Addresses are assigned round robin, so that a
+        freed address is not reused at once. Raise Refused when the node is full."""
         host = self._hosts[pod.spec.node_name]
         if pod.spec.host_network:
-            return Place(host, None)
+            return Placement(host, None)
         taken = self._indexes[host.name]
         for step in range(1, PODS_PER_NODE + 1):
             index = (self._last[host.name] + step) % PODS_PER_NODE
             if index not in taken:
                 taken.add(index)
                 self._last[host.name] = index
-                return Place(host, pod_network(host, index), index)
+                return Placement(host, pod_network(host, index), index)
         raise Refused(
             f"node {host.name} is full: it runs {len(taken)} pods",
             fix="use more nodes or fewer pods",
         )
 
-    def free_place(self, place: Place) -> None:
-        """The room can be used again."""
-        self._indexes[place.host.name].discard(place.index)
+    def release(self, placement: Placement) -> None:
+        """Release the address of a Pod."""
+        self._indexes[placement.host.name].discard(placement.index)
 
     def is_off(self, node: str) -> bool:
-        """Whether the node is switched off."""
+        """Return whether the node is switched off."""
         return self.directory.is_off(node)
 
 
 class PodRun:
-    """The life of one Pod on its node."""
+    """The task of one Pod on its node."""
 
     def __init__(self, kubelet: Kubelet, key: ObjectKey, pod: Pod) -> None:
         self.uid = pod.metadata.uid
@@ -109,14 +112,14 @@ class PodRun:
         self._started = ""
         self._reported: tuple[bool, int] | None = None
 
-    def look(self, pod: Pod | None) -> None:
-        """Show the task its Pod as it is now."""
+    def update(self, pod: Pod | None) -> None:
+        """Give the task the current state of its Pod."""
         self._pod = pod
         self._woken.set()
 
     async def run(self) -> None:
-        """Until the Pod is gone. When cancelled, its server goes on, as containers do when a
-        kubelet ends."""
+        """Run until the Pod is gone. On cancellation the Pod's server continues, as containers do
+        when a kubelet stops."""
         failures = 0
         async with self._kubelet.names[self._key]:
             while True:
@@ -134,15 +137,15 @@ class PodRun:
             self._woken.clear()
             if self._kubelet.is_off(self._node):
                 await self._remove()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             elif pod.metadata.deletion_timestamp is not None:
-                if await self._end(pod):
+                if await self._terminate(pod):
                     return
             elif self._sandbox is None:
                 await self._start(pod)
                 await self._report(pod)
             elif self._sandbox.server is not None and not self._sandbox.server.running:
-                await self._fall(pod)
+                await self._handle_exit(pod)
             else:
                 await self._report(pod)
                 await self._woken.wait()
@@ -150,7 +153,7 @@ class PodRun:
     async def _start(self, pod: Pod) -> None:
         kubelet = self._kubelet
         async with kubelet.starting:
-            sandbox = Sandbox(kubelet.topology, kubelet.directory, pod, kubelet.take_place(pod))
+            sandbox = Sandbox(kubelet.topology, kubelet.directory, pod, kubelet.reserve(pod))
             self._sandbox = sandbox
             try:
                 await sandbox.start()
@@ -166,8 +169,9 @@ class PodRun:
         await server.wait()
         self._woken.set()
 
-    async def _fall(self, pod: Pod) -> None:
-        """The server ended by itself: say so, and start it again after a while."""
+    async def _handle_exit(self, pod: Pod) -> None:
+        """Handle a server that exited by itself: report the Pod as unready, and let it start again
+        after a back-off."""
         log.warning("server ended", pod=str(self._key))
         self._restarts += 1
         await self._report(pod, broken=True)
@@ -176,13 +180,13 @@ class PodRun:
 
     async def _report(self, pod: Pod, *, broken: bool = False) -> None:
         sandbox = self._sandbox
-        ready = status.wants_ready(pod) and not broken
+        ready = status.probe_succeeds(pod) and not broken
         if sandbox is None or self._reported == (ready, self._restarts):
             return
         report = status.running_status(
             pod,
-            sandbox.place.host,
-            sandbox.place.addresses,
+            sandbox.placement.host,
+            sandbox.placement.addresses,
             ready=ready,
             restarts=self._restarts,
             now=_now(),
@@ -191,13 +195,13 @@ class PodRun:
         body = {"metadata": {"uid": self.uid}, "status": report}
         try:
             await self._kubelet.client.patch(PODS, self._key, body, subresource="status")
-        except NotFound:  # it is gone; the watch will say so
+        except NotFound:  # the Pod is gone; the watch will report that
             return
         self._reported = (ready, self._restarts)
 
-    async def _end(self, pod: Pod) -> bool:
-        """Let the Pod end within its grace period. False: its node went off meanwhile, which ends
-        nothing in the API."""
+    async def _terminate(self, pod: Pod) -> bool:
+        """Terminate the Pod within its grace period. Return False if its node is switched off
+        meanwhile: a node that is off cannot delete the Pod from the API."""
         sandbox = self._sandbox
         if sandbox is not None and sandbox.server is not None:
             sandbox.terminate()
@@ -206,7 +210,7 @@ class PodRun:
             while sandbox.server.running and self._pod is not None:
                 await self._report(self._pod)
                 self._woken.clear()
-                # Looked up anew each time: a second deletion may shorten it.
+                # Computed in each round: a second deletion may shorten the grace period.
                 left_s = began_s + status.grace_s(self._pod) - loop.time()
                 try:
                     async with asyncio.timeout(max(0.0, left_s)):
@@ -229,13 +233,13 @@ class PodRun:
         }
         try:
             await self._kubelet.client.request("DELETE", PODS.path(*self._key), body=options)
-        except (NotFound, Conflict):  # somebody was quicker; by now the name may be another Pod's
+        except (NotFound, Conflict):  # already deleted; the name may belong to another Pod by now
             return
 
     async def _remove(self) -> None:
         if self._sandbox is not None:
             await self._sandbox.remove()
-            self._kubelet.free_place(self._sandbox.place)
+            self._kubelet.release(self._sandbox.placement)
             self._sandbox = None
 
 

@@ -1,9 +1,10 @@
-"""A real kube-proxy on a node of a lab, in nftables mode, where `fairlead node` does not run.
+"""Run a real kube-proxy in nftables mode on a node of a lab where `fairlead node` does not run.
 
-In: a lab that is up; a node whose own service proxy has been ended and cleaned up. Out: a process
-that is that node's service proxy, with its health port, for as long as it runs or the lab is there.
-Invariant: when `start` returns there are rules for what the API server showed then. It has all
-rights: what kube-proxy may do is not under test. Follows KubeProxyConfiguration v1alpha1."""
+In: a lab that is up, and a node whose own service proxy has been stopped and cleaned up. Out: a
+process that is the node's service proxy, with its health port, until it is stopped or the lab goes
+down. Invariant: when `start` returns, the rules cover what the API server served at that time.
+kube-proxy has all rights: its RBAC is not under test. Follows KubeProxyConfiguration v1alpha1.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -21,8 +22,11 @@ HEALTH_PORT = 10256
 
 
 async def start(site: Site, node: str, fields: Mapping[str, object] | None = None) -> Process:
-    """Start it, and return once it has made its rules. `fields` of its configuration are put in the
-    place of the lab's own. Raises Refused without the program, Unavailable if it fails."""
+    """Start kube-proxy and return once it has created its rules.
+
+    `fields` override fields of the lab's configuration. Raise Refused when the program is missing,
+    and Unavailable when kube-proxy fails.
+    """
     label = f"{node}/kube-proxy"
     path = site.directory.path / f"kube-proxy-{node}.yaml"
     path.write_text(
@@ -38,25 +42,26 @@ async def start(site: Site, node: str, fields: Mapping[str, object] | None = Non
 
 
 def configuration(node: str, kubeconfig: Path) -> Mapping[str, object]:
-    """KubeProxyConfiguration."""
+    """Return the lab's KubeProxyConfiguration for a node."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
-        # The lab's own API server speaks no protobuf to informers.
+        # The lab's embedded API server does not serve protobuf to informers.
         "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
         "hostnameOverride": node,
         "detectLocalMode": "ClusterCIDR",
         "clusterCIDR": ",".join(map(str, PODS)),
         "healthzBindAddress": f"[::]:{HEALTH_PORT}",
-        # The size of the kernel's table is no namespace's own.
+        # The size of the conntrack table cannot be set from within a network namespace.
         "conntrack": {"maxPerCore": 0, "min": 0},
         "nftables": {"minSyncPeriod": "100ms", "syncPeriod": "30s"},
     }
 
 
 async def _has_made_rules(site: Site, node: str) -> bool:
-    """Its tables come with the first rules. It calls itself healthy before."""
+    """Return whether kube-proxy's tables exist. They are created with the first rules; its health
+    port reports healthy before."""
     for family in ("ip", "ip6"):
         code, _, _ = await site.exec(node, ["nft", "list", "table", family, "kube-proxy"])
         if code:

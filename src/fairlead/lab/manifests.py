@@ -1,8 +1,9 @@
 """Write manifests to a lab's API server.
 
-In: objects as they were written (`kube.manifests` reads them from files). Out: objects applied
-(server-side apply), in the order given. Which path a kind has is asked of the server itself (API
-discovery), so every kind that it serves can be applied."""
+In: objects as read from files by `kube.manifests`. Out: the objects are applied (server-side apply)
+in the given order. The path of each kind comes from API discovery, so every kind that the server
+serves can be applied.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,8 +24,8 @@ class Applied(Fields, frozen=True):
 
 
 async def apply(client: Client, manifests: Iterable[Manifest]) -> tuple[str, ...]:
-    """Apply each object; answers `service/web` for each. Raises Refused for a kind that the server
-    does not have."""
+    """Apply each object, and return a name such as `service/web` for each. Raise Refused for a kind
+    that the server does not serve."""
     resources: dict[str, dict[str, Resource[Applied]]] = {}
     names = []
     for manifest in manifests:
@@ -36,7 +37,7 @@ async def apply(client: Client, manifests: Iterable[Manifest]) -> tuple[str, ...
         if version not in resources:
             resources[version] = await _discover(client, version)
         if kind not in resources[version]:
-            raise Refused(f"the API server has no kind {kind} in {version}")
+            raise Refused(f"the API server does not serve kind {kind} in {version}")
         resource = resources[version][kind]
         namespace = metadata.get("namespace", "default") if resource.namespaced else ""
         await client.apply(

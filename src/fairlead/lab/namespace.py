@@ -1,10 +1,11 @@
-"""Network namespaces: make, enter for a moment, configure, destroy.
+"""Network namespaces: create, enter temporarily, configure, delete.
 
-In: a name. Out: a namespace mounted at /run/netns/<name>, the same way as ip-netns(8) does it, so
-that `ip netns` sees it. Entering changes the calling *thread* only (setns(2)), and never outlasts
-the `with` block: nothing in a block may await. A socket, a netlink connection or a process made
-inside stays in the namespace; that is how the rest of the lab uses it. Follows namespaces(7),
-ip-netns(8), iproute2 ip/ipnetns.c for the shared mount of /run/netns."""
+In: a name. Out: a namespace mounted at /run/netns/<name>, as ip-netns(8) does it, so that `ip
+netns` shows it. Entering changes only the calling *thread* (setns(2)) and ends with the `with`
+block, so a block must not await. A socket, a netlink connection or a process that is created inside
+stays in the namespace; the rest of the lab relies on this. Follows namespaces(7), ip-netns(8), and
+ip/ipnetns.c of iproute2 for the shared mount of /run/netns.
+"""
 
 import ctypes
 import fcntl
@@ -27,12 +28,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def path(name: str) -> Path:
-    """The file that stands for the namespace."""
+    """Return the path at which the namespace is mounted."""
     return DIRECTORY / name
 
 
 def names(prefix: str) -> tuple[str, ...]:
-    """The namespaces whose names begin so, sorted."""
+    """Return the names of the namespaces with this prefix, sorted."""
     with suppress(FileNotFoundError):
         return tuple(
             sorted(entry.name for entry in DIRECTORY.iterdir() if entry.name.startswith(prefix))
@@ -41,7 +42,7 @@ def names(prefix: str) -> tuple[str, ...]:
 
 
 def create(name: str) -> None:
-    """Make a namespace; its loopback is down. Raises Conflict when the name is taken."""
+    """Create a namespace; its loopback is down. Raise Conflict when the name is taken."""
     _share_directory()
     try:
         path(name).touch(mode=0o444, exist_ok=False)
@@ -64,8 +65,8 @@ def create(name: str) -> None:
 
 
 def delete(name: str) -> None:
-    """Take the name away; the namespace ends with its last process and socket. Not there: nothing
-    to do."""
+    """Remove the namespace's name. The kernel frees the namespace with its last process and socket.
+    Do nothing when the name does not exist."""
     with suppress(OSError):
         _call("umount2", os.fsencode(path(name)), _MNT_DETACH)
     path(name).unlink(missing_ok=True)
@@ -73,8 +74,8 @@ def delete(name: str) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Run the block, which must not await, in the namespace. Raises Conflict when there is no such
-    namespace."""
+    """Run the block in the namespace. The block must not await. Raise Conflict when the namespace
+    does not exist."""
     try:
         target = os.open(path(name), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -93,14 +94,15 @@ def inside(name: str) -> Iterator[None]:
 
 
 def enter(name: str) -> None:
-    """Move the calling thread into the namespace for good: for a process that is about to exec."""
+    """Move the calling thread into the namespace permanently, for a process that is about to
+    exec."""
     with path(name).open() as target:
         _call("setns", target.fileno(), _CLONE_NEWNET)
 
 
 def identity(name: str) -> tuple[int, int]:
-    """(device, inode): what a process in this namespace shows as the target of its
-    /proc/<pid>/ns/net."""
+    """Return (device, inode): the target of /proc/<pid>/ns/net of each process in this
+    namespace."""
     status = path(name).stat()
     return status.st_dev, status.st_ino
 
@@ -108,14 +110,14 @@ def identity(name: str) -> tuple[int, int]:
 def make_socket(
     name: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0
 ) -> socket.socket:
-    """A socket of this process that speaks from inside the namespace."""
+    """Return a socket of this process that sends and receives in the namespace."""
     with inside(name):
         return socket.socket(family, kind, protocol)
 
 
 def set_sysctls(name: str, values: Mapping[str, object]) -> None:
-    """Write kernel settings ("net/ipv4/ip_forward") of the namespace. Raises Unavailable with the
-    one that failed."""
+    """Write sysctls of the namespace, keyed as in "net/ipv4/ip_forward". Raise Unavailable, naming
+    the first one that fails."""
     with inside(name):
         for key, value in values.items():
             text = str(value)
@@ -141,8 +143,9 @@ def _share_directory() -> None:
     """Make /run/netns a shared mount, as ip-netns does before its first use.
 
     Without it, the next `ip netns add` would bind the directory over itself and hide our mounts
-    below, where nothing can unmount them. The lock is the one that iproute2 takes, because two may
-    come here at once."""
+    below, where nothing can unmount them. The lock is the one that iproute2 takes; it serializes
+    processes that do this at the same time.
+    """
     DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
     directory = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

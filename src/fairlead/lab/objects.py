@@ -1,9 +1,10 @@
-"""The Kubernetes objects as the lab reads and writes them: what a kubelet, a scheduler and an
-endpoint controller need.
+"""The Kubernetes objects as the lab reads and writes them: the fields that a kubelet, a scheduler
+and an endpoint controller need.
 
-Fairlead's own objects (`kube.objects`) hold only what Fairlead reads, so that large clusters stay
-cheap; a control plane must read more of a Pod and write whole EndpointSlices. Field meanings follow
-the API reference of core/v1 and discovery.k8s.io/v1."""
+Fairlead's own objects (`kube.objects`) contain only the fields that Fairlead reads, so that large
+clusters stay cheap. A control plane reads more of a Pod and writes whole EndpointSlices. Field
+meanings follow the API reference of core/v1 and discovery.k8s.io/v1.
+"""
 
 from collections.abc import Mapping
 
@@ -21,7 +22,7 @@ from fairlead.kube.objects import (
 )
 
 READY_ANNOTATION = "lab.fairlead.io/ready"
-"""On a Pod: "false" makes its readiness probe fail."""
+"""On a Pod: the value "false" makes its readiness probe fail."""
 
 
 class OwnerReference(Fields, frozen=True):
@@ -59,7 +60,7 @@ class Pod(Fields, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """What its kubelet says of it."""
+        """Whether its kubelet reports it as ready."""
         return any(
             condition.type == "Ready" and condition.status == "True"
             for condition in self.status.conditions
@@ -67,7 +68,7 @@ class Pod(Fields, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """It has run to its end and will not run again."""
+        """Whether it has ended and will not run again."""
         return self.status.phase in ("Succeeded", "Failed")
 
 
@@ -116,7 +117,7 @@ class EndpointSubset(Fields, frozen=True):
 
 
 class Endpoints(Fields, frozen=True):
-    """What EndpointSlices were before; `kubectl describe service` before 1.31 reads it."""
+    """The predecessor of EndpointSlices; `kubectl describe service` before 1.31 reads it."""
 
     metadata: Meta
     subsets: tuple[EndpointSubset, ...] | None = ()

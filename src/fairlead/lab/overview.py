@@ -1,4 +1,4 @@
-"""Show a lab: its hosts, what runs on them, its pods and Services.
+"""Describe a lab: its hosts, the processes on them, its pods and Services.
 
 In: a `Site`. Out: an `Overview`, read from the machine and the API server.
 """
@@ -17,12 +17,12 @@ from fairlead.lab.site import ROLES, Site
 from fairlead.lab.topology import Host
 
 HostCondition = Literal["up", "off", "gone", "no role"]
-"""`gone`: its namespace is missing, the lab is half up. `no role`: Fairlead's process on it has
-ended."""
+"""`gone`: the namespace is missing, so the lab is only partly up. `no role`: a Fairlead process
+that should run on the host has ended."""
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """A machine, and the labels of the lab's processes on it."""
+    """A machine and the labels of the lab's processes on it."""
 
     name: str
     addresses: tuple[str, ...]
@@ -52,7 +52,8 @@ class ServiceState(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """A lab at one moment. `problem`: why pods and Services could not be read; else empty."""
+    """A lab at one moment. `problem` is the reason why pods and Services could not be read, or
+    empty."""
 
     name: str
     server: str
@@ -63,7 +64,7 @@ class Overview(msgspec.Struct, frozen=True):
     problem: str = ""
 
     def tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-        """Header and rows of each table that is not empty."""
+        """Yield header and rows of each table that is not empty."""
         hosts = [
             (host.name, ", ".join(host.addresses), host.state, ", ".join(host.processes) or "-")
             for host in self.hosts
@@ -87,7 +88,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 async def overview(site: Site) -> Overview:
-    """The lab as it is now."""
+    """Return the current state of the lab."""
     labels = sorted(running.label for running in process.find(site.name) if running.leads)
     hosts = tuple(_host(site, host, labels) for host in site.topology.hosts)
     plane = tuple(label.partition("/")[2] for label in labels if label.startswith("lab/"))
@@ -124,8 +125,8 @@ def _host(site: Site, host: Host, labels: Sequence[str]) -> HostState:
 
 
 def find_log(site: Site, which: str) -> Path:
-    """The log of a host's role, a role, a part of the lab or a pod. Raises Refused, naming those
-    there are."""
+    """Return the log of a host's role, a role, a process of the lab or a pod. Raise Refused with
+    the names of the existing logs when none matches."""
     logs = sorted((site.directory.path / "logs").iterdir())
     wanted = which.replace("/", "-")
     pod = f"pod-{which.replace('/', '.', 1)}"
@@ -138,7 +139,7 @@ def find_log(site: Site, which: str) -> Path:
             return log
     raise Refused(
         f"lab {site.name} has no log of {which}",
-        fix=f"it has {', '.join(log.stem for log in logs)}",
+        fix=f"choose one of {', '.join(log.stem for log in logs)}",
     )
 
 

@@ -1,5 +1,5 @@
-"""A process on a lab's host that is asked by lines and answers by lines, over its standard input
-and output."""
+"""A process on a lab's host that answers each line on its standard input with a line on its
+standard output."""
 
 import asyncio
 import subprocess
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
-from fairlead.lab.process import BESIDE, environment, give_way
+from fairlead.lab.process import SUPPORT_NICE, environment, set_nice
 from fairlead.lab.site import Site
 
 
 class Piped:
-    """One such process. Its standard error goes to the lab's logs."""
+    """A process that is controlled through pipes. Its standard error goes to the lab's logs."""
 
     def __init__(self, site: Site, host: str, argv: Sequence[str]) -> None:
         self._name = f"{host}: {' '.join(argv)}"
@@ -28,11 +28,11 @@ class Piped:
                 env=environment(site.name, f"{host}/piped"),
                 start_new_session=True,
             )
-        give_way(self._child.pid, BESIDE)
+        set_nice(self._child.pid, SUPPORT_NICE)
 
     async def ask(self, line: str, *, timeout_s: float = 10) -> bytes:
-        """Send a line, return the line that answers it. Raises Unavailable if it has ended or does
-        not answer in time."""
+        """Send a line and return the line that answers it. Raise Unavailable if the process has
+        ended or does not answer in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.to_thread(self._exchange, line)
@@ -40,7 +40,7 @@ class Piped:
             raise Unavailable(f"{self._name} did not answer: {error or 'time-out'}") from error
 
     def kill(self) -> None:
-        """End it and forget it."""
+        """Kill the process and wait for its end."""
         self._child.kill()
         self._child.wait()
 
@@ -51,5 +51,5 @@ class Piped:
         self._child.stdin.flush()
         answer = self._child.stdout.readline()
         if not answer:
-            raise OSError("it has ended")
+            raise OSError("the process has ended")
         return answer

@@ -1,12 +1,15 @@
-"""Load balancers that know what today's know, for the demo to compare with: every node is a member,
-each of equal weight.
+"""Load balancers as other controllers configure them, for the demo to compare with: every node is a
+member, and all members have equal weight.
 
-In: Services of a lab, an address for each, and whether a health monitor watches the members. Out:
-their status, and forwarding by the same data plane as Fairlead's own, so that only what a balancer
-*knows* differs, not how well it forwards. Run as `python -m fairlead.lab.plain` inside a gateway's
-namespace until SIGTERM. The monitor is what OCCM asks of Octavia when it is told to: HTTP GET
-/healthz on the healthCheckNodePort, every 5 s, 3 s to answer, out after 3 failures, in after 1
-success; as in HAProxy the first failure of a new member counts at once."""
+In: Services of a lab, an address for each, and whether a health monitor checks the members. Out:
+the Services' status, and forwarding by Fairlead's own data plane, so that the load balancers differ
+only in what they *know*, not in how well they forward. Runs as `python -m fairlead.lab.plain` in
+the namespace of a gateway until SIGTERM.
+
+The monitor is the one that OCCM requests from Octavia when monitors are enabled: HTTP GET /healthz
+on the healthCheckNodePort, interval 5 s, timeout 3 s, down after 3 failures, up after 1 success. As
+in HAProxy, the first failure of a new member takes it down at once.
+"""
 
 import argparse
 import asyncio
@@ -31,44 +34,44 @@ DELAY_S = 5.0
 TIMEOUT_S = 3.0
 RETRIES_DOWN = 3
 FILTER_PRIORITY = 200
-"""Behind Fairlead's own filter on the same interface: each leaves packets that are not its own to
-the other."""
+"""Priority of this tc filter, after Fairlead's own filter on the same interface. Each filter passes
+packets of other addresses on."""
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One Service to balance."""
+class BalancedService(msgspec.Struct, frozen=True):
+    """A Service to balance, its address, and whether a health monitor checks its members."""
 
     service: ServiceKey
     address: str
     monitored: bool
 
     @classmethod
-    def parse(cls, text: str) -> "Way":
-        """Read NAMESPACE/NAME=ADDRESS, with `,monitored` behind it or not."""
+    def parse(cls, text: str) -> "BalancedService":
+        """Parse NAMESPACE/NAME=ADDRESS, with an optional `,monitored` suffix."""
         name, _, rest = text.partition("=")
         address, _, flag = rest.partition(",")
         return cls(ServiceKey.parse(name), address, flag == "monitored")
 
 
 class Monitor:
-    """Which nodes a health monitor has found to be out, for one Service."""
+    """A health monitor of one Service. `out` holds the addresses of the nodes that are down."""
 
     def __init__(self, service: Service, addresses: Sequence[str]) -> None:
         self.out: frozenset[str] = frozenset()
         self._port = service.spec.health_check_node_port
         self._failures_left = dict.fromkeys(addresses, 1)
 
-    async def look(self) -> None:
-        """One round: ask every member once."""
+    async def probe_all(self) -> None:
+        """Probe every member once."""
         addresses = list(self._failures_left)
-        answers = await asyncio.gather(*(self._ask(address) for address in addresses))
+        answers = await asyncio.gather(*(self._probe(address) for address in addresses))
         for address, good in zip(addresses, answers, strict=True):
             self._failures_left[address] = (
                 RETRIES_DOWN if good else max(0, self._failures_left[address] - 1)
             )
         self.out = frozenset(address for address, left in self._failures_left.items() if not left)
 
-    async def _ask(self, address: str) -> bool:
+    async def _probe(self, address: str) -> bool:
         try:
             answer = await probe(address, self._port, "/healthz", timeout_s=TIMEOUT_S)
         except Unavailable:
@@ -79,8 +82,8 @@ class Monitor:
 def balancer_of(
     service: Service, nodes: Iterable[Node], address: str, out: frozenset[str]
 ) -> LoadBalancer:
-    """Every node a member, those that the monitor found out take nothing new but keep what they
-    have."""
+    """Return a load balancer with every node as a member. The nodes in `out` are draining: they get
+    no new connections and keep the open ones."""
     members = [
         Member(node.metadata.name, to, 1, "draining" if to in out else "active")
         for node in sorted(nodes, key=lambda node: node.metadata.name)
@@ -96,8 +99,8 @@ def balancer_of(
     return LoadBalancer(service.key, service.metadata.uid, DIRECT.name, (address,), listeners)
 
 
-async def publish(client: Client, way: Way) -> None:
-    """Write the address into the Service's status, as the cloud's controller would."""
+async def publish(client: Client, way: BalancedService) -> None:
+    """Write the address into the Service's status, as a cloud controller does."""
     body = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -113,7 +116,7 @@ async def publish(client: Client, way: Way) -> None:
     )
 
 
-async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
+async def reconcile(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalancer]) -> None:
     changes = driver.diff(driver.render(wanted), await driver.read(wanted.keys()))
     if changes:
         outcomes = await driver.apply(changes)
@@ -121,8 +124,8 @@ async def bring_in_line(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBa
             print(f"{key}: {outcome.message}", flush=True)
 
 
-async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None:
-    """Serve the ways until cancelled."""
+async def run(ways: Sequence[BalancedService], client: Client, driver: DirectDriver) -> None:
+    """Serve the Services until cancelled."""
     nodes = await client.list(NODES)
     services = {way.service: await client.get(SERVICES, ObjectKey(*way.service)) for way in ways}
     monitors = {
@@ -143,7 +146,7 @@ async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None
             for w in ways
         }
 
-    await bring_in_line(driver, wanted())
+    await reconcile(driver, wanted())
     for way in ways:
         await publish(client, way)
     print("ready", flush=True)
@@ -152,8 +155,8 @@ async def run(ways: Sequence[Way], client: Client, driver: DirectDriver) -> None
         round_at += DELAY_S
         await asyncio.sleep(round_at - asyncio.get_running_loop().time())
         for monitor in monitors.values():
-            await monitor.look()
-        await bring_in_line(driver, wanted())
+            await monitor.probe_all()
+        await reconcile(driver, wanted())
 
 
 async def _main() -> None:
@@ -169,7 +172,7 @@ async def _main() -> None:
     await driver.open()
     try:
         async with Client(find_access(arguments.kubeconfig, None)) as client:
-            await run([Way.parse(text) for text in arguments.ways], client, driver)
+            await run([BalancedService.parse(text) for text in arguments.ways], client, driver)
     finally:
         await driver.close(remove=True)
 

@@ -1,7 +1,8 @@
-"""One pod of the lab, from its first packet to its last: the runtime half of a kubelet.
+"""A pod of the lab, from creation to removal: the container runtime's part of a kubelet.
 
-In: where the pod is to run. Out: a namespace with an echo server in it, and its end. Invariant:
-after `remove` nothing of the pod is left on the machine, whatever state it was in before."""
+In: the node and network of the pod. Out: a namespace with an echo server in it, and its removal.
+Invariant: after `remove` nothing of the pod is left on the machine, whatever its state was before.
+"""
 
 import asyncio
 import os
@@ -23,9 +24,9 @@ ECHO = Path(__file__).with_name("echo.py")
 START_TIMEOUT_S = 60
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a pod runs: its node, and its own network or (None) the node's. `index` is its number
-    on the node."""
+class Placement(msgspec.Struct, frozen=True):
+    """Where a pod runs: its node and its own network. `network` is None in the node's network.
+    `index` is the pod's number on the node."""
 
     host: Host
     network: PodNetwork | None
@@ -37,25 +38,27 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Sandbox:
-    """A pod on the machine. Methods may be repeated in any order."""
+    """A pod on the machine. Its methods may be repeated in any order."""
 
-    def __init__(self, topology: Topology, directory: RunDirectory, pod: Pod, place: Place) -> None:
-        self.place = place
+    def __init__(
+        self, topology: Topology, directory: RunDirectory, pod: Pod, placement: Placement
+    ) -> None:
+        self.placement = placement
         self.server: Process | None = None
         self._topology = topology
         self._directory = directory
         self._pod = pod
         key = (pod.metadata.namespace, pod.metadata.name)
-        self._node_namespace = topology.namespace(place.host.name)
-        self.namespace = topology.pod_namespace(*key) if place.network else self._node_namespace
-        self.label = pod_label(place.host.name, *key)
+        self._node_namespace = topology.namespace(placement.host.name)
+        self.namespace = topology.pod_namespace(*key) if placement.network else self._node_namespace
+        self.label = pod_label(placement.host.name, *key)
 
     async def start(self) -> None:
-        """Make its network if it has its own, and run its server; every port is open when this
-        returns."""
-        if self.place.network:
+        """Create the pod's network unless it uses the node's, and start its server. Every port is
+        open when this returns. Raise Unavailable if the server does not start."""
+        if self.placement.network:
             await wiring.build_pod(
-                self.namespace, self._node_namespace, self.place.host, self.place.network
+                self.namespace, self._node_namespace, self.placement.host, self.placement.network
             )
         reader, writer = os.pipe()
         try:
@@ -68,13 +71,13 @@ class Sandbox:
                 ),
                 inside=self.namespace,
                 pass_fds=(writer,),
-                nice=process.MANY,
+                nice=process.POD_NICE,
             )
             os.close(writer)
             writer = -1
             if not await _read_byte(reader):
                 raise Unavailable(
-                    f"the server of pod {self._pod.metadata.name} ended at its start",
+                    f"the server of pod {self._pod.metadata.name} exited at startup",
                     fix="see its log",
                 )
         finally:
@@ -83,17 +86,17 @@ class Sandbox:
                 os.close(writer)
 
     def terminate(self) -> None:
-        """Ask the server to end when it has served those who are there."""
+        """Send SIGTERM to the server: it exits when its clients are served."""
         if self.server is not None:
             self.server.send(signal.SIGTERM)
 
     async def remove(self) -> None:
-        """End the server now and remove the network."""
+        """Kill the server and remove the network."""
         if self.server is not None:
             await self.server.kill()
-        if self.place.network:
+        if self.placement.network:
             await process.kill_all(process.in_namespaces([self.namespace]))
-            await wiring.demolish_pod(self.namespace, self._node_namespace, self.place.network)
+            await wiring.demolish_pod(self.namespace, self._node_namespace, self.placement.network)
 
     def _command(self, ready_fd: int) -> Sequence[str]:
         metadata = self._pod.metadata
@@ -105,10 +108,10 @@ class Sandbox:
             "--pod",
             metadata.name,
             "--node",
-            self.place.host.name,
+            self.placement.host.name,
         ]
         command += ["--ready-fd", str(ready_fd)]
-        for address in self.place.addresses:
+        for address in self.placement.addresses:
             command += ["--address", address]
         for container in self._pod.spec.containers:
             for port in container.ports:
@@ -118,13 +121,13 @@ class Sandbox:
 
 
 def pod_label(node: str, namespace_name: str, name: str) -> str:
-    """The label of a pod's process. It begins with its node, so that a node's pods are found when
-    the node dies."""
+    """Return the label of a pod's process. It begins with the node, so that all pods of a node can
+    be found when the node is killed."""
     return f"pod/{node}/{namespace_name}.{name}"
 
 
 async def remove_leftovers(topology: Topology) -> None:
-    """Remove every pod that a predecessor left behind."""
+    """Remove every pod that a previous process left behind."""
     names = namespace.names(topology.namespace("pod-"))
     await process.kill_all((*process.find(topology.lab, "pod/"), *process.in_namespaces(names)))
     for name in names:

@@ -1,8 +1,9 @@
-"""Ports for servers on this machine's loopback that somebody else is to bind.
+"""Find free ports on this machine's loopback for servers that another process will bind.
 
-In: how many, of which kind. Out: ports on which nobody listens, and which no connection gets as its
-own before they are bound: those come from 32768 up (net.ipv4.ip_local_port_range), nodePorts from
-30000 up."""
+In: a number and a socket type. Out: ports that are free, and that the kernel does not assign to a
+connection in the meantime: it assigns ports from 32768 (net.ipv4.ip_local_port_range). Ports from
+30000 are nodePorts.
+"""
 
 import random
 import socket
@@ -12,7 +13,7 @@ PORTS = range(10000, 30000)
 
 
 def free_ports(count: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> list[int]:
-    """So many, all different."""
+    """Return `count` different free ports."""
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         if len(found) == count:
@@ -24,5 +25,5 @@ def free_ports(count: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> list
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """One."""
+    """Return one free port."""
     return free_ports(1, kind)[0]

@@ -1,11 +1,12 @@
-"""The lab's processes: start one in a namespace, find all of a lab, end them.
+"""The lab's processes: start a process in a namespace, find all processes of a lab, end them.
 
-In: a command line and where it runs. Out: a `Process`, which may also be one that an earlier
-program started. Each process carries the lab's name and its own label in its environment, and is
-found again by reading /proc. There is no file of pids that could go stale: what a killed starter
-left behind is found like the rest, and a signal goes through a pidfd that was opened *before* the
-environment was read, so it can never hit another process with a recycled pid. Follows
-pidfd_open(2), proc(5)."""
+In: a command line and where it runs. Out: a `Process`, which may also have been started by an
+earlier program. The environment of each process contains the lab's name and a label, and processes
+are found by reading /proc. No file of PIDs can become stale, and the processes of a starter that
+was killed are found as well. A signal is sent through a pidfd that was opened *before* the
+environment was read, so it cannot reach another process that reuses the PID. Follows pidfd_open(2),
+proc(5).
+"""
 
 import asyncio
 import contextlib
@@ -23,15 +24,15 @@ from fairlead.lab import namespace
 LAB = "FAIRLEAD_LAB"
 LABEL = "FAIRLEAD_LAB_PROCESS"
 START_TIMEOUT_S = 60.0
-LOOK_S = 0.02
-BESIDE, MANY = 5, 10
-"""Nice values of what is not under test: the control plane and who calls; pods, of which there are
-many. In a real site they have machines of their own; here they shall not keep the roles from
-answering in time."""
+POLL_S = 0.02
+SUPPORT_NICE, POD_NICE = 5, 10
+"""Nice values of processes that are not under test: SUPPORT_NICE for the control plane and clients,
+POD_NICE for pods, because a lab has many. On a real site they run on machines of their own; here
+they must not delay the roles."""
 
 
 class Process:
-    """A running process, held by a pidfd. `label` says what it is ("gw1/gateway",
+    """A running process, held by a pidfd. `label` identifies it ("gw1/gateway",
     "pod/default.web-1")."""
 
     def __init__(
@@ -48,33 +49,35 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """False once it has ended; a child is then reaped."""
+        """Whether it still runs. A child that has ended is reaped."""
         if self._child is not None:
             return self._child.poll() is None
         return not select.select([self._pidfd], [], [], 0)[0]
 
     @property
     def leads(self) -> bool:
-        """Whether it leads its session, as all do that a lab starts. What they start themselves, a
-        gateway's prober, has their label, too, but not this."""
+        """Whether it is a session leader. Every process that a lab starts is one. Its children, for
+        example a gateway's prober, inherit its label but do not lead a session."""
         with contextlib.suppress(ProcessLookupError):
             return os.getsid(self.pid) == self.pid
         return False
 
     @property
     def exit_code(self) -> int | None:
-        """Of our own child that has ended (negative: by that signal); else None."""
+        """The exit code of a child of this process that has ended (negative: the signal that ended
+        it), else None."""
         return self._child.poll() if self._child is not None else None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; to a process that has ended: nothing."""
+        """Send a signal. Do nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     async def wait(self) -> None:
-        """Return when it has ended. Give a deadline with `asyncio.timeout`."""
+        """Return when the process has ended. Use `asyncio.timeout` for a deadline."""
         loop = asyncio.get_running_loop()
-        # A pidfd that several wait for can be in the loop once only: each waits on its own copy.
+        # The event loop accepts a descriptor only once, and several tasks may wait: each registers
+        # its own copy.
         own = os.dup(self._pidfd)
         ended = asyncio.Event()
         loop.add_reader(own, ended.set)
@@ -87,8 +90,8 @@ class Process:
             self._child.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL if it still runs after `grace_s` seconds. It has ended when this
-        returns."""
+        """Send SIGTERM, and SIGKILL if the process still runs after `grace_s` seconds. The process
+        has ended when this returns."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -97,7 +100,8 @@ class Process:
             await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL, and wait for the end (the kernel's part: a few milliseconds)."""
+        """Send SIGKILL and wait for the end, which takes the kernel a few milliseconds. Raise
+        Unavailable after 10 s."""
         self.send(signal.SIGKILL)
         try:
             async with asyncio.timeout(10):
@@ -109,16 +113,17 @@ class Process:
 
 
 def environment(lab: str, label: str) -> dict[str, str]:
-    """This process's environment with the lab's marks, and with our own programs to be found
-    first."""
+    """Return this process's environment with the lab's marks, and with our own programs first on
+    the PATH."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
-def give_way(pid: int, nice: int) -> None:
-    """Let a process that leads its session run after others."""
+def set_nice(pid: int, nice: int) -> None:
+    """Set the nice value of a session leader and of its session."""
     os.setpriority(os.PRIO_PROCESS, pid, nice)
-    # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), it is these that count.
+    # Where the kernel schedules sessions as groups (CONFIG_SCHED_AUTOGROUP), only the nice value of
+    # the group has an effect between sessions.
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
@@ -133,15 +138,16 @@ def spawn(
     pass_fds: Sequence[int] = (),
     nice: int = 0,
 ) -> Process:
-    """Start a process in its own session, in the namespace `inside` (None: the machine's own), its
-    output appended to `log`; `nice`: how far others go before it.
+    """Start a process in its own session and in the namespace `inside` (None: the machine's own),
+    with its output appended to `log` and the nice value `nice`. Raise Refused when it cannot be
+    executed.
 
-    Only the network namespace differs from ours: files, mounts (and so BPF pins) are the same.
+    Only the network namespace differs from ours: files and mounts (and so BPF pins) are the same.
     """
     with log.open("ab") as output, namespace.inside(inside) if inside else contextlib.nullcontext():
         try:
-            # A child begins in the namespace of the thread that forks it: no launcher process, no
-            # code after fork.
+            # A child starts in the namespace of the thread that forks it, so neither a launcher
+            # process nor code between fork and exec is needed.
             child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -153,18 +159,19 @@ def spawn(
             )
         except OSError as error:
             raise Refused(
-                f"tried to start {argv[0]} as {label}: {error.strerror}", fix="is it installed?"
+                f"tried to start {argv[0]} as {label}: {error.strerror}",
+                fix="check that it is installed",
             ) from error
     if nice:
-        give_way(child.pid, nice)
+        set_nice(child.pid, nice)
     return Process(child.pid, label, os.pidfd_open(child.pid), child)
 
 
 async def run(
     inside: str, argv: Sequence[str], *, lab: str, input_text: str = "", timeout_s: float = 30
 ) -> tuple[int, str, str]:
-    """Run a command in the namespace to its end: (exit code, standard output, standard error).
-    Raises Unavailable when it takes longer than `timeout_s`; it is then killed."""
+    """Run a command in the namespace until it exits. Return its exit code, standard output and
+    standard error. Raise Unavailable and kill it when it takes longer than `timeout_s` seconds."""
     with namespace.inside(inside):
         child = _piped(argv, environment(lab, f"exec/{argv[0]}"))
     try:
@@ -174,7 +181,7 @@ async def run(
             f"{' '.join(argv)} in namespace {inside} did not end within {timeout_s} s"
         ) from error
     finally:
-        # Also when cancelled: the end of the child is what lets the waiting thread go.
+        # On cancellation too: the thread in `communicate` returns only when the child has ended.
         if child.poll() is None:
             child.kill()
             child.wait()
@@ -182,7 +189,7 @@ async def run(
 
 
 def find(lab: str, prefix: str = "") -> tuple[Process, ...]:
-    """The lab's processes whose labels begin so."""
+    """Return the lab's processes whose labels have this prefix."""
     found = []
     for pid in _pids():
         process = _open(pid)
@@ -197,15 +204,15 @@ def find(lab: str, prefix: str = "") -> tuple[Process, ...]:
 
 
 def one(lab: str, label: str) -> Process:
-    """The process of this label. Raises Conflict when it does not run."""
+    """Return the lab's process with this label. Raise Conflict when it is not running."""
     for process in find(lab, label):
         if process.label == label and process.leads:
             return process
-    raise Conflict(f"{label} does not run in lab {lab}")
+    raise Conflict(f"{label} is not running in lab {lab}")
 
 
 def in_namespaces(names: Collection[str]) -> tuple[Process, ...]:
-    """Every process that lives in one of the namespaces, whoever started it."""
+    """Return every process in one of the namespaces, whichever program started it."""
     wanted = set()
     for name in names:
         with contextlib.suppress(FileNotFoundError):
@@ -217,7 +224,7 @@ def in_namespaces(names: Collection[str]) -> tuple[Process, ...]:
             continue
         try:
             status = Path(f"/proc/{pid}/ns/net").stat()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if (status.st_dev, status.st_ino) in wanted:
             process.label = _environment(pid).get(LABEL, "")
@@ -232,23 +239,24 @@ async def await_ready(
     log: Path,
     timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-    """Wait for it. Raises Unavailable, with the end of its log, if the process ends first or takes
-    too long."""
+    """Wait until `is_ready` returns True. Raise Unavailable with the end of the log if the process
+    exits first or is not ready after `timeout_s` seconds."""
     try:
         async with asyncio.timeout(timeout_s):
             while not await is_ready():
                 if not started.running:
                     raise Unavailable(
-                        f"{started.label} ended at its start; its log says:\n{_end_of(log)}"
+                        f"{started.label} exited at startup; end of its log:\n{_end_of(log)}"
                     )
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        late = f"{started.label} was not ready within {timeout_s} s; its log says:\n{_end_of(log)}"
-        raise Unavailable(late) from error
+        raise Unavailable(
+            f"{started.label} was not ready within {timeout_s} s; end of its log:\n{_end_of(log)}"
+        ) from error
 
 
 async def kill_all(processes: Collection[Process]) -> None:
-    """SIGKILL to all of them first, then wait for all."""
+    """Send SIGKILL to all processes, then wait until all have ended."""
     for process in processes:
         process.send(signal.SIGKILL)
     for process in processes:
@@ -256,7 +264,7 @@ async def kill_all(processes: Collection[Process]) -> None:
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line that runs a module with this interpreter."""
+    """Return the command line that runs a module with this interpreter."""
     return (sys.executable, "-m", module, *arguments)
 
 
@@ -275,7 +283,7 @@ def _piped(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.P
         )
     except OSError as error:
         raise Refused(
-            f"tried to run {argv[0]}: {error.strerror}", fix="is it installed?"
+            f"tried to run {argv[0]}: {error.strerror}", fix="check that it is installed"
         ) from error
 
 
@@ -287,14 +295,14 @@ def _pids() -> tuple[int, ...]:
 def _open(pid: int) -> Process | None:
     try:
         return Process(pid, "", os.pidfd_open(pid))
-    except OSError:  # it has ended, or is a thread
+    except OSError:  # the process has ended, or the id is a thread's
         return None
 
 
 def _environment(pid: int) -> Mapping[str, str]:
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is not ours to read
+    except OSError:  # the process has ended, or reading is not permitted
         return {}
     return dict(
         os.fsdecode(entry).partition("=")[::2]

@@ -1,8 +1,9 @@
-"""What a lab needs of this machine, tried out in a namespace of its own before anything is built.
+"""Check that this machine can run a lab, by trying each requirement in a temporary namespace.
 
-In: nothing. Out: nothing, or one Refused that names everything that is missing, what it is for, and
-what works without it. Trying beats asking for a version: kernels are configured, patched and locked
-down in more ways than they are numbered."""
+In: nothing. Out: nothing, or one Refused that names everything that is missing, its purpose, and
+what works without it. A trial is more reliable than a version check, because distributions
+configure, patch and lock down kernels of the same version differently.
+"""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -15,17 +16,18 @@ Trial = Callable[[str], Awaitable[None]]
 
 
 def check_root() -> None:
-    """Raise Refused unless this process runs as root. Call it first: without root no other problem
-    can be solved."""
+    """Raise Refused unless this process runs as root. Call this first: without root no other
+    problem can be solved."""
     if os.geteuid() != 0:
         raise Refused(
-            "this needs root: it makes network namespaces, loads eBPF and writes nftables rules",
+            "a lab needs root: it creates network namespaces, loads eBPF programs and writes "
+            "nftables rules",
             fix=f"run it as root; `{called('plan')}` works without root",
         )
 
 
 async def check() -> None:
-    """Raise Refused unless a whole lab can run here."""
+    """Raise Refused unless this machine can run a whole lab."""
     check_root()
     name = f"flcheck-{os.getpid()}"
     try:
@@ -45,8 +47,8 @@ async def check() -> None:
         raise Refused(
             "this machine lacks what a lab needs:\n"
             + "\n".join(missing)
-            + f"\n`{called('plan')}` works all the same",
-            fix="use a kernel that has it, or ask for the right to use it",
+            + f"\n`{called('plan')}` works without these",
+            fix="use a kernel that supports these, or run with the missing privileges",
         )
 
 

@@ -1,9 +1,10 @@
-"""The roles of a lab with a real API server have the rights that the shipped manifests give them,
-and no more.
+"""Give the roles of a lab with a real API server the rights of the shipped manifests, and no
+others.
 
-In: a client of an administrator. Out: the ServiceAccounts and (Cluster)Roles of `deploy/manifests`
-are there; a token for each account (TokenRequest API). What runs in pods on a cluster is left out:
-the lab runs it as processes."""
+In: a client with an administrator's rights. Out: the ServiceAccounts and (Cluster)Roles of
+`deploy/manifests` exist, and a token for each account (TokenRequest API). Workloads are left out:
+the lab runs the roles as processes.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -16,17 +17,17 @@ from fairlead.lab.kubeapiserver import service_account_token
 
 NAMESPACE = "fairlead-system"
 KINDS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-HOLDS_S = 7 * 24 * 3600
-"""Longer than any lab lives; nobody renews its tokens."""
+VALID_S = 7 * 24 * 3600
+"""Validity of the tokens: longer than any lab lives, because nothing renews them."""
 
 
 def source() -> Path:
-    """The manifests for clusters in which every role runs."""
+    """Return the path of the manifests for clusters in which every role runs."""
     return Path(fairlead.__file__).parents[2] / "deploy" / "manifests" / "no-kube-proxy.yaml"
 
 
 async def install(client: Client, kinds: Collection[str] = KINDS) -> None:
-    """Give the rights, or of what is needed for them only these kinds."""
+    """Apply the objects that grant the rights; with `kinds`, only those of these kinds."""
     documents = read_documents([source()])
     await manifests.apply(
         client, [each.object for each in documents if each.object["kind"] in kinds]
@@ -34,5 +35,5 @@ async def install(client: Client, kinds: Collection[str] = KINDS) -> None:
 
 
 async def token(client: Client, role: str) -> str:
-    """A token for the account of a role (`controller`, `gateway`, `node`)."""
-    return await service_account_token(client, f"{NAMESPACE}/fairlead-{role}", holds_s=HOLDS_S)
+    """Return a token for the account of a role (`controller`, `gateway`, `node`)."""
+    return await service_account_token(client, f"{NAMESPACE}/fairlead-{role}", valid_s=VALID_S)

@@ -1,10 +1,11 @@
-"""The API server of a lab, embedded or real, and the files by which programs on both sides of the
-namespaces find it.
+"""Start the API server of a lab, embedded or real, and write the files by which programs inside and
+outside of the namespaces find it.
 
 In: a lab's topology and run directory. Out: processes, `kubeconfig` (for this machine),
-`kubeconfig_inside` (for the hosts of the lab), `apiserver.json`. The embedded one runs outside of
-the namespaces, with a socket inside; the real one runs on the control host, with a doorway outside.
-Invariant: what `start` returns from is ready; what it leaves when it fails is found by `demolish`.
+`kubeconfig_inside` (for the hosts of the lab), `apiserver.json`. The embedded server runs outside
+of the namespaces and has a socket inside. The real server runs on the control host and is reached
+from outside through a port forwarder. Invariants: when a `start_*` function returns, the server is
+ready; `demolish` finds everything that a failed start leaves.
 """
 
 import socket
@@ -18,11 +19,11 @@ from fairlead.lab.rundir import RunDirectory
 from fairlead.lab.topology import API_PORT, CONTROL, SERVICES, Topology
 
 SERVER_LABEL = "lab/apiserver"
-DOORWAY_LABEL = "lab/doorway"
+FORWARDER_LABEL = "lab/forwarder"
 
 
 async def start_embedded(topology: Topology, directory: RunDirectory) -> None:
-    """The server of `lab.apiserver`, in memory. It asks for no credentials."""
+    """Start the server of `lab.apiserver`, in memory. It accepts requests without credentials."""
     address = topology.host(CONTROL).addresses[0]
     with namespace.make_socket(topology.namespace(CONTROL)) as inner:
         inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,17 +52,17 @@ async def start_embedded(topology: Topology, directory: RunDirectory) -> None:
 
 
 async def start_real(topology: Topology, directory: RunDirectory) -> None:
-    """kube-apiserver with its etcd, as `directory.path / "kube-apiserver"` holds them. Raises
-    Refused without the programs."""
+    """Start kube-apiserver and etcd with the data in the run directory. Raise Refused when a
+    program is missing."""
     server = real_server(topology, directory)
     await server.up()
     inside = topology.namespace(CONTROL)
     address = topology.host(CONTROL).addresses[0]
     argv = process.python(
-        "fairlead.lab.doorway", inside, address, str(API_PORT), str(directory.server_ready)
+        "fairlead.lab.forwarder", inside, address, str(API_PORT), str(directory.server_ready)
     )
     await _await_address(
-        process.spawn(topology.lab, DOORWAY_LABEL, argv, log=directory.log(DOORWAY_LABEL)),
+        process.spawn(topology.lab, FORWARDER_LABEL, argv, log=directory.log(FORWARDER_LABEL)),
         directory,
     )
     within = server.access
@@ -75,7 +76,7 @@ async def start_real(topology: Topology, directory: RunDirectory) -> None:
 
 
 def real_server(topology: Topology, directory: RunDirectory) -> KubeApiServer:
-    """The real server of a lab, up or not."""
+    """Return the real server of a lab, whether it is up or not."""
     return KubeApiServer(
         directory.path / "kube-apiserver",
         lab=topology.lab,

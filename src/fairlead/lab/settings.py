@@ -1,8 +1,8 @@
-"""The files that a lab writes for the programs that run in it: Fairlead's configuration and
-kubeconfigs, as text.
+"""Render the files of the programs that run in a lab: Fairlead's configuration and the kubeconfigs.
 
-In: a lab's name, size and addresses. Out: the files' contents. Formats: fairlead.yaml (`config`),
-kubeconfig v1."""
+In: a lab's name, size and addresses. Out: the contents of the files. Formats: fairlead.yaml
+(`config`), kubeconfig v1.
+"""
 
 from base64 import b64encode
 from typing import Any
@@ -18,7 +18,8 @@ PEER_PORT = 9445
 
 
 def configuration(pin_path: str, size: Size, topology: Topology) -> str:
-    """fairlead.yaml for every role of the lab. Gateways get their own pin path by option."""
+    """Return fairlead.yaml for every role of the lab. The pin path of a gateway is set by an
+    option."""
     transport = size.transport
     gateways = [address for host in topology.gateways for address in host.addresses]
     peers = [f"{host.addresses[0]}:{PEER_PORT}" for host in topology.gateways]
@@ -40,7 +41,7 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
 
 
 def config_map(configuration: str) -> dict[str, Any]:
-    """The ConfigMap that holds fairlead.yaml in a cluster, as the Helm chart makes it."""
+    """Return the ConfigMap that holds fairlead.yaml in a cluster, as the Helm chart creates it."""
     metadata = {"name": CONFIGURATION.name, "namespace": CONFIGURATION.namespace}
     return {
         "apiVersion": "v1",
@@ -51,7 +52,7 @@ def config_map(configuration: str) -> dict[str, Any]:
 
 
 def kubeconfig(lab: str, access: Access) -> str:
-    """A kubeconfig with one context, named after the lab."""
+    """Return a kubeconfig with one context, named after the lab."""
     name = f"fairlead-{lab}"
     cluster = {"server": access.server}
     if access.authority_pem:

@@ -1,10 +1,11 @@
-"""A whole lab: bring it up, act on it as people, cables and power supplies would, take it down.
+"""A whole lab: bring it up, act on it as operators, cables and power supplies do, take it down.
 
-In: a name and a size. Out: a running site out of network namespaces on this machine, with an API
-server, a control plane and Fairlead's roles as separate processes. Invariants: `up` either succeeds
-or leaves nothing; `down` leaves nothing, whatever was killed before; nothing is added to the
-machine's own namespace. A `Site` remembers nothing that is not also on the machine: any program may
-open a lab that is up."""
+In: a name and a size. Out: a site out of network namespaces on this machine, with an API server, a
+control plane and Fairlead's roles as separate processes. Invariants: `up` succeeds or leaves
+nothing; `down` leaves nothing, whatever was killed before; nothing is added to the machine's own
+namespace. A `Site` keeps no state that is not on the machine as well, so any program may open a lab
+that is up.
+"""
 
 import asyncio
 import socket
@@ -38,21 +39,21 @@ from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
 from fairlead.net.address import socket_family
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
-"""The command that runs on each kind of host; on nodes a gateway too, where the nodes are the
-gateways."""
+"""The role that runs on each kind of host. Where the nodes are the gateways, a gateway runs on each
+node, too."""
 CLUSTER_LABEL = "lab/cluster"
 STOP_TIMEOUT_S = 10
-LOOK_S = 0.02
+POLL_S = 0.02
 DEFAULT_TRANSPORT = Transport()
 ROLE_PORTS: dict[str, int] = {"control": 9440, "gateway": 9441, "node": 9442}
-"""Where the role of each kind of host shows itself unless it is told otherwise."""
+"""The default port of each role's HTTP endpoints, by the kind of host it runs on."""
 KINDS: dict[str, Kind] = {role: kind for kind, role in ROLES.items()}
 
 Progress = Callable[[str], None]
 
 
 class Site:
-    """One lab. Made by `create` (not there yet) or `open` (there already)."""
+    """A lab, made by `create` (before it is up) or `open` (when it is up)."""
 
     def __init__(self, topology: Topology, size: Size) -> None:
         self.topology = topology
@@ -73,7 +74,7 @@ class Site:
         apiserver: ApiServerKind = "embedded",
         transport: Transport = DEFAULT_TRANSPORT,
     ) -> Self:
-        """A lab to be brought up. Raises Refused for a name or a size that cannot be."""
+        """Return a lab that is not up yet. Raise Refused for an invalid name or size."""
         size = Size(
             nodes=nodes,
             gateways=gateways,
@@ -88,7 +89,7 @@ class Site:
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """A lab that is up. Raises Refused when there is none of this name."""
+        """Return a lab that is up. Raise Refused when no lab has this name."""
         directory = RunDirectory(name)
         return cls(directory.topology(), directory.size())
 
@@ -104,13 +105,13 @@ class Site:
         await self.down()
 
     async def up(self, progress: Progress = lambda _: None) -> None:
-        """Bring everything up; it is ready for `apply` when this returns. If that fails or is
-        cancelled, nothing is left. Raises Refused if this machine cannot have a lab, or has one of
-        this name."""
+        """Bring the lab up; it accepts `apply` when this returns. On failure or cancellation
+        nothing is left. Raise Refused if this machine cannot run a lab, or has a lab of this name.
+        """
         requirements.check_root()
         if namespace.names(prefix(self.name)) or process.find(self.name):
             fix = f"take it down, `{called(f'lab down --name {self.name}')}`"
-            raise Refused(f"lab {self.name} is there already, or what is left of it", fix=fix)
+            raise Refused(f"lab {self.name} exists already, at least in part", fix=fix)
         await requirements.check()
         self.directory.make(self.size)
         try:
@@ -126,26 +127,27 @@ class Site:
             raise
 
     async def down(self) -> None:
-        """Take everything down. Also of a lab that is half up or half dead."""
+        """Take the lab down, also when it is only partly up or partly dead."""
         await demolish(self.name)
 
     def client(self) -> Client:
-        """A client of the lab's API server; use it as an asynchronous context manager. Raises
-        Unavailable without server."""
+        """Return a client of the lab's API server, to be used as an asynchronous context manager.
+        Raise Unavailable while there is no server."""
         return Client(self.directory.access())
 
     @property
     def url(self) -> str:
-        """The API server's URL on this machine. Raises Unavailable while there is none."""
+        """The API server's URL on this machine. Raise Unavailable while there is no server."""
         return self.directory.server_url()
 
     async def apply(self, objects: Iterable[manifests.Manifest]) -> tuple[str, ...]:
-        """Apply manifests; answers their names."""
+        """Apply manifests and return their names."""
         async with self.client() as client:
             return await manifests.apply(client, objects)
 
     async def await_pods(self, *, timeout_s: float = 120) -> None:
-        """Return when every Pod that is not being deleted is ready."""
+        """Wait until every Pod is ready that is neither being deleted nor finished. Raise
+        Unavailable after `timeout_s` seconds."""
         waiting: list[str] = []
         async with self.client() as client:
             try:
@@ -155,15 +157,15 @@ class Site:
                         for pod in await client.list(PODS)
                         if not (pod.ready or pod.metadata.deletion_timestamp or pod.finished)
                     ]:
-                        await asyncio.sleep(LOOK_S)
+                        await asyncio.sleep(POLL_S)
             except TimeoutError as error:
                 raise Unavailable(
                     f"pods {', '.join(waiting)} were not ready within {timeout_s} s"
                 ) from error
 
     def namespace(self, host: str) -> str:
-        """The network namespace of a host, or of a pod given as NAMESPACE/NAME. Raises Refused when
-        there is none."""
+        """Return the network namespace of a host, or of a pod given as NAMESPACE/NAME. Raise
+        Refused when it does not exist."""
         if "/" in host:
             name = self.topology.pod_namespace(*host.split("/", 1))
         else:
@@ -171,20 +173,20 @@ class Site:
                 host if host == ROUTER else self.topology.host(host).name
             )
         if not namespace.path(name).exists():
-            raise Refused(f"{host} does not run in lab {self.name}")
+            raise Refused(f"{host} is not running in lab {self.name}")
         return name
 
     async def exec(
         self, host: str, argv: Sequence[str], *, timeout_s: float = 30
     ) -> tuple[int, str, str]:
-        """Run a command on a host or in a pod (NAMESPACE/NAME): (exit code, standard output,
-        standard error)."""
+        """Run a command on a host or in a pod (NAMESPACE/NAME). Return its exit code, standard
+        output and standard error."""
         return await process.run(self.namespace(host), argv, lab=self.name, timeout_s=timeout_s)
 
     def spawn(
         self, host: str, argv: Sequence[str], *, label: str = "", log: Path | None = None
     ) -> Process:
-        """Start a command on a host; it runs on until it ends, is stopped, or the lab goes down."""
+        """Start a command on a host. It runs until it exits, is stopped, or the lab goes down."""
         label = label or f"{host}/{Path(argv[0]).name}"
         return process.spawn(
             self.name,
@@ -197,14 +199,14 @@ class Site:
     def socket(
         self, host: str, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM
     ) -> socket.socket:
-        """A socket of this process on a host or in a pod."""
+        """Return a socket of this process on a host or in a pod."""
         return namespace.make_socket(self.namespace(host), family, kind)
 
     async def connect(
         self, host: str, address: str, port: int, *, timeout_s: float = 5
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A TCP connection from a host or pod. Raises Unavailable when nobody answers, or
-        refuses."""
+        """Open a TCP connection from a host or pod. Raise Unavailable when the connection is
+        refused or not answered within `timeout_s` seconds."""
         sock = self.socket(host, socket_family(address))
         sock.setblocking(False)
         try:
@@ -221,7 +223,7 @@ class Site:
             raise
 
     def roles(self, host: str) -> tuple[str, ...]:
-        """The roles that are to run on a host. Raises Refused where there are none."""
+        """Return the roles that should run on a host. Raise Refused for a host without roles."""
         found = self.topology.host(host)
         if found.kind not in ROLES:
             raise Refused(
@@ -231,30 +233,32 @@ class Site:
         return ("node", "gateway") if both else (ROLES[found.kind],)
 
     async def start_role(self, host: str, role: str = "") -> Process:
-        """Start a host's Fairlead role (where there are two and none is named: the node's); it is
-        ready when this returns. Raises Refused if it runs, Unavailable if it fails."""
+        """Start a Fairlead role on a host and return when it is ready. Without `role` this is the
+        host's role, and the role `node` on a host that has two. Raise Refused if it runs already,
+        Unavailable if it fails."""
         role = role or self.roles(host)[0]
         started = self._spawn_role(host, role)
         await self._await_role(host, role, started)
         return started
 
     async def stop_role(self, host: str, role: str = "") -> None:
-        """End the host's role in good order (SIGTERM). Raises Conflict if it does not run."""
+        """Stop the host's role gracefully (SIGTERM). Raise Conflict if it is not running."""
         await self._role(host, role).stop(STOP_TIMEOUT_S)
 
     async def kill_role(self, host: str, role: str = "") -> None:
-        """End the host's role with no warning (SIGKILL); what is in the kernel stays. Raises
-        Conflict if it does not run."""
+        """Kill the host's role (SIGKILL); its state in the kernel stays. Raise Conflict if it is
+        not running."""
         await self._role(host, role).kill()
 
     async def kill_node(self, host: str) -> None:
-        """Make a machine fail: first its network is cut off, so that it cannot say goodbye, then
-        all its processes are killed. Its Node object stays.
+        """Make a machine fail: cut its network, so that its processes cannot announce their end,
+        then kill them. Its Node object stays.
 
-        On the control host the API server is cut off and its role is killed; the server's process
-        keeps the objects, as a disk would, and can be reached again when the host is revived."""
+        On the control host, the API server is cut off and the role is killed. The server's process
+        keeps the objects, as a disk would, and is reachable again when the host is revived.
+        """
         found = self.topology.host(host)
-        # First of all, so that its kubelet starts nothing again.
+        # Before anything else, so that the kubelet does not restart what is killed below.
         self.directory.switch(host, on=False)
         await wiring.unplug(self.topology, found)
         if found.kind == "control":
@@ -264,16 +268,16 @@ class Site:
         await process.kill_all((*process.in_namespaces([self.topology.namespace(host)]), *pods))
 
     async def revive_node(self, host: str) -> None:
-        """Boot a dead machine: with an empty kernel, the same addresses, and new processes of its
-        roles and pods. On a machine that is not dead, roles that do not run are started, and
-        nothing else is touched. Raises Refused if there is nothing to do."""
+        """Boot a dead machine, with an empty kernel, the same addresses, and new processes of its
+        roles and pods. On a machine that is up, start the roles that are not running, and change
+        nothing else. Raise Refused if there is nothing to do."""
         found = self.topology.host(host)
         if self.directory.is_off(host):
             await self._boot(found)
         elif not (self._dead_roles(found)):
-            roles = ", and so do its roles" if self.size.roles and found.kind in ROLES else ""
+            roles = ", and its roles run" if self.size.roles and found.kind in ROLES else ""
             fix = f"to reboot it, kill it first: `{called(f'lab kill --name {self.name} {host}')}`"
-            raise Refused(f"{host} of lab {self.name} runs{roles}", fix=fix)
+            raise Refused(f"{host} of lab {self.name} is up{roles}", fix=fix)
         for role in self._dead_roles(found):
             await self.start_role(host, role)
 
@@ -287,20 +291,20 @@ class Site:
         self.directory.switch(host.name, on=True)
 
     def _dead_roles(self, host: Host) -> list[str]:
-        """The roles that should run on a host and do not run."""
+        """Return the roles that should run on a host and are not running."""
         if not self.size.roles or host.kind not in ROLES:
             return []
         running = {each.label for each in process.find(self.name, f"{host.name}/") if each.leads}
         return [role for role in self.roles(host.name) if f"{host.name}/{role}" not in running]
 
     async def route_vips(self, gateways: Sequence[str]) -> None:
-        """Let the router send VIPs to these gateways only: what its BGP sessions would make it
-        do."""
+        """Let the router send VIPs to these gateways only, as BGP sessions of these gateways
+        would."""
         await wiring.route_vips(self.topology, [self.topology.host(name) for name in gateways])
 
     async def start_cluster(self) -> None:
-        """Start the control plane and kubelets, and wait until they are ready. Pods of a
-        predecessor start anew."""
+        """Start the control plane and kubelets, and wait until they are ready. Pods that exist are
+        started again."""
         self.directory.cluster_ready.unlink(missing_ok=True)
         argv = process.python("fairlead.lab.cluster", self.name)
         started = process.spawn(
@@ -308,7 +312,7 @@ class Site:
             CLUSTER_LABEL,
             argv,
             log=self.directory.log(CLUSTER_LABEL),
-            nice=process.BESIDE,
+            nice=process.SUPPORT_NICE,
         )
         await self._await(started, self._cluster_answers)
 
@@ -325,23 +329,23 @@ class Site:
         async with self.client() as client:
             await crds.install(client)
             if self.size.apiserver == "real":
-                await self._give_rights(client)
+                await self._grant_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
             configuration = settings.configuration(
                 str(self.directory.pins("gateway")), self.size, self.topology
             )
             if self.size.roles:
-                # Where the chart puts it, and `kubectl fairlead plan` looks for it.
+                # The ConfigMap that the chart creates and that `kubectl fairlead plan` reads.
                 await manifests.apply(client, [settings.config_map(configuration)])
         self.directory.config.write_text(configuration)
 
-    async def _give_rights(self, client: Client) -> None:
-        """A kubeconfig for each role, with its own account."""
+    async def _grant_rights(self, client: Client) -> None:
+        """Write a kubeconfig for each role, with the role's own account."""
         await rights.install(client)
-        everybody = read_kubeconfig([self.directory.kubeconfig_inside])
+        common = read_kubeconfig([self.directory.kubeconfig_inside])
         for role in ROLES.values():
-            access = msgspec.structs.replace(everybody, token=await rights.token(client, role))
+            access = msgspec.structs.replace(common, token=await rights.token(client, role))
             self.directory.write_kubeconfig(
                 self.directory.kubeconfig_of(role), settings.kubeconfig(self.name, access)
             )
@@ -354,7 +358,7 @@ class Site:
         if any(
             running.label == label and running.leads for running in process.find(self.name, label)
         ):
-            raise Refused(f"{label} runs already in lab {self.name}", fix="stop it first")
+            raise Refused(f"{label} is already running in lab {self.name}", fix="stop it first")
         program = Path(sys.executable).with_name("fairlead")
         kubeconfig = self.directory.kubeconfig_of(role)
         argv = [
@@ -413,11 +417,12 @@ class Site:
 
 
 async def demolish(lab: str) -> None:
-    """Take away all that a lab of this name may have left: processes, namespaces with all in them,
-    pins, files."""
+    """Remove everything that a lab of this name may have left: processes, namespaces with their
+    contents, pins, files."""
     directory = RunDirectory(lab)
     start = prefix(lab)
-    # Twice: what was about to be made when its maker was killed, is there by the second time.
+    # Two rounds: the first one may kill a process while it creates something, which exists by the
+    # second one.
     for _ in range(2):
         names = namespace.names(start)
         await process.kill_all((*process.find(lab), *process.in_namespaces(names)))

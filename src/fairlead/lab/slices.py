@@ -1,11 +1,11 @@
-"""Which EndpointSlices and Endpoints a Service should have, by its selector and the pods there are.
-Pure.
+"""Compute the EndpointSlices and Endpoints of a Service from its selector and the Pods. Pure.
 
-In: a Service, the Pods of its namespace. Out: slices by name; what to write follows by comparison
-with those there are. Invariant: equal input gives equal slices, names included, so whoever writes
-twice writes nothing the second time. Follows the upstream controller's rules: KEP-752
-(EndpointSlice), KEP-1672 (ready, serving, terminating). It differs in one thing: names are counted
-and not random."""
+In: a Service and the Pods of its namespace. Out: slices by name, and the writes that turn the
+existing slices into these. Invariant: equal input gives equal slices, names included, so a second
+pass writes nothing. Follows the rules of the upstream controller: KEP-752 (EndpointSlice), KEP-1672
+(ready, serving, terminating). It differs in one respect: names contain a counter instead of random
+characters.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ MAX_ENDPOINTS = 100
 
 
 class Difference(NamedTuple):
-    """What to write so that a Service has the slices it should."""
+    """The writes that give a Service its desired slices."""
 
     create: tuple[Slice, ...]
     replace: tuple[Slice, ...]
@@ -49,7 +49,8 @@ class Difference(NamedTuple):
 
 
 def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
-    """The Service's slices. None for a Service without selector: its slices are somebody else's."""
+    """Return the Service's slices by name. A Service without a selector gets none: its slices are
+    managed by another client."""
     selector = service.spec.selector
     if not selector or service.spec.type == "ExternalName":
         return {}
@@ -73,8 +74,8 @@ def plan_slices(service: Service, pods: Iterable[Pod]) -> Mapping[str, Slice]:
 
 
 def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
-    """The Service's Endpoints: addresses of its first family alone, and no pod that is on its way
-    out. None for a Service without selector."""
+    """Return the Service's Endpoints, or None for a Service without a selector. They contain
+    addresses of the Service's first family only, and no terminating pods."""
     selector = service.spec.selector
     if not selector or service.spec.type == "ExternalName":
         return None
@@ -82,7 +83,7 @@ def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
     ready: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
     waiting: dict[tuple[EndpointPort, ...], list[EndpointAddress]] = defaultdict(list)
     for pod in sorted(pods, key=lambda pod: pod.metadata.name):
-        going = (
+        terminating = (
             pod.metadata.deletion_timestamp is not None
             and not service.spec.publish_not_ready_addresses
         )
@@ -90,7 +91,7 @@ def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
         ports = _ports(service, pod)
         if (
             address is None
-            or going
+            or terminating
             or not _selected(selector, pod)
             or (service.spec.ports and not ports)
         ):
@@ -112,8 +113,9 @@ def plan_endpoints(service: Service, pods: Iterable[Pod]) -> Endpoints | None:
 
 
 def compare(desired: Mapping[str, Slice], actual: Mapping[str, Slice]) -> Difference:
-    """What to write. Versions and the like are the server's and do not count; a replacement carries
-    the version it replaces."""
+    """Return the writes from the actual to the desired slices. Fields that the server sets, such as
+    the resource version, are not compared; a replacement carries the resource version that it
+    replaces."""
     create = tuple(desired[name] for name in desired.keys() - actual.keys())
     replace = []
     for name in desired.keys() & actual.keys():
@@ -162,8 +164,8 @@ def _endpoint(service: Service, pod: Pod, address: str) -> SliceEndpoint:
 
 
 def _ports(service: Service, pod: Pod) -> tuple[EndpointPort, ...]:
-    """The Service's ports as this pod has them: a name means whatever the pod calls so, and a pod
-    may lack it."""
+    """Return the Service's ports as this pod has them. A named port is resolved in the pod, and
+    left out if the pod does not define it."""
     ports = []
     for port in service.spec.ports:
         target = port.target_port

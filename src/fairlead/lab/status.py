@@ -1,8 +1,9 @@
-"""What the lab's kubelets and its scheduler decide and report, as values. Pure.
+"""Decisions and reports of the lab's kubelets and scheduler, as values. Pure.
 
-In: Pods and Nodes as the API shows them, the time as text. Out: bodies of API calls, and the node a
-pod goes to. Follows the API reference of core/v1 (PodStatus, NodeStatus) and the well-known labels
-of Kubernetes."""
+In: Pods and Nodes from the API, and the time as text. Out: bodies of API calls, and the node of a
+new Pod. Follows the API reference of core/v1 (PodStatus, NodeStatus) and the well-known labels of
+Kubernetes.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,10 +20,11 @@ Json = dict[str, object]
 def choose_node(
     pod: Pod, nodes: Iterable[Node], load: Iterable[str], alive: frozenset[str]
 ) -> str | None:
-    """Where a pod goes: of the nodes that may take it, the one with the fewest pods. None: nowhere,
-    for now.
+    """Return the node for a Pod: of the nodes that may run it, the one with the fewest Pods. None
+    if no node may run it at present.
 
-    `load` names the node of each pod that has one; `alive` are the nodes that can take pods at all.
+    `load` holds the node of each assigned Pod, one entry per Pod; `alive` holds the nodes that are
+    on.
     """
     wanted = pod.spec.node_selector.items()
     fit = [
@@ -36,13 +38,13 @@ def choose_node(
     return min(fit, key=lambda name: (count[name], len(name), name), default=None)
 
 
-def wants_ready(pod: Pod) -> bool:
-    """Whether its readiness probe would succeed."""
+def probe_succeeds(pod: Pod) -> bool:
+    """Return whether the Pod's readiness probe succeeds."""
     return pod.metadata.annotations.get(READY_ANNOTATION) != "false"
 
 
 def grace_s(pod: Pod) -> int:
-    """How long the pod may take to end: what the deletion asked for, else what its spec says."""
+    """Return the Pod's grace period: that of the deletion, else that of its spec, else 30 s."""
     asked = pod.metadata.deletion_grace_period_seconds
     if asked is None:
         asked = pod.spec.termination_grace_period_seconds
@@ -59,7 +61,8 @@ def running_status(
     now: str,
     started: str,
 ) -> Json:
-    """The status of a pod whose server runs (or, with `ready` false, is not to be used now)."""
+    """Return the status of a Pod whose server runs. `ready` is False while the Pod must not get
+    traffic."""
     containers = [
         {
             "name": container.name,
@@ -87,7 +90,7 @@ def running_status(
 
 
 def unreachable(pod: Pod, now: str) -> list[Json]:
-    """The conditions of a pod whose node gives no sign of life."""
+    """Return the conditions of a Pod whose node does not report."""
     return _conditions(pod, False, now)
 
 
@@ -108,7 +111,7 @@ def _conditions(pod: Pod, ready: bool, now: str) -> list[Json]:
 
 
 def node_object(host: Host, lab: str) -> Json:
-    """The Node that a kubelet registers, without status."""
+    """Return the Node that a kubelet registers, without status."""
     labels = {HOSTNAME_LABEL: host.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     spec = {
         "podCIDR": host.pod_cidrs[0],
@@ -119,7 +122,7 @@ def node_object(host: Host, lab: str) -> Json:
 
 
 def node_status(host: Host, *, ready: bool, now: str) -> Json:
-    """The status of a node: its addresses, and whether its kubelet still reports."""
+    """Return the status of a node: its addresses, and whether its kubelet still reports."""
     addresses = [{"type": "InternalIP", "address": address} for address in host.addresses]
     condition = {
         "type": "Ready",

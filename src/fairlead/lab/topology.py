@@ -1,19 +1,23 @@
-"""What a lab's network looks like: hosts, addresses and routes, as values.
+"""The network of a lab, as values: hosts, addresses and routes.
 
-In: a name and how many of each kind. Out: a `Topology`; nothing is built here (see `wiring`).
+In: a name and the number of hosts of each kind. Out: a `Topology`; `wiring` builds it.
 
     client1 ... ── wan 198.51.100.0/24 ── router ── lan 192.0.2.0/24 ── gw1 ... node1 ... control
                    2001:db8:2::/64            │     2001:db8:1::/64           │ point-to-point
-                                              │                             pods 10.244.<i>.0/24, 2001:db8:244:<i>::/64
-                                              └── far 198.18.0.0/24, 2001:db8:3::/64 ── nodes that no gateway has a link to
-    VIPs 203.0.113.0/24, 2001:db8:f::/64 are routed to the gateways, or to all nodes where these are
-    the gateways ClusterIPs 10.96.0.0/16, 2001:db8:96::/112 are routed nowhere: the nodes translate
-    them
+                                              │                  pods 10.244.<i>.0/24,
+                                              │                       2001:db8:244:<i>::/64
+                                              └── far 198.18.0.0/24 ── nodes that no gateway has
+                                                      2001:db8:3::/64  a link to
 
-Invariant: everything follows from name and counts, hardware addresses too, so a host that is
-rebuilt is the same host. Addresses are of the documentation ranges (RFC 5737, RFC 3849), but for
-pods and ClusterIPs, whose ranges must be larger, and for the far network: its IPv4 addresses are of
-the range for tests of network devices (RFC 2544), as the others are taken."""
+VIPs 203.0.113.0/24 and 2001:db8:f::/64 are routed to the gateways, or to all nodes where the nodes
+are the gateways. ClusterIPs 10.96.0.0/16 and 2001:db8:96::/112 are not routed: the nodes translate
+them.
+
+Invariant: everything follows from the name and the counts, MAC addresses too, so a host that is
+rebuilt has the same addresses. Addresses are of the documentation ranges (RFC 5737, RFC 3849), with
+two exceptions. Pods and ClusterIPs need larger ranges. The far network's IPv4 addresses are of the
+range for benchmarks of network devices (RFC 2544), because no documentation range is left.
+"""
 
 import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -30,7 +34,7 @@ LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
 WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
 FAR = (IPv4Network("198.18.0.0/24"), IPv6Network("2001:db8:3::/64"))
 NETWORKS = {"lan": LAN, "wan": WAN, "far": FAR}
-"""The router's bridges, and what is on each."""
+"""The router's bridges and their networks, (IPv4, IPv6)."""
 VIPS = (IPv4Network("203.0.113.0/24"), IPv6Network("2001:db8:f::/64"))
 PODS = (IPv4Network("10.244.0.0/16"), IPv6Network("2001:db8:244::/48"))
 SERVICES = (IPv4Network("10.96.0.0/16"), IPv6Network("2001:db8:96::/112"))
@@ -47,8 +51,8 @@ _MOST = {"gateway": 9, "node": 200, "client": 200}
 
 
 class Host(msgspec.Struct, frozen=True):
-    """A machine of the lab. `number` counts within its kind, from 1. `network`: the router's bridge
-    that its cable goes to. Nodes have pod CIDRs, (IPv4, IPv6)."""
+    """A machine of the lab. `number` counts the hosts of its kind from 1. `network` is the router's
+    bridge that it is connected to. Nodes have pod CIDRs, (IPv4, IPv6)."""
 
     name: str
     kind: Kind
@@ -59,7 +63,7 @@ class Host(msgspec.Struct, frozen=True):
 
     @property
     def mac(self) -> str:
-        """The hardware address of its eth0."""
+        """The MAC address of its eth0."""
         return mac_of(self.addresses[0], 1)
 
     @property
@@ -70,21 +74,21 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """A lab: its name and its hosts, without the router, which each lab has. `entrances`: which
-    kind of hosts are gateways."""
+    """A lab: its name and its hosts, without the router, which each lab has. `gateway_kind` is the
+    kind of the hosts that are gateways."""
 
     lab: str
     hosts: tuple[Host, ...]
-    entrances: Literal["gateway", "node"] = "gateway"
+    gateway_kind: Literal["gateway", "node"] = "gateway"
 
     @property
     def gateways(self) -> tuple[Host, ...]:
-        """The hosts that a gateway runs on."""
-        return self.of(self.entrances)
+        """The hosts on which a gateway runs."""
+        return self.of(self.gateway_kind)
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """The router's bridges: the far one only if somebody is there."""
+        """The router's bridges. The far one exists only if a host is connected to it."""
         return (
             ("lan", "wan", "far")
             if any(host.network == "far" for host in self.hosts)
@@ -92,35 +96,35 @@ class Topology(msgspec.Struct, frozen=True):
         )
 
     def of(self, kind: Kind) -> tuple[Host, ...]:
-        """The hosts of one kind, by number."""
+        """Return the hosts of one kind, by number."""
         return tuple(host for host in self.hosts if host.kind == kind)
 
     def host(self, name: str) -> Host:
-        """The host of this name. Raises Refused when there is none."""
+        """Return the host with this name. Raise Refused when it does not exist."""
         for host in self.hosts:
             if host.name == name:
                 return host
         known = ", ".join(host.name for host in self.hosts)
         if name == ROUTER:
             raise Refused(
-                "nothing but forwarding runs on the router: it cannot be killed or revived",
+                "the router only forwards and runs no processes: it cannot be killed or revived",
                 fix=f"choose {known}",
             )
-        raise Refused(f"lab {self.lab} has no host {name}", fix=f"it has {ROUTER}, {known}")
+        raise Refused(f"lab {self.lab} has no host {name}", fix=f"choose one of {ROUTER}, {known}")
 
     def namespace(self, host: str) -> str:
-        """The name of a host's network namespace."""
+        """Return the name of a host's network namespace."""
         return f"{prefix(self.lab)}{host}"
 
     def pod_namespace(self, namespace: str, pod: str) -> str:
-        """The name of a pod's network namespace. The dot keeps it unambiguous: no Kubernetes
-        namespace contains one."""
+        """Return the name of a pod's network namespace. The dot makes it unambiguous, because a
+        Kubernetes namespace cannot contain one."""
         return f"{prefix(self.lab)}pod-{namespace}.{pod}"
 
 
 class PodNetwork(NamedTuple):
-    """How one pod hangs on its node: addresses (IPv4, IPv6), the device on the node's side, and
-    both hardware addresses."""
+    """How a pod is connected to its node: its addresses (IPv4, IPv6), the device on the node's
+    side, and both MAC addresses."""
 
     addresses: tuple[str, str]
     device: str
@@ -129,23 +133,23 @@ class PodNetwork(NamedTuple):
 
 
 def prefix(lab: str) -> str:
-    """How the names of all of a lab's namespaces begin. Names of labs have no hyphen, so no lab is
-    another's prefix."""
+    """Return the prefix of the names of a lab's namespaces. Lab names contain no hyphen, so no
+    lab's prefix is a prefix of another's."""
     return f"fl-{lab}-"
 
 
 def is_name(lab: str) -> bool:
-    """Whether a lab can have this name."""
+    """Return whether a lab can have this name."""
     return _NAME.fullmatch(lab) is not None
 
 
 def check_name(lab: str) -> None:
-    """Raises Refused for what cannot be a lab's name: from it follow paths that are removed, and
-    prefixes of namespaces."""
+    """Raise Refused for an invalid lab name. Paths that are removed and prefixes of namespaces are
+    derived from it."""
     if not is_name(lab):
         raise Refused(
-            f"a lab cannot be called {lab!r}",
-            fix="use up to 20 lower-case letters and digits, a letter first",
+            f"{lab!r} is not a valid lab name",
+            fix="use up to 20 lower-case letters and digits, starting with a letter",
         )
 
 
@@ -158,9 +162,9 @@ def plan_topology(
     far_nodes: int = 0,
     gateways_on_nodes: bool = False,
 ) -> Topology:
-    """The lab of this name and size. `far_nodes` come after the other nodes. With
-    `gateways_on_nodes` no host is a gateway only. Raises Refused for a name or a number that cannot
-    be."""
+    """Return the topology of a lab. `far_nodes` are numbered after the other nodes. With
+    `gateways_on_nodes` there are no hosts of kind gateway. Raise Refused for an invalid name or
+    number."""
     check_name(lab)
     hosts = [_host("control", 0, "lan")]
     counts: dict[Kind, int] = {
@@ -180,7 +184,7 @@ def plan_topology(
 
 
 def pod_network(host: Host, index: int) -> PodNetwork:
-    """The `index`-th pod's place on a node; index counts from 0, up to PODS_PER_NODE."""
+    """Return the network of the pod with this index on a node; 0 <= index < PODS_PER_NODE."""
     ipv4, ipv6 = (IPv4Network(host.pod_cidrs[0]), IPv6Network(host.pod_cidrs[1]))
     address = str(ipv4[index + 2])
     return PodNetwork(
@@ -189,8 +193,8 @@ def pod_network(host: Host, index: int) -> PodNetwork:
 
 
 def mac_of(address: str, kind: int) -> str:
-    """A locally administered hardware address made of an IPv4 address, so that captures read
-    well."""
+    """Return a locally administered MAC address that contains an IPv4 address, so that captures are
+    easy to read."""
     return ":".join(f"{byte:02x}" for byte in (0x02, kind, *IPv4Address(address).packed))
 
 

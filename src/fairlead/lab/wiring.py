@@ -1,11 +1,11 @@
-"""Build a lab's network: one namespace per host, cables to the router's bridges, routes, kernel
-settings.
+"""Build a lab's network: one namespace per host, cables to the router's bridges, routes, sysctls.
 
-In: a `Topology`. Out: the kernel holds it. Everything is inside the lab's namespaces: deleting them
-deletes it all. Pods hang on their node by a point-to-point link and host routes, as with Calico,
-and not on a bridge: packets between pods of one node then pass the node's netfilter hooks without
-br_netfilter, as they do in a real cluster. Neighbours that cannot change are set for good, and
-duplicate address detection is off: nothing has to be waited for."""
+In: a `Topology`. Out: namespaces and their contents in the kernel; deleting the namespaces deletes
+everything. A pod is connected to its node by a point-to-point link and host routes, as with Calico,
+and not by a bridge: packets between pods of one node then pass the node's netfilter hooks without
+br_netfilter, as in a real cluster. Neighbour entries that never change are permanent and duplicate
+address detection is off, so that nothing has to be waited for.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,8 +16,8 @@ from fairlead.lab.topology import FAR, LAN, NETWORKS, PODS, ROUTER, VIPS, Host, 
 from fairlead.net.link import Nexthop, Rtnetlink
 
 POD_GATEWAYS = ("169.254.1.1", "fe80::1")
-"""What a pod takes for its router: no host has these addresses, a fixed neighbour entry leads to
-the node's end."""
+"""The default routers of pods. No host has these addresses; a permanent neighbour entry resolves
+them to the node's end of the link."""
 
 _HOST_SYSCTLS: dict[str, object] = {
     "net/ipv4/conf/all/rp_filter": 0,
@@ -39,8 +39,8 @@ _CLIENT_SYSCTLS: dict[str, object] = {
     "net/ipv4/tcp_tw_reuse": 1,
     "net/ipv4/ip_local_port_range": "1024 65535",
 }
-# A benchmark of short connections would fill the conntrack table with TIME_WAIT entries within half
-# a minute.
+# With the default, a benchmark of short connections would fill the conntrack table with TIME_WAIT
+# entries within half a minute.
 _NODE_SYSCTLS: dict[str, object] = {"net/netfilter/nf_conntrack_tcp_timeout_time_wait": 5}
 _SYSCTLS: dict[str, dict[str, object]] = {
     "client": _CLIENT_SYSCTLS,
@@ -49,8 +49,8 @@ _SYSCTLS: dict[str, dict[str, object]] = {
     "control": {},
 }
 
-# What a CNI does for pods that call the outside world. Traffic inside the cluster keeps its source,
-# as Kubernetes demands.
+# The masquerading that a CNI does for traffic of pods to addresses outside the cluster. Traffic
+# inside the cluster keeps its source address, as Kubernetes requires.
 _MASQUERADE = f"""
 table inet lab {{
   chain postrouting {{
@@ -63,8 +63,8 @@ table inet lab {{
 
 
 async def build_router(topology: Topology) -> None:
-    """The router with its bridges, and the ways to pods and VIPs; hosts are then plugged in by
-    `build_host`."""
+    """Build the router with its bridges and the routes to pods and VIPs. `build_host` connects the
+    hosts."""
     name = topology.namespace(ROUTER)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS | _FORWARD_SYSCTLS | _ROUTER_SYSCTLS)
@@ -80,13 +80,13 @@ async def build_router(topology: Topology) -> None:
 
 
 async def build_host(topology: Topology, host: Host) -> None:
-    """One machine, plugged into the router, reachable when this returns. The router is there
-    already."""
+    """Build a host and connect it to the router, which must exist. The host is reachable when this
+    returns."""
     name = topology.namespace(host.name)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS | _SYSCTLS[host.kind])
     async with _netlink(topology.namespace(ROUTER)) as router:
-        # The router's end bears the host's name, so that a capture there tells who spoke.
+        # The router's end has the host's name, so that a capture on the router shows the sender.
         await router.add_veth(host.name, _port_mac(host), "eth0", host.mac, namespace.path(name))
         await router.set_bridge(host.name, host.network)
         await router.set_state(host.name, up=True)
@@ -98,7 +98,7 @@ async def build_host(topology: Topology, host: Host) -> None:
 
 
 async def connect(links: Rtnetlink, topology: Topology, host: Host) -> None:
-    """Switch eth0 on, with its addresses and routes: the kernel forgets them when the device goes
+    """Bring eth0 up with its addresses and routes, which the kernel forgets when the device goes
     down."""
     await links.set_state("eth0", up=True)
     for address, router, length, everything in zip(
@@ -107,7 +107,7 @@ async def connect(links: Rtnetlink, topology: Topology, host: Host) -> None:
         await links.set_address("eth0", f"{address}/{length}")
         await links.set_route(everything, Nexthop(router))
     if host.kind in ("node", "gateway", "control"):
-        # The router knows the way to pods on its other networks.
+        # Pods of nodes on other networks are reached through the router.
         on_link = [
             node
             for node in topology.of("node")
@@ -117,7 +117,7 @@ async def connect(links: Rtnetlink, topology: Topology, host: Host) -> None:
 
 
 async def unplug(topology: Topology, host: Host) -> None:
-    """Pull the cable at the machine: eth0 down, at once and with no word to anybody."""
+    """Take eth0 of a host down at once, without a message to any peer."""
     with suppress(Conflict):
         async with _netlink(topology.namespace(host.name)) as links:
             await links.set_state("eth0", up=False)
@@ -130,27 +130,27 @@ async def plug_in(topology: Topology, host: Host) -> None:
 
 
 async def demolish_host(topology: Topology, host: Host) -> None:
-    """Remove the machine and its end of the cable, so that it can be built anew."""
+    """Remove the host and the router's end of its cable, so that it can be built again."""
     async with _netlink(topology.namespace(ROUTER)) as router:
         await router.delete_link(host.name)
     namespace.delete(topology.namespace(host.name))
 
 
 async def route_vips(topology: Topology, gateways: Sequence[Host]) -> None:
-    """Send the VIP ranges to these gateways, equally by flow (ECMP): what the fabric does when BGP
-    sessions come and go."""
+    """Route the VIP ranges to these gateways, equally by flow (ECMP), as a fabric does when BGP
+    sessions change."""
     async with _netlink(topology.namespace(ROUTER)) as router:
         for family, vips in enumerate(VIPS):
             hops = [Nexthop(gateway.addresses[family], gateway.network) for gateway in gateways]
-            if hops:  # replaced in one step: a fabric that changes its ways loses no packet
+            if hops:  # replaced in one step: a fabric loses no packet when its routes change
                 await router.set_route(str(vips), *hops)
             else:
                 await router.delete_route(str(vips))
 
 
 async def build_pod(name: str, node: str, host: Host, place: PodNetwork) -> None:
-    """A pod's namespace `name`, hung on the node's namespace `node`. What a killed predecessor left
-    in its place goes."""
+    """Create a pod's namespace `name` and connect it to the node's namespace `node`. Remove what a
+    killed process may have left in its place."""
     namespace.delete(name)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS)
@@ -177,7 +177,7 @@ async def build_pod(name: str, node: str, host: Host, place: PodNetwork) -> None
 
 
 async def demolish_pod(name: str, node: str, place: PodNetwork) -> None:
-    """Remove a pod's link and namespace. The node may be gone already."""
+    """Remove a pod's link and namespace. The node may already be gone."""
     with suppress(Conflict):
         async with _netlink(node) as outside:
             await outside.delete_link(place.device)

@@ -25,7 +25,7 @@ from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, Sizes
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.pins import OBJECT, OBJECTS
-from fairlead.drivers.direct.maps.records import HERE, INDEX, LINK, SETTINGS, NextHop
+from fairlead.drivers.direct.maps.records import INDEX, LINK, LOCAL, SETTINGS, NextHop
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
@@ -110,8 +110,8 @@ class Forwarder:
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            way = NextHop(HERE if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
-            self.tables.nodes.set_way(name, way, ipv6=":" in address)
+            way = NextHop(LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
+            self.tables.nodes.set_next_hop(name, way, ipv6=":" in address)
 
     def serve(
         self,

@@ -17,7 +17,7 @@ from fairlead.errors import Unavailable
     )
 )
 def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]]) -> None:
-    arena, used, resting, now = (
+    arena, used, in_grace, now = (
         Arena(100),
         list[tuple[int, int]](),
         list[tuple[float, int, int]](),
@@ -27,13 +27,13 @@ def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]
         now += 0.3
         if what == "free" and used:
             offset, length = used.pop(number % len(used))
-            arena.give_back(offset, length, now)
-            resting.append((now, offset, length))
+            arena.release(offset, length, now)
+            in_grace.append((now, offset, length))
         elif what == "reserve":
-            resting = [each for each in resting if now - each[0] < GRACE_S]
+            in_grace = [each for each in in_grace if now - each[0] < GRACE_S]
             busy = {chunk for offset, length in used for chunk in range(offset, offset + length)}
             busy |= {
-                chunk for _, offset, length in resting for chunk in range(offset, offset + length)
+                chunk for _, offset, length in in_grace for chunk in range(offset, offset + length)
             }
             try:
                 offset = arena.reserve(number, now)
@@ -56,12 +56,12 @@ def test_what_is_taken_is_found_again() -> None:
 
 def test_what_rests_goes_on_resting_when_it_is_seen_anew_what_is_free() -> None:
     arena = Arena(10, [(0, 2), (2, 3), (5, 1), (6, 4)])
-    arena.give_back(2, 3, 5.0)
-    arena.give_back(5, 1, 5.5)
+    arena.release(2, 3, 5.0)
+    arena.release(5, 1, 5.5)
     anew = Arena(
-        10, [(0, 2), (6, 4), (4, 1)], arena.resting
+        10, [(0, 2), (6, 4), (4, 1)], arena.in_grace
     )  # somebody has put a table into the first of them
-    assert anew.resting == ((5.5, 5, 1),)
+    assert anew.in_grace == ((5.5, 5, 1),)
     assert anew.reserve(2, 5.5) == 2
     with pytest.raises(Unavailable):
         anew.reserve(1, 5.6)

@@ -28,7 +28,7 @@ from tests.drivers.direct.site import (
 from tests.drivers.inside import run_inside
 
 from fairlead.config import AttachKind
-from fairlead.drivers.direct.host_network.attach import choose, tags_of
+from fairlead.drivers.direct.host_network.attach import accepted_frames, choose
 from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.errors import Refused
 from fairlead.lab import namespace
@@ -58,7 +58,7 @@ OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
             "tc",
             "its driver is virtio_net: XDP in it turns",
         ),
-        ("auto", VETH, Driver("veth", ""), "tc", "made by software (veth)"),
+        ("auto", VETH, Driver("veth", ""), "tc", "virtual interface (veth)"),
         (
             "auto",
             VLAN,
@@ -71,12 +71,12 @@ OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
             Interface(5, "bond0", MAC, 1500, "bond"),
             Driver("bonding", ""),
             "tc",
-            "made by software (bonding)",
+            "virtual interface (bonding)",
         ),
-        ("tc", CARD, Driver("ice", "0000:00:03.0"), "tc", "gateway.attach asks for it"),
-        ("xdp-generic", VETH, Driver("veth", ""), "xdp-generic", "gateway.attach asks for it"),
+        ("tc", CARD, Driver("ice", "0000:00:03.0"), "tc", "requested by gateway.attach"),
+        ("xdp-generic", VETH, Driver("veth", ""), "xdp-generic", "requested by gateway.attach"),
         ("xdp", VETH, Driver("veth", ""), "xdp", "unless the other end has an XDP program"),
-        ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "gateway.attach asks for it"),
+        ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "requested by gateway.attach"),
     ],
 )
 def test_choice(
@@ -89,8 +89,8 @@ def test_choice(
 
 def test_frames_that_xdp_is_to_take() -> None:
     other = VLAN._replace(number=5, parent=9, vlan=8)
-    assert tags_of([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
-    assert tags_of([CARD, VETH, VLAN, other], set()) == {}
+    assert accepted_frames([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
+    assert accepted_frames([CARD, VETH, VLAN, other], set()) == {}
 
 
 @pytest.mark.root
@@ -159,7 +159,7 @@ async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> Non
         answer = await gateway.serve({"node1": 3, "node2": 1, "node3": 1})
         ((name, mode, why),) = answer["interfaces"]
         assert (name, mode) == ("eth0", attach)
-        assert "gateway.attach asks for it" in why
+        assert "requested by gateway.attach" in why
         for _ in range(2):
             for family in FAMILIES:
                 tcp = [await (await Conversation.start(family)).ask() for _ in range(40)]
@@ -258,7 +258,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
             for wanted in ("xdp", "xdp-generic"):
                 made = driver(wanted=wanted)
                 with pytest.raises(
-                    Refused, match=r"XDP program direct \(id \d+, generic\) is there already"
+                    Refused, match=r"XDP program direct \(id \d+, generic\) is already attached"
                 ):
                     await made.open()
             made = driver()

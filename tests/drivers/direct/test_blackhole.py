@@ -123,18 +123,18 @@ def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
     async def scenario() -> None:
         routes = BlackholeRoutes(lambda: ["eth0"], 100)
         served, coming = ({f"203.0.{third}.{last}" for last in range(250)} for third in (1, 2))
-        await routes.have(served)
+        await routes.add(served)
         for _ in range(5):
-            await asyncio.gather(routes.renew(served), routes.have(coming))
+            await asyncio.gather(routes.sync(served), routes.add(coming))
             assert kernel()[0] == served | coming
-            await asyncio.gather(routes.renew(served), routes.give_up(coming))
+            await asyncio.gather(routes.sync(served), routes.remove(coming))
             assert kernel()[0] == served
-            await asyncio.gather(routes.have(coming), routes.renew(served))
+            await asyncio.gather(routes.add(coming), routes.sync(served))
             assert kernel()[0] == served | coming, (
                 "those about to have listeners are not taken away"
             )
-            await routes.give_up(coming)
-        assert not routes.lacking(served)
+            await routes.remove(coming)
+        assert not routes.missing(served)
         routes.close()
 
     run(scenario)

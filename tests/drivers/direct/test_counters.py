@@ -4,11 +4,12 @@ outlives a process."""
 import pytest
 from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
 
-from fairlead.drivers.direct.counters import Counters, NodeTraffic, ServiceTraffic
+from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.net.elf import read_object
+from fairlead.role_state import NodeTraffic, ServiceTraffic
 
 pytestmark = pytest.mark.root
 
@@ -36,7 +37,7 @@ def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
     assert {reason: count for reason, count in counted.drops().items() if count} == {"hop_limit": 1}
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps)
-    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
     assert counters(forwarder).services() == counted.services(), "another process goes on counting"
     assert counters(forwarder).nodes() == nodes
 
@@ -45,7 +46,7 @@ def test_who_takes_a_number_over_begins_at_nothing(forwarder: Forwarder) -> None
     now_s = 0.0
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps, clock=lambda: now_s)
-    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
     forwarder.serve({"node3": 1})
     forwarder.run(tcp("S"))
     number = forwarder.tables.nodes.numbers["node3"]

@@ -107,9 +107,9 @@ def test_a_second_process_is_refused(run: Run) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
-        with pytest.raises(Refused, match="another process works with the pins"):
+        with pytest.raises(Refused, match="another process uses the pins"):
             await driver().open()
-        with pytest.raises(Refused, match="another process works with the pins"):
+        with pytest.raises(Refused, match="another process uses the pins"):
             await remove_pins(PINS)
         await first.close()
 

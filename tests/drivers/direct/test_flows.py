@@ -41,7 +41,7 @@ from fairlead.net.ringbuf import RingBuffer
 pytestmark = pytest.mark.root
 
 FORBIDDEN = 4
-AMONG_NODES, TELL = 1, 2
+IS_NODE, REPORT_ENTRIES = 1, 2
 NONE = 0xFFFF
 RANGES = 4
 QUIC_PORT = 443
@@ -403,7 +403,7 @@ def test_quic_connections_from_before_stay_without_an_entry(
 
 
 def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> None:
-    forwarder.set_settings(flags=TELL)
+    forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
 
     def told() -> list[tuple[int, int]]:
@@ -434,7 +434,7 @@ def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> 
 
 
 def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> None:
-    forwarder.set_settings(flags=TELL)
+    forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, protocol="UDP")
     forwarder.run(udp())
@@ -448,7 +448,7 @@ def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_h
 ) -> None:
     """Its entry is another gateway's, which did not see the one that lives: it has made its own way
     by the tables."""
-    forwarder.set_settings(flags=TELL)
+    forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     forwarder.run(udp())
@@ -550,7 +550,7 @@ def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: F
 
 def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
-    forwarder.set_settings(flags=AMONG_NODES)
+    forwarder.set_settings(flags=IS_NODE)
     passed = Ether(forwarder.run(tcp("A")).packet)
     assert passed[IP].ttl == HOPS_LEFT
     frame = bytes(to_us() / passed.payload)

@@ -21,7 +21,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.maps.records import DROPS, HERE, HOPS_LEFT, NextHop
+from fairlead.drivers.direct.maps.records import DROPS, HOPS_LEFT, LOCAL, NextHop
 from fairlead.net.address import pack_address
 
 pytestmark = pytest.mark.root
@@ -154,8 +154,8 @@ def test_parts_pass_a_gateway_once_like_any_packet(serving: Forwarder, ipv6: boo
 
 def test_parts_for_a_node_that_is_this_host_go_up(serving: Forwarder) -> None:
     for number in (1, 2):
-        serving.tables.nodes.set_way(
-            f"node{number}", NextHop(HERE, 1, f"192.0.2.{number}"), ipv6=False
+        serving.tables.nodes.set_next_hop(
+            f"node{number}", NextHop(LOCAL, 1, f"192.0.2.{number}"), ipv6=False
         )
     for part in fragments(20000, 5):
         assert serving.run(part)[::2] == (NOT_OURS, bytes(part))

@@ -20,13 +20,13 @@ TYPES = read_object(OBJECT).types
 RECORDS = {
     "listener_key": layout.LISTENER_KEY,
     "listener": layout.LISTENER,
-    "way": layout.WAY,
+    "next_hop": layout.NEXT_HOP,
     "owner": layout.OWNER,
     "node_name": layout.NODE_NAME,
     "settings": layout.SETTINGS,
     "node_traffic": layout.NODE_TRAFFIC,
     "range_key": layout.RANGE_KEY,
-    "retained_node": layout.KEEPER,
+    "retained_node": layout.RETAINED_NODE,
 }
 
 
@@ -56,9 +56,9 @@ def test_constants() -> None:
         == layout.DROPS
     )
     assert layout.TRAFFIC.size == TYPES.struct_size("traffic")
-    assert {name: getattr(layout, name) for name in TYPES.enumerators("kind")} == TYPES.enumerators(
-        "kind"
-    )
+    assert {
+        name: getattr(layout, name) for name in TYPES.enumerators("forwarding")
+    } == TYPES.enumerators("forwarding")
 
 
 @given(

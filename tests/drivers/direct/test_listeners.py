@@ -63,7 +63,7 @@ def test_an_audit_makes_packets_find_what_somebody_else_has_written(forwarder: F
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
     forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
-    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
     assert forwarder.run(tcp("A")).verdict == DROP
 
 

@@ -37,7 +37,7 @@ from fairlead.net.address import pack_address
 pytestmark = pytest.mark.root
 
 TOO_BIG, NO_ENDPOINTS = DROPS.index("too_big"), DROPS.index("no_endpoints")
-ECHO_ANSWERED, TOLD_TOO_BIG, TOLD_REFUSED = (len(DROPS) + number for number in (1, 2, 3))
+ECHO_ANSWERED, SIZE_MESSAGES_SENT, REFUSALS_SENT = (len(DROPS) + number for number in (1, 2, 3))
 MTU = 1400
 
 
@@ -147,8 +147,8 @@ def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
     serving.serve({}, address=VIP6, refuses=True)
     kinds = (
         (to_us() / IP(src=CLIENT4, dst=VIP4) / ICMP(), ECHO_ANSWERED),
-        (segments(2000), TOLD_TOO_BIG),
-        (tcp(ipv6=True), TOLD_REFUSED),
+        (segments(2000), SIZE_MESSAGES_SENT),
+        (tcp(ipv6=True), REFUSALS_SENT),
     )
     sent = 40
     with on_one_cpu():  # each counts for itself
@@ -186,7 +186,7 @@ def test_senders_of_packets_too_big_are_told_the_size(
     assert (told[IP].src, told[IP].dst, told[IP].len, told[IP].ttl) == (VIP4, CLIENT4, 576, 64)
     assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
     assert bytes(told)[14 + 28 :] == bytes(sent[IP])[:548]
-    assert (serving.event(TOO_BIG), serving.event(TOLD_TOO_BIG)) == (1, 1)
+    assert (serving.event(TOO_BIG), serving.event(SIZE_MESSAGES_SENT)) == (1, 1)
     # What was not forwarded is not counted as if it had been, neither for the Service nor for the
     # node.
     for name in ("statistics", "node_statistics"):
@@ -231,7 +231,7 @@ def test_no_errors_about_errors_nor_about_later_fragments(serving: Forwarder) ->
     assert serving.run(first).verdict == REDIRECT
     later = to_us() / IP(src=CLIENT4, dst=VIP4, id=9, frag=6, proto=17) / Raw(b"x" * 1450)
     assert serving.run(later).verdict == DROP
-    assert (serving.event(TOO_BIG), serving.event(TOLD_TOO_BIG)) == (3, 0)
+    assert (serving.event(TOO_BIG), serving.event(SIZE_MESSAGES_SENT)) == (3, 0)
 
 
 def test_a_packet_too_big_leaves_no_state_behind(serving: Forwarder) -> None:

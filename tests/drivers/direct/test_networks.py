@@ -20,13 +20,13 @@ from tests.drivers.direct.conftest import (
 )
 
 from fairlead.drivers.direct.host_network.host_network import RETRY_S, HostNetwork
-from fairlead.drivers.direct.host_network.networks import among_nodes
+from fairlead.drivers.direct.host_network.networks import is_node_of_cluster
 from fairlead.drivers.direct.host_network.next_hops import Rules, next_hop_to
 from fairlead.drivers.direct.maps.records import (
-    HERE,
     INDEX,
     IPIP,
     LINK,
+    LOCAL,
     VXLAN,
     NextHop,
     unpack_next_hop,
@@ -60,7 +60,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
             "192.0.2.10",
             Route(True, 1, "", "192.0.2.10", 0),
             Rules(forwarding="ipip"),
-            NextHop(HERE, 1, "192.0.2.10"),
+            NextHop(LOCAL, 1, "192.0.2.10"),
         ),
         (
             FAR,
@@ -129,7 +129,7 @@ def test_a_vlan_is_named_for_xdp() -> None:
             ROUTED._replace(source=""),
             Rules(forwarding="ipip"),
             Unavailable,
-            "this gateway has no address to send",
+            "this gateway has no source address",
         ),
         (
             ROUTED,
@@ -161,13 +161,13 @@ def test_ways_by_the_kernels_routes(
             ("far", FAR),
             ("lost", "203.0.113.1"),
         ]
-        near, here, far, lost = around.ways(nodes).values()
+        near, here, far, lost = around.find_next_hops(nodes).values()
         assert isinstance(near, NextHop)
         assert isinstance(here, NextHop)
         assert isinstance(far, NextHop)
         assert isinstance(lost, Unavailable)
         assert (near.kind, near.interface, near.mtu) == (LINK, index, 1500)
-        assert here.kind == HERE
+        assert here.kind == LOCAL
         assert (far.kind, far.next_hop, far.outer_source, far.outer_destination, far.mtu) == (
             kind,
             ROUTER,
@@ -185,15 +185,15 @@ def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
     async def scenario() -> None:
         ip("neighbour", "add", "192.0.2.21", "lladdr", "02:00:00:00:00:21", "dev", "eth0")
         around = HostNetwork(Rules())
-        (way,) = around.ways([("near", "192.0.2.21")]).values()
+        (way,) = around.find_next_hops([("near", "192.0.2.21")]).values()
         assert isinstance(way, NextHop)
         assert way.mac == bytes(6)
-        around.fast = frozenset({way.interface})
+        around.xdp_interfaces = frozenset({way.interface})
         assert around.with_mac(way).mac == b"\2\0\0\0\0\x21"
         ip("neighbour", "replace", "192.0.2.21", "lladdr", "02:00:00:00:00:22", "dev", "eth0")
-        news = await around.news()
+        news = await around.next_changes()
         while not news.neighbours:
-            news = await around.news()
+            news = await around.next_changes()
         assert news.neighbours == {(way.interface, "192.0.2.21")}
         assert around.with_mac(way).mac == b"\2\0\0\0\0\x22"
         around.close()
@@ -213,10 +213,10 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
         ):
             (way,) = (
                 each
-                for each in around.ways([("dead", "192.0.2.21")]).values()
+                for each in around.find_next_hops([("dead", "192.0.2.21")]).values()
                 if isinstance(each, NextHop)
             )
-            around.fast = frozenset({way.interface})
+            around.xdp_interfaces = frozenset({way.interface})
             following = asyncio.create_task(hear(around))
             for _ in range(2):
                 for _ in range(10):  # each a change of the networks, say
@@ -248,9 +248,11 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
                     "nud",
                     "reachable",
                 )
-            around.renew()
-            around.fast = frozenset({socket.if_nametoindex("eth0")})
-            needed, _ = (each for each in around.ways(nodes).values() if isinstance(each, NextHop))
+            around.refresh()
+            around.xdp_interfaces = frozenset({socket.if_nametoindex("eth0")})
+            needed, _ = (
+                each for each in around.find_next_hops(nodes).values() if isinstance(each, NextHop)
+            )
             around.watch_only([needed])
             following = asyncio.create_task(hear(around))
             for _, address in reversed(nodes):
@@ -276,7 +278,7 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
 async def hear(around: HostNetwork) -> None:
     """As the driver does: ask for the news again and again."""
     while True:
-        await around.news()
+        await around.next_changes()
 
 
 def state_of(address: str) -> list[str]:
@@ -345,8 +347,8 @@ def test_a_host_is_a_node_where_a_way_leads_to_itself(run: Run) -> None:
     async def scenario() -> None:
         around = HostNetwork(Rules(tunnel="ipip"))
         others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]
-        assert among_nodes(around.ways([("self", "192.0.2.10"), *others]).values())
-        assert not among_nodes(around.ways(others).values())
+        assert is_node_of_cluster(around.find_next_hops([("self", "192.0.2.10"), *others]).values())
+        assert not is_node_of_cluster(around.find_next_hops(others).values())
         around.close()
 
     run(scenario)

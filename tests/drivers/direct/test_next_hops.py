@@ -28,7 +28,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
-from fairlead.drivers.direct.maps.records import HOPS_LEFT, IPIP, LINK, NOWHERE, VXLAN, NextHop
+from fairlead.drivers.direct.maps.records import HOPS_LEFT, IPIP, LINK, UNREACHABLE, VXLAN, NextHop
 
 pytestmark = pytest.mark.root
 
@@ -50,7 +50,7 @@ def way(kind: int, *, outer6: bool = False) -> NextHop:
 def serve_by(forwarder: Forwarder, of_node1: NextHop) -> None:
     """Have node1 serve all listeners, by this way."""
     for ipv6 in (False, True):
-        forwarder.tables.nodes.set_way("node1", of_node1, ipv6=ipv6)
+        forwarder.tables.nodes.set_next_hop("node1", of_node1, ipv6=ipv6)
     for address in (VIP4, VIP6):
         forwarder.serve({"node1": 1}, address=address)
         forwarder.serve({"node1": 1}, address=address, protocol="UDP")
@@ -175,7 +175,7 @@ def test_what_needs_a_neighbour_that_is_not_known_is_left_to_tc(
 
 def test_a_way_that_is_gone_counts_as_none(forwarder: Forwarder) -> None:
     serve_by(forwarder, way(LINK))
-    serve_by(forwarder, way(NOWHERE))
+    serve_by(forwarder, way(UNREACHABLE))
     assert forwarder.run(tcp("A")).verdict == DROP
 
 

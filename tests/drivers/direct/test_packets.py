@@ -46,7 +46,7 @@ from fairlead.net.program import TEST_CHECKSUM_COMPLETE
 
 pytestmark = pytest.mark.root
 
-NO_MEMBER, NO_WAY, HOP_LIMIT = range(3)
+NO_MEMBER, NO_NEXT_HOP, HOP_LIMIT = range(3)
 RETURNED = DROPS.index("returned")
 PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
@@ -257,7 +257,7 @@ def test_node_without_an_address_of_the_family_drops_and_counts(forwarder: Forwa
     forwarder.add_node("old", "192.0.2.9")
     forwarder.serve({"old": 1}, address=VIP6)
     assert forwarder.run(tcp(ipv6=True)).verdict == DROP
-    assert forwarder.event(NO_WAY) == 1
+    assert forwarder.event(NO_NEXT_HOP) == 1
 
 
 def test_a_node_that_is_this_host_gets_the_packet_as_it_is(forwarder: Forwarder) -> None:

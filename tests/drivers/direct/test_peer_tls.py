@@ -206,7 +206,7 @@ async def test_without_a_certificate_nothing_is_told(authority: Authority, lines
         with pytest.raises(Unavailable):
             await read_message(reader, within_s=DEADLINE_S)
         writer.close()
-        await until(lambda: "it showed no certificate" in refusals(lines))
+        await until(lambda: "it presented no certificate" in refusals(lines))
 
 
 async def test_one_with_and_one_without_tls_say_so(authority: Authority, lines: Lines) -> None:
@@ -217,7 +217,7 @@ async def test_one_with_and_one_without_tls_say_so(authority: Authority, lines: 
             "or on none"
         )
         (without,) = await problems(two, said=lambda said: "TLS" in said)
-        assert "it may want TLS, see gateway.peerTLS" in without
+        assert "it may require TLS, see gateway.peerTLS" in without
         # Each says it of the connection from the other, too.
         await until(lambda: any("did not begin TLS" in each for each in refusals(lines)))
         ended = "it speaks TLS: set gateway.peerTLS on all gateways, or on none"
@@ -260,7 +260,9 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(
         assert await shown_by(1, other) == second
         os.unlink(files.certificate)
         assert await shown_by(1, other) == second
-        assert sum(line["event"] == "going on with the previous certificate" for line in lines) == 2
+        assert (
+            sum(line["event"] == "the previous certificate remains in use" for line in lines) == 2
+        )
         authority.issue("one")
         assert await shown_by(1, other) not in (first, second)
         await until(lambda: one.peers.followers == two.peers.followers == 1)

@@ -22,13 +22,13 @@ from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_
 from fairlead.backoff import Backoff
 from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
-from fairlead.drivers.direct.maps.records import CLOSING, INDEX, TELL
+from fairlead.drivers.direct.maps.records import CLOSING, INDEX, REPORT_ENTRIES
 from fairlead.drivers.direct.peers import peers as peers_module
 from fairlead.drivers.direct.peers.exchange import Exchange
 from fairlead.drivers.direct.peers.followers import Follower
 from fairlead.drivers.direct.peers.messages import (
     ENTRY,
-    LONGEST_BYTES,
+    MAX_BYTES,
     CompleteMessage,
     FlowsMessage,
     HelloMessage,
@@ -61,13 +61,13 @@ class Gateway:
 
     def __init__(self, forwarder: Forwarder, peers: Peers) -> None:
         self.forwarder, self.peers = forwarder, peers
-        forwarder.set_settings(flags=TELL)
+        forwarder.set_settings(flags=REPORT_ENTRIES)
 
     def among_others(self, clock: Callable[[], float]) -> None:
         """As the driver does where peers are configured."""
         self.forwarder.tables.close()
         self.forwarder.tables = made = ListenerMaps(self.forwarder.maps, peers=True, clock=clock)
-        made.adopt(made.survey(made.known()))
+        made.adopt(made.survey(made.baseline()))
 
     def serve(self, weights: dict[str, int]) -> None:
         self.forwarder.serve(weights, EVERYBODY)
@@ -315,7 +315,7 @@ async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_t
             (node, {each: there[each] for each in there.keys() - {key}}),
         ):
             number = numbers[name]
-            exchange.put(FlowsMessage({number: name}, key + INDEX.pack(number | CLOSING)))
+            exchange.merge_flows(FlowsMessage({number: name}, key + INDEX.pack(number | CLOSING)))
             assert entries(one) == left
         assert entries(one, "closing_connections") == {key: node}
         assert one.nodes(PORTS) == opened
@@ -433,13 +433,15 @@ async def test_others_have_their_turn_while_much_is_heeded() -> None:
         said, exchange = (
             Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two)
         )
-        two.peers._told = {key: told for key in said.listeners() if (told := said.tables(key))}
-        exchange.touched()
-        heeding = asyncio.create_task(two.peers._heed(exchange))
+        two.peers._received_tables = {
+            key: told for key in said.listeners() if (told := said.tables(key))
+        }
+        exchange.take_changed_listeners()
+        heeding = asyncio.create_task(two.peers._merge_tables(exchange))
         turns = list[int]()
         while sum(turns) < len(ports):
             await asyncio.sleep(0)
-            turns.append(len(exchange.touched()))
+            turns.append(len(exchange.take_changed_listeners()))
         await stop(heeding)
         assert max(turns) == 1
         for each in (said, exchange):
@@ -513,7 +515,7 @@ async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> No
         )  # node1 and node2 are gone, and with them their connections
         alone = one.open(PORTS)
         one.serve(OLD)  # they are back
-        one.peers._began_s -= peers_module.SEASONED_S
+        one.peers._began_s -= peers_module.TRUSTED_AFTER_S
         await made.join(two)
         two.serve(OLD)
         assert two.nodes(PORTS) == alone
@@ -526,7 +528,7 @@ async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() 
         one, two = await one_without_a_process(made)
         again = one.open(PORTS)
         assert entries(one) != entries(two)
-        two.peers._began_s -= peers_module.SEASONED_S
+        two.peers._began_s -= peers_module.TRUSTED_AFTER_S
         one.peers = Peers(address(1), made.addresses)
         await made.join(one)
         assert one.nodes(PORTS) == again
@@ -558,14 +560,14 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
             each.serve(OLD)
             await each.peers.inherit(each.forwarder.tables, each.forwarder.maps)
         if fresh:
-            one.peers._fresh_until_s = math.inf
+            one.peers._recent_start_until_s = math.inf
         mine, theirs = one.peers._exchange, two.peers._exchange
         assert mine
         assert theirs
-        (stored,) = map(theirs.entries, theirs.stored())
+        (stored,) = map(theirs.entries, theirs.all_entries())
         reader, peer = asyncio.StreamReader(), address(2)
         listening = asyncio.create_task(
-            one.peers._listen_to(peer, HelloMessage("two", 0.0), reader, mine, Backoff(0.1, 1.0))
+            one.peers._receive(peer, HelloMessage("two", 0.0), reader, mine, Backoff(0.1, 1.0))
         )
         made.stack.push_async_callback(stop, listening)
         reader.feed_data(
@@ -618,7 +620,7 @@ async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_r
         await until(lambda: not any(each.peers.shown[0].connected for each in (one, two)))
         for each in (one, two):
             each.peers._alone_since_s -= 2 * peers_module.AWAY_S
-            each.peers._began_s -= 2 * peers_module.SEASONED_S
+            each.peers._began_s -= 2 * peers_module.TRUSTED_AFTER_S
             each.serve(OLD)
         right = one.open([*mine, *both])
         two.serve(NEW)
@@ -708,9 +710,9 @@ async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_s
         while not isinstance(await read_message(reader, within_s=DEADLINE_S), CompleteMessage):
             pass
         much = 100  # more than the connection takes unread
-        follower.tell((), [frame(hello) * much])
+        follower.enqueue((), [frame(hello) * much])
         await until(lambda: not follower._entries)
-        follower.tell([key], ())
+        follower.enqueue([key], ())
         for _ in range(much):
             assert await read_message(reader, within_s=DEADLINE_S) == hello
         assert isinstance(await read_message(reader, within_s=DEADLINE_S), TablesMessage)
@@ -745,7 +747,15 @@ SLOTS = Slots(("a", "b"), bytes((0, 0, 1, 0) * 510 + (0, 0)), b"")
 
 def tables(slots: Slots) -> TablesMessage:
     return TablesMessage(
-        VIP4, 80, "TCP", ("default", "web"), "uid", *slots, keeping=(), restricted=False, used=True
+        VIP4,
+        80,
+        "TCP",
+        ("default", "web"),
+        "uid",
+        *slots,
+        nodes_with_connections=(),
+        restricted=False,
+        used=True,
     )
 
 
@@ -753,13 +763,13 @@ def tables(slots: Slots) -> TablesMessage:
     ("message", "problem"),
     [
         (HelloMessage("x", 1.0, version=2), "version 2"),
-        (tables(SLOTS._replace(nodes=("a",))), "none"),
-        (tables(SLOTS._replace(nodes=("a", ""))), "none"),
-        (tables(SLOTS._replace(current=SLOTS.current[:-2])), "none"),
-        (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "none"),
-        (FlowsMessage({}, b"x" * 43), "none"),
-        (FlowsMessage({}, bytes(44 * 4097)), "none"),
-        (FlowsMessage({}, bytes(44), (1.0, 2.0)), "none"),
+        (tables(SLOTS._replace(nodes=("a",))), "invalid"),
+        (tables(SLOTS._replace(nodes=("a", ""))), "invalid"),
+        (tables(SLOTS._replace(current=SLOTS.current[:-2])), "invalid"),
+        (tables(SLOTS._replace(current=b"\xfe\xff" * 1021)), "invalid"),
+        (FlowsMessage({}, b"x" * 43), "invalid"),
+        (FlowsMessage({}, bytes(44 * 4097)), "invalid"),
+        (FlowsMessage({}, bytes(44), (1.0, 2.0)), "invalid"),
     ],
 )
 def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
@@ -778,7 +788,7 @@ def test_what_is_a_message_comes_back_as_it_was() -> None:
     [
         b"",
         b"\0\0\0",
-        struct.pack("!I", LONGEST_BYTES + 1),
+        struct.pack("!I", MAX_BYTES + 1),
         b"\0\0\0\x04spam",
         b"\0\0\0\x02\xc1\xc1",
     ],
@@ -798,12 +808,14 @@ async def test_an_entry_of_a_node_without_a_name_says_nothing() -> None:
         exchange = one.peers._exchange
         assert exchange is not None
         key = bytes(36) + b"\x06" + bytes(3)
-        exchange.put(FlowsMessage({}, key + struct.pack("=I", 3)))
+        exchange.merge_flows(FlowsMessage({}, key + struct.pack("=I", 3)))
         assert entries(one) == {}
-        exchange.put(FlowsMessage({3: "node9"}, key + struct.pack("=I", 3)))
+        exchange.merge_flows(FlowsMessage({3: "node9"}, key + struct.pack("=I", 3)))
         assert entries(one) == {key: "node9"}
-        exchange.put(FlowsMessage({3: "node1"}, key + struct.pack("=I", 3)), known=({key},))
+        exchange.merge_flows(
+            FlowsMessage({3: "node1"}, key + struct.pack("=I", 3)), ignored=({key},)
+        )
         assert entries(one) == {key: "node9"}
-        exchange.put(FlowsMessage({}, key + struct.pack("=I", NONE)))
+        exchange.merge_flows(FlowsMessage({}, key + struct.pack("=I", NONE)))
         assert entries(one) == {}
         exchange.close()

@@ -62,7 +62,7 @@ def test_probes_of_far_nodes_are_put_into_envelopes(
         told: dict[str, str] = {}
         ways = made(kind, told)
         await ways.open()
-        await ways.have([far, near, own])
+        await ways.add([far, near, own])
         assert told == {far: kind}
         question = family(src=own, dst=far) / TCP(sport=40000, dport=10256, flags="S")
         # Bits that others set do not matter, such as kube-proxy's for masquerading.
@@ -94,7 +94,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
         told: dict[str, str] = {}
         ways, name = made("ipip", told), filter_name(PINS)
         await ways.open()
-        await ways.have([FAR4])
+        await ways.add([FAR4])
 
         async def until_at(*interfaces: str) -> None:
             while [each.interface for each in await tc.filters(name, egress=True)] != list(
@@ -116,7 +116,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
         await ways.close()  # as a process that ends: the program stays
         await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
-        assert await remove_pins(PINS) == [f"probes' program at interface {left.interface}"]
+        assert await remove_pins(PINS) == [f"probe program at interface {left.interface}"]
         await until_at()
 
     run(scenario)
@@ -127,7 +127,7 @@ def test_a_start_without_a_tunnel_takes_away_what_one_with_a_tunnel_left(run: Ru
         prepare()
         before = made("ipip", {})
         await before.open()
-        await before.have([FAR4])
+        await before.add([FAR4])
         await before.close()
         after = made("none", {})
         await after.open()

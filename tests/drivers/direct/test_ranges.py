@@ -53,7 +53,7 @@ def restart(forwarder: Forwarder) -> None:
     """Another process adopts the maps."""
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps)
-    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known(), with_entries=True))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline(), with_entries=True))
 
 
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
@@ -173,14 +173,14 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
     with Map.create(full) as small:
         forwarder.tables.close()
         forwarder.tables = ListenerMaps(forwarder.maps | {"ranges": small})
-        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
         bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
         many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])
         other = wanted("2001:db8:c::/48", keys=KEYS[1:])
         outcomes = bring(forwarder.tables, {SERVICE: many, OTHER: other})
         assert outcomes.keys() == {SERVICE}
         assert outcomes[SERVICE].state == "unavailable"
-        assert "room for source ranges is used up" in outcomes[SERVICE].message
+        assert "capacity for source ranges is used up" in outcomes[SERVICE].message
         actual = forwarder.tables.actual(None)
         assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "what is to go has gone"
         assert actual[OTHER].source_ranges == other.source_ranges
@@ -200,7 +200,7 @@ def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(
             OTHER: wanted("192.0.2.0/24", keys=KEYS[1:]),
         },
     )
-    survey = tables.survey(tables.known())
+    survey = tables.survey(tables.baseline())
     bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # and OTHER is gone
     tables.set_ranges(
         OTHER, ("198.51.100.128/25",)
@@ -217,5 +217,5 @@ def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(
     )
     assert tables.actual(None)[OTHER].source_ranges == ("198.51.100.128/25",)
     before = tables.actual(None)
-    tables.adopt(tables.survey(tables.known()))
+    tables.adopt(tables.survey(tables.baseline()))
     assert tables.actual(None) == before

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 NO_MEMBER, FORBIDDEN, NO_ENDPOINTS = (
     DROPS.index(reason) for reason in ("no_member", "forbidden", "no_endpoints")
 )
-TOLD_REFUSED = len(DROPS) + 3
+REFUSALS_SENT = len(DROPS) + 3
 PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 
@@ -106,7 +106,7 @@ def test_segments_are_answered_by_a_reset(
         assert ones_sum(told.packet[14:34]) == 0xFFFF
     assert (
         refusing.event(NO_ENDPOINTS),
-        refusing.event(TOLD_REFUSED),
+        refusing.event(REFUSALS_SENT),
         refusing.event(NO_MEMBER),
     ) == (1, 1, 0)
 
@@ -130,7 +130,7 @@ def test_datagrams_are_answered_by_port_unreachable(refusing: Forwarder, payload
             assert (told[ICMPv6DestUnreach].type, told[ICMPv6DestUnreach].code) == (1, 4)
         at = 14 + (28 if layer is IP else 48)
         assert answer.packet[at:] == bytes(sent[layer])[:most]
-    assert (refusing.event(NO_ENDPOINTS), refusing.event(TOLD_REFUSED)) == (2, 2)
+    assert (refusing.event(NO_ENDPOINTS), refusing.event(REFUSALS_SENT)) == (2, 2)
 
 
 def test_associations_are_answered_as_by_a_service_proxy(refusing: Forwarder) -> None:
@@ -169,7 +169,7 @@ def test_what_no_host_would_answer_is_dropped_in_silence(
     refusing: Forwarder, packet: Packet
 ) -> None:
     assert refusing.run(packet).verdict == DROP
-    assert refusing.event(TOLD_REFUSED) == 0
+    assert refusing.event(REFUSALS_SENT) == 0
 
 
 def test_sources_that_are_not_let_in_learn_nothing(refusing: Forwarder) -> None:
@@ -181,7 +181,7 @@ def test_sources_that_are_not_let_in_learn_nothing(refusing: Forwarder) -> None:
         refusing.run(tcp(client="198.51.100.200")).verdict,
         refusing.run(tcp(ipv6=True)).verdict,
     ] == [DROP, DROP]
-    assert (refusing.event(TOLD_REFUSED), refusing.event(FORBIDDEN)) == (1, 2)
+    assert (refusing.event(REFUSALS_SENT), refusing.event(FORBIDDEN)) == (1, 2)
 
 
 def test_open_connections_go_on_while_new_ones_are_refused(forwarder: Forwarder) -> None:
@@ -203,4 +203,4 @@ def test_without_the_flag_there_is_silence(forwarder: Forwarder) -> None:
     for protocol in PROTOCOLS:
         forwarder.serve({}, protocol=protocol)
     assert [forwarder.run(tcp()).verdict, forwarder.run(udp()).verdict] == [DROP, DROP]
-    assert (forwarder.event(NO_MEMBER), forwarder.event(TOLD_REFUSED)) == (2, 0)
+    assert (forwarder.event(NO_MEMBER), forwarder.event(REFUSALS_SENT)) == (2, 0)

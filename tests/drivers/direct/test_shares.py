@@ -171,7 +171,7 @@ class Full:
         self.forwarder, self.now_s = forwarder, 1000.0
         forwarder.tables.close()
         forwarder.tables = self.tables = ListenerMaps(forwarder.maps, clock=lambda: self.now_s)
-        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+        forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
         for name in ("node1", "node2", "node3"):
             forwarder.add_node(name, f"192.0.2.{name[-1]}")
         self.fillers: list[ListenerKey] = []
@@ -182,7 +182,7 @@ class Full:
             try:
                 while True:
                     key = ListenerKey("203.0.113.99", len(self.fillers) + 1, "TCP")
-                    self.tables.carry_over(
+                    self.tables.set_peer_slots(
                         key,
                         GREEDY,
                         "uid",
@@ -240,7 +240,7 @@ def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> 
 
     for key in full.fillers:
         full.tables.remove_listener(key, GREEDY)
-    assert full.tables.quotas.relieved() == {SERVICE}
+    assert full.tables.quotas.take_retriable() == {SERVICE}
     full.now_s += GRACE_S
     assert full.bring({"node1": 1, "node3": 1}) == {}
     (listener,) = full.actual()[SERVICE].listeners
@@ -275,14 +275,14 @@ def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
     full.fill()
     full.bring({"node1": 1, "node3": 1})
     (before,) = full.actual()[SERVICE].listeners
-    full.tables.adopt(full.tables.survey(full.tables.known()))
+    full.tables.adopt(full.tables.survey(full.tables.baseline()))
     (same,) = full.actual()[SERVICE].listeners
     assert same == before
     full.tables.close()
     full.forwarder.tables = full.tables = ListenerMaps(
         full.forwarder.maps, clock=lambda: full.now_s
     )
-    full.tables.adopt(full.tables.survey(full.tables.known(), with_entries=True))
+    full.tables.adopt(full.tables.survey(full.tables.baseline(), with_entries=True))
     (found,) = full.actual()[SERVICE].listeners
     assert found.slots == before.slots
     assert full.bring({"node3": 1}) == {}, "this needs no memory"
@@ -296,7 +296,7 @@ class Small:
         self.map = Map.create(forwarder.maps[name].spec._replace(max_entries=entries))
         forwarder.tables.close()
         forwarder.tables = self.tables = ListenerMaps(forwarder.maps | {name: self.map}, share=0.5)
-        self.tables.adopt(self.tables.survey(self.tables.known()))
+        self.tables.adopt(self.tables.survey(self.tables.baseline()))
         for i in range(1, 21):
             forwarder.add_node(f"node{i}", f"192.0.2.{i}")
 
@@ -334,17 +334,17 @@ def test_listeners_of_one_namespace(small: Small) -> None:
     assert len(told.missing) == 100 - 35
     assert (
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
-        "gateway's room for listeners"
+        "gateway's capacity for listeners"
     ) in told.message
     assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"
     assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
         "and of the reserve, as it is served already"
     )
-    assert small.tables.quotas.relieved() == set()
+    assert small.tables.quotas.take_retriable() == set()
     # What is served can change, though the namespace has more by now than it would get.
     assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
     assert len(small.bring(GREEDY, range(106, 142)).missing) == 1
-    assert small.tables.quotas.relieved() == {GREEDY, BYSTANDER}
+    assert small.tables.quotas.take_retriable() == {GREEDY, BYSTANDER}
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
@@ -354,7 +354,7 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
     told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
     assert told.in_part
     assert "connections may move" in told.message
-    assert "share of this gateway's room for retained nodes" in told.message
+    assert "share of this gateway's capacity for retained nodes" in told.message
     assert small.map.count() == 14
     assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
@@ -370,7 +370,7 @@ def test_source_ranges_of_one_namespace(small: Small) -> None:
     many = tuple(f"198.51.100.{i}/32" for i in range(20))
     told = small.bring(GREEDY, range(1, 2), ranges=many)
     assert (
-        "share of this gateway's room for source ranges" in told.message
+        "share of this gateway's capacity for source ranges" in told.message
         or "used up" in told.message
     )
     assert not told.missing
@@ -379,4 +379,4 @@ def test_source_ranges_of_one_namespace(small: Small) -> None:
     assert small.bring(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
     assert "share" in small.bring(GREEDY, range(1, 2), ranges=many).message
     assert small.bring(BYSTANDER, range(0), ranges=()) == Outcome("done")
-    assert small.tables.quotas.relieved() == {GREEDY}
+    assert small.tables.quotas.take_retriable() == {GREEDY}

@@ -40,7 +40,7 @@ def installed_by_key(tables: ListenerMaps) -> dict[ListenerKey, InstalledListene
 
 def renew(forwarder: Forwarder) -> None:
     """A whole read."""
-    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.known()))
+    forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
 
 
 def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(
@@ -49,7 +49,7 @@ def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(
     tables, maps = forwarder.tables, forwarder.maps
     for port in (80, 81, 82, 83):
         forwarder.serve({"node1": 1}, port=port)
-    survey = tables.survey(tables.known())
+    survey = tables.survey(tables.baseline())
     after = forwarder.serve({"node1": 1, "node2": 1})
     assert after.previous
     tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
@@ -69,7 +69,7 @@ def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Fo
     tables, maps = forwarder.tables, forwarder.maps
     for port in (80, 81, 82):
         forwarder.serve({"node1": 1}, port=port)
-    known = tables.known()
+    known = tables.baseline()
     forwarder.serve({"node1": 1, "node2": 1}, port=81)
     maps["listeners"].delete(pack_listener_key(KEY))  # by somebody else
     survey = tables.survey(known)
@@ -92,15 +92,15 @@ def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Fo
 def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(
     forwarder: Forwarder,
 ) -> None:
-    survey = forwarder.tables.survey(forwarder.tables.known())
+    survey = forwarder.tables.survey(forwarder.tables.baseline())
     forwarder.add_node("node1", "192.0.2.99")
     forwarder.add_node("newcomer", "192.0.2.98")
     forwarder.tables.adopt(survey)
-    assert forwarder.tables.nodes.usable("node1") == (
+    assert forwarder.tables.nodes.reachable_addresses("node1") == (
         ("node1", "192.0.2.99"),
         ("node1", "2001:db8::1"),
     )
-    assert forwarder.tables.nodes.usable("newcomer") == (("newcomer", "192.0.2.98"),)
+    assert forwarder.tables.nodes.reachable_addresses("newcomer") == (("newcomer", "192.0.2.98"),)
     before = dict(forwarder.tables.nodes.numbers)
     renew(forwarder)
     assert forwarder.tables.nodes.numbers == before
@@ -108,7 +108,7 @@ def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(
 
 def test_a_new_node_makes_no_other_listener_unknown(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
-    known = forwarder.tables.known()
+    known = forwarder.tables.baseline()
     forwarder.add_node("newcomer", "192.0.2.98")
     survey = forwarder.tables.survey(known)
     assert survey.changed == {}
@@ -122,7 +122,7 @@ def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> N
     forwarder.serve({"node1": 1})
     (packed, _), *_ = forwarder.maps["listeners"].items()
     forwarder.maps["listeners"].delete(packed)  # by somebody else
-    survey = forwarder.tables.survey(forwarder.tables.known())
+    survey = forwarder.tables.survey(forwarder.tables.baseline())
     assert forwarder.tables.actual(None).keys() == {SERVICE}
     assert len(list(forwarder.maps["owners"].items())) == 1
     forwarder.tables.adopt(survey)
@@ -225,7 +225,7 @@ class Clocked:
     def restart(self, *, peers: bool = False) -> None:
         self.tables.close()
         self.tables = ListenerMaps(self.forwarder.maps, peers=peers, clock=lambda: self.now_s)
-        self.tables.adopt(self.tables.survey(self.tables.known(), with_entries=True))
+        self.tables.adopt(self.tables.survey(self.tables.baseline(), with_entries=True))
         self.forwarder.tables = self.tables
 
     def bring(self, weights: dict[str, int]) -> None:
@@ -438,7 +438,7 @@ def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked
     )
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), retained_nodes)
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
-    clocked.tables.carry_over(
+    clocked.tables.set_peer_slots(
         KEY, SERVICE, "uid", told, retained_nodes, restricted=False, used=True
     )
     assert carry_out(clocked.tables, changes, {}) == {}

@@ -69,7 +69,7 @@ GROWN_FLOW = (
 )
 MORE_MAPS = (
     "maps.h",
-    "/* Where the first fragment of a datagram went. */",
+    "/* The node of the first fragment of a datagram. */",
     "struct {\n\t__uint(type, BPF_MAP_TYPE_ARRAY);\n\t__uint(max_entries, 1);\n\t__type(key, "
     "__u32);\n\t__type(value, __u32);\n"
     '} another SEC(".maps");\n',
@@ -357,7 +357,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
     before = read_object(OBJECT)
     edits = (
         ("structs.h", "struct listener {\n", "struct listener {\n\t__u64 first;\n"),
-        ("structs.h", "\tNO_WAY, ", "\tANOTHER_REASON,\n\tNO_WAY, "),
+        ("structs.h", "\tNO_NEXT_HOP, ", "\tANOTHER_REASON,\n\tNO_NEXT_HOP, "),
     )
     after = read_object(build(tmp_path / "moved", *edits) / OBJECT.name)
     folder = bpffs.ROOT / f"flt-{os.getpid()}-moved"
@@ -434,7 +434,7 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
 
         old["connections"].update_all({moved: note(2), added: note(3)})
         old["connections"].delete_all([removed])
-        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=False)
+        upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=False)
         assert nodes(new["connections"]) == {same: 1, moved: 2, met: 1, added: 3}
 
         old["connections"].update_all({moved: note(4), met: note(5), later: note(6)})
@@ -442,7 +442,7 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
         new["connections"].update_all(
             {met: note(7, room=20), added: note(8, room=20)}
         )  # ours forwards, and has met these
-        upgrade.follow_up(folder, *descriptions, new, copied, forwarding=True)
+        upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=True)
         assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
     finally:
         bpffs.remove(folder)
@@ -480,6 +480,7 @@ def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
     with pytest.raises(
         Refused,
-        match="map node_names cannot be carried over to this version: its name has become smaller",
+        match="the content of map node_names cannot be copied to this version: "
+        "its name has become smaller",
     ):
         upgrade.check(upgrade.describe(read_object(OBJECT)), upgrade.describe(shrunk))

@@ -148,7 +148,7 @@ def test_others_tunnels_are_left_alone(
         frame(outer(version), inner(inside, to=pod[inside])),
     ):
         assert became(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
-    assert counted(decapsulator) == {"not_from_gateway": 1, "not_published": 1}
+    assert counted(decapsulator) == {"unknown_sender": 1, "not_published": 1}
 
 
 def probe(

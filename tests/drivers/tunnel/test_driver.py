@@ -214,11 +214,11 @@ def test_a_client_is_answered_whose_packet_a_gateway_sent(
         assert not answered(kind, version, inside, to=NODE[inside])
         if kind == "vxlan":
             assert not answered(kind, version, inside, vni=7472)
-            assert made.counters() == {"not_from_gateway": 1, "not_published": 1}
+            assert made.counters() == {"unknown_sender": 1, "not_published": 1}
         else:
             assert {name: n for name, n in made.counters().items() if n} == {
                 "decapsulated": 1,
-                "not_from_gateway": 1,
+                "unknown_sender": 1,
                 "not_published": 1,
             }
         await made.close(remove=True)
@@ -417,7 +417,7 @@ def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
         ip("node", "link", "add", "fairlead", "type", "bridge")
         made = driver("vxlan")
         await made.open()
-        with pytest.raises(Refused, match="none of VXLAN's"):
+        with pytest.raises(Refused, match="is not a VXLAN device"):
             await bring(made, intent(WEB, *VIP.values()))
         assert "bridge" in ip("node", "-d", "link", "show", "fairlead")
         ip("node", "link", "del", "fairlead")

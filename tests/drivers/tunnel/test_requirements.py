@@ -91,9 +91,7 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         found = Host("node", adjust=False, directory=tmp_path).look(
             asyncio.run(requirements([NODE], []))
         )
-        assert [(each.setting, each.should) for each in found] == [
-            ("net/ipv4/conf/front/rp_filter", "2")
-        ]
+        assert [each.remedy for each in found] == ["sysctl -w net/ipv4/conf/front/rp_filter=2"]
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
@@ -176,12 +174,10 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         found = Host("node", adjust=False, directory=tmp_path).look(
             asyncio.run(requirements([NODE], []))
         )
-        names = {
-            each.setting.rpartition("/")[2]: each.should
-            for each in found
-            if "/front/" in each.setting
+        assert {each.remedy for each in found if "/front/" in each.subject} == {
+            "sysctl -w net/ipv4/conf/front/arp_ignore=1",
+            "sysctl -w net/ipv4/conf/front/arp_announce=2",
         }
-        assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
         assert VIP in neighbours()  # the node's ARP requests have the address as their source
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))

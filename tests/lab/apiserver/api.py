@@ -1,9 +1,9 @@
-"""One API server over HTTP, the embedded or the real one, and one namespace in it that is a test's
-own.
+"""An API server over HTTP, embedded or real, with a namespace of the test's own.
 
-What is true of one must be true of the other. A test says what it wants as it would to any server;
-what it leaves behind that others could stumble over (Services hold node ports, Nodes belong to no
-namespace) is taken away after it."""
+Both servers must behave alike, so a test does not know which one it uses. After a test, objects
+that could affect other tests are removed: Services hold node ports, and Nodes belong to no
+namespace.
+"""
 
 import asyncio
 import json
@@ -37,13 +37,13 @@ class Failed(Exception):
 
     @property
     def causes(self) -> list[str]:
-        """What is wrong with an invalid object: `field: message`."""
+        """The errors of an invalid object: `field: message`."""
         assert (self.code, self.reason) == (422, "Invalid"), self.status
         return [f"{cause['field']}: {cause['message']}" for cause in self.details["causes"]]
 
 
 class Watch:
-    """A watch as a client sees it: one event after the other."""
+    """A watch from the client's side. Returns one event after the other."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self.answer = answer
@@ -61,7 +61,8 @@ class Watch:
 
 
 class Api:
-    """Use as an async context manager. `name` tells whether it is `embedded` or `real`."""
+    """A client of one API server, used as an async context manager. `name` is `embedded` or
+    `real`."""
 
     def __init__(self, access: Access, name: str) -> None:
         self.access = access
@@ -92,8 +93,8 @@ class Api:
             await self.session.close()
 
     async def _clear(self, namespace: str) -> None:
-        """Give node ports and ClusterIPs back. The namespace itself stays: with nobody to finish
-        it, it would stay anyway."""
+        """Release node ports and ClusterIPs. The namespace itself is not deleted: without a
+        namespace controller it would stay."""
         path = f"/api/v1/namespaces/{namespace}/services"
         _, listed = await self.call("GET", path)
         for service in listed["items"]:
@@ -112,7 +113,8 @@ class Api:
         media_type: str = "application/json",
         **headers: str,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request as it is; `path` may have a query. Names of headers have `_` for `-`."""
+        """Send one request unchanged; `path` may have a query. Names of headers have `_` for
+        `-`."""
         named = {"User-Agent": "test/1"} | {
             name.replace("_", "-"): value for name, value in headers.items()
         }
@@ -137,7 +139,7 @@ class Api:
         media_type: str = "application/json",
         **headers: str,
     ) -> tuple[int, Any]:
-        """The status code and the decoded body of an answer."""
+        """Return the status code and the decoded body of a response."""
         async with self.request(
             method, path, body=body, media_type=media_type, **headers
         ) as answer:
@@ -169,7 +171,7 @@ class Api:
         media_type: str = "application/json",
         query: Mapping[str, str] = {},
     ) -> Object:
-        """The body of a success. Raises Failed."""
+        """Return the body of a successful response. Raise Failed."""
         asked = "&".join(f"{name}={value}" for name, value in query.items())
         status, answer = await self.call(
             method, path + (f"?{asked}" if asked else ""), body, media_type
@@ -202,7 +204,7 @@ class Api:
         return await self.do("GET", self.path(kind, name))
 
     async def find(self, kind: Kind, name: str) -> Object | None:
-        """The object, or None if it is not there."""
+        """Return the object, or None if it does not exist."""
         try:
             return await self.get(kind, name)
         except Failed as failed:
@@ -248,14 +250,14 @@ class Api:
         )
 
     async def delete(self, kind: Kind, name: str, **options: object) -> Object:
-        """`options` are those of DeleteOptions."""
+        """Delete an object. `options` are those of DeleteOptions."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
         return await self.do("DELETE", self.path(kind, name), body)
 
     async def publish(
         self, name: str, *ingress: Object, conditions: list[Object] | None = None
     ) -> Object:
-        """Write the addresses, and perhaps conditions, of a Service into its status."""
+        """Write the addresses, and optionally conditions, into the status of a Service."""
         status: Object = {"loadBalancer": {"ingress": list(ingress)}}
         if conditions is not None:
             status["conditions"] = conditions
@@ -268,7 +270,7 @@ class Api:
             yield Watch(answer)
 
     async def version(self, kind: Kind = SERVICES) -> str:
-        """The version of the store, as a list tells it."""
+        """Return the version of the store, from a list."""
         listed = await self.do("GET", self.path(kind))
         return str(listed["metadata"]["resourceVersion"])
 

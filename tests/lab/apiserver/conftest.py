@@ -1,5 +1,5 @@
-"""An API server for each test: the embedded one and the real one in turn, or the embedded one
-alone; Services and a small cluster to write to it, and kubectl."""
+"""An API server for each test: the embedded and the real one in turn, or only the embedded one;
+Services and a small cluster to write to it, and kubectl."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -43,16 +43,15 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[Api]:
-    """The embedded server over HTTP, for what only it has: faults, its store, its log of
-    requests."""
+    """The embedded server over HTTP, for what only it has: faults, its store, its request log."""
     async with Api(Access(server.url), "embedded") as api:
         yield api
 
 
 @pytest.fixture(params=["embedded", "real"])
 def real_access(request: pytest.FixtureRequest) -> Access | None:
-    """The way to the real server when it is its turn. Apart from `api`, since it starts within a
-    loop of its own."""
+    """The access to the real server, for its turn. Separate from `api`, because the server starts
+    in its own event loop."""
     return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
 
 
@@ -72,8 +71,8 @@ async def api(real_access: Access | None) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def make_service() -> Callable[..., Object]:
-    """A Service of type LoadBalancer with one port; keyword arguments replace fields of its spec,
-    None leaves one out."""
+    """Return a Service of type LoadBalancer with one port. Keyword arguments replace fields of its
+    spec; None omits a field."""
 
     def make(name: str = "web", **spec: Any) -> Object:
         fields = {
@@ -108,7 +107,7 @@ spec:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `program` runs with every kubectl of the machine."""
+    """Run a test that takes `program` with every kubectl of the machine."""
     if "program" in metafunc.fixturenames:
         programs = installed() or [MISSING]
         metafunc.parametrize("program", programs, ids=[program.version for program in programs])
@@ -116,7 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def kubectl(program: Program, api: Api, tmp_path: Path) -> Kubectl:
-    """A kubectl that works in the test's namespace."""
+    """A kubectl that uses the test's namespace."""
     return Kubectl(program, api, tmp_path)
 
 
@@ -133,7 +132,7 @@ def now() -> str:
 
 @pytest.fixture
 async def cluster(api: Api, make_service: Make) -> Api:
-    """One object of each kind, as a small cluster has them. The Node's name is that of the
+    """One object of each kind, as a small cluster has them. The Node has the name of the
     namespace."""
     node = api.namespace
     conditions = [
@@ -205,7 +204,8 @@ async def cluster(api: Api, make_service: Make) -> Api:
 
 
 async def _create_endpoints(api: Api, node: str) -> None:
-    """Of the Service `web`, as a slice and in the old form, and of one that nobody serves."""
+    """Create endpoints of the Service `web`, as an EndpointSlice and as Endpoints, and an
+    EndpointSlice without ready endpoints."""
     endpoint = {"addresses": ["192.0.2.130"], "conditions": {"ready": True}, "nodeName": node}
     slice_ = {
         "metadata": {"name": "web-abcde", "labels": {"kubernetes.io/service-name": "web"}},

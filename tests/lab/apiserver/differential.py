@@ -1,9 +1,10 @@
-"""The same requests to two servers, and where their answers differ. Pure.
+"""Send the same requests to two servers and compare the answers. Pure.
 
-In: the answers, as decoded. Out: the same with what may differ taken out: identities, versions,
-times, and numbers that a server chose by itself. Numbers and addresses that a request names come
-from the lower part of the ranges, which no server chooses from while the upper has any left; those
-stay."""
+In: the decoded answers. Out: the answers without the parts that may differ: identities, versions,
+times, and numbers that a server chose itself. Numbers and addresses that a request names are
+compared: they are in the lower part of the ranges, from which no server allocates before the upper
+part is exhausted.
+"""
 
 import re
 from collections.abc import Iterator
@@ -21,19 +22,19 @@ _NAMED_ADDRESS = re.compile(r"10\.96\.0\.[1-9]\d*|2001:db8:96::[1-9a-f][0-9a-f]?
 
 
 def comparable(value: Any, namespace: str, field: str = "") -> Any:
-    """The answer without what may differ."""
+    """Return the answer without the parts that may differ."""
     if isinstance(value, dict):
         return {name: comparable(below, namespace, name) for name, below in value.items()}
     if field == "managedFields":
-        # They are in the order of their times, which are of seconds: near a full second two servers
-        # may see another one.
+        # The entries are sorted by time, in whole seconds. Close to a full second the order may
+        # differ between two servers.
         value = sorted(
             value,
             key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")),
         )
     if field == "causes":
-        # The real server checks some fields twice, and says so twice, and tells conflicts in any
-        # order; not in the message.
+        # The real server checks some fields twice and then lists a cause twice. It lists conflicts
+        # in any order. The message has neither difference.
         once = [cause for place, cause in enumerate(value) if cause not in value[:place]]
         value = sorted(once, key=lambda cause: (cause.get("field", ""), cause["message"]))
     if isinstance(value, list):
@@ -65,7 +66,7 @@ def _family(address: str) -> str:
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two values differ, a line for each place."""
+    """Yield a line for each place where two values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
             here = f"{path}.{name}"

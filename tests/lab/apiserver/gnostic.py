@@ -1,8 +1,9 @@
-"""Reads an OpenAPI document in protobuf, as kubectl does: by the messages of OpenAPIv2.proto, told
-apart by their names.
+"""Decode an OpenAPI document in protobuf as kubectl does: by the messages of OpenAPIv2.proto,
+identified by name.
 
-It shares nothing with what writes such documents, and knows the messages that those have in them. A
-field that it does not know is a KeyError."""
+This module shares no code with the encoder. It knows the messages that occur in such documents; an
+unknown field is a KeyError.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,8 @@ Object = dict[str, Any]
 
 
 class Member(NamedTuple):
-    """A field of a message: its name in JSON, the message in it (none: a string), whether it may
-    come more than once."""
+    """A field of a message: its name in JSON, the message in it (None: a string), whether it may be
+    repeated."""
 
     name: str
     message: str = ""
@@ -72,8 +73,8 @@ MESSAGES: Mapping[str, Mapping[int, Member]] = {
 
 
 def decode(data: bytes, message: str = "Document") -> Any:
-    """The JSON that a message stands for. What it has around a choice, a map or an extension falls
-    away."""
+    """Return the JSON value of a message, without the wrappers around choices, maps and
+    extensions."""
     found: Object = {}
     for number, raw in fields(data):
         member = MESSAGES[message][number]

@@ -1,6 +1,5 @@
-"""The real kubectl, in every version that the machine has: those on the PATH and in the usual
-places, and those that a Debian diversion moved aside (`kubectl.distrib`) or that stand under a name
-with their version (`kubectl-1.20`)."""
+"""The real kubectl, in every version on this machine: on the PATH and in the usual folders, moved
+by a Debian diversion (`kubectl.distrib`), or with the version in its name (`kubectl-1.20`)."""
 
 import asyncio
 import base64
@@ -22,18 +21,18 @@ _NAME = re.compile(r"kubectl([-.]?v?\d[\d.]*|\.distrib)?")
 
 
 class Program(NamedTuple):
-    """One kubectl, and its version: `1.20.2`."""
+    """A kubectl program and its version: `1.20.2`."""
 
     path: Path
     version: str
 
 
 MISSING = Program(Path("kubectl"), "")
-"""Stands for none at all, so that tests fail rather than vanish."""
+"""Stands for a missing kubectl, so that its tests fail instead of being skipped."""
 
 
 class Ran(NamedTuple):
-    """What a command printed, and how it ended."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -45,8 +44,7 @@ class Ran(NamedTuple):
 
 
 class Kubectl:
-    """Runs one kubectl against one server, in the test's namespace, with a home and a cache of its
-    own."""
+    """Runs one kubectl against one server, in the test's namespace, with its own home and cache."""
 
     def __init__(self, program: Program, api: Api, home: Path) -> None:
         self.home = home
@@ -86,14 +84,14 @@ class Kubectl:
         return Ran(process.returncode, out.decode(), err.decode())
 
     async def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> Ran:
-        """Run a command that must succeed, without a word on the error stream."""
+        """Run a command that must succeed without output on standard error."""
         ran = await self.run(*arguments, stdin=stdin, **environment)
         assert (ran.code, ran.err) == (0, ""), f"kubectl {' '.join(arguments)}: {ran.err}{ran.out}"
         return ran
 
 
 def _kubeconfig(api: Api) -> Object:
-    """The way to a server as a kubeconfig (which JSON is, too)."""
+    """Return a kubeconfig for a server, as JSON."""
     access = api.access
     cluster: Object = {"server": access.server}
     if access.authority_pem:
@@ -118,7 +116,7 @@ def _kubeconfig(api: Api) -> Object:
 
 @cache
 def installed() -> list[Program]:
-    """Every version of kubectl on this machine, each once."""
+    """Return every version of kubectl on this machine, each once."""
     programs = {program.version: program for program in map(_program, dict.fromkeys(_candidates()))}
     return list(programs.values())
 

@@ -1,10 +1,10 @@
-"""Requests about Services at random, right ones and wrong ones, the same for the same seed.
+"""Random requests about Services, valid and invalid; the same seed gives the same requests.
 
-In: a random generator. Out: one request after the other, as values. Not among them, as the real
-server answers in the words of its own libraries (Go's decoder, its regular expressions, a whole
-object as one message), which nobody is to imitate: fields of a wrong type in patches, unknown
-fields in patches that are to be strict, bodies that are no objects, label selectors that cannot be
-read."""
+In: a random generator. Out: requests, as values. Left out are requests that the real server answers
+with messages of its own libraries (Go's decoder, its regular expressions, a whole object as one
+message), which the embedded server need not imitate: fields of a wrong type in patches, unknown
+fields in strict patches, bodies that are not objects, malformed label selectors.
+"""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -19,7 +19,7 @@ ABSENT = object()
 
 
 class Request(NamedTuple):
-    """One request. `body` None with `change`: the body is the object as it is, changed."""
+    """A request. If `body` is None, the body is the current object, modified by `change`."""
 
     method: str
     name: str
@@ -114,7 +114,7 @@ def _some(random: Random, fields: Mapping[str, Callable[[Random], Any]], chance:
 
 
 def _spec(random: Random) -> Object:
-    """Of a new Service: most are right."""
+    """Return the spec of a new Service; most are valid."""
     return {"type": "LoadBalancer", "ports": [{"port": 80}]} | _some(
         random, SPEC, random.choice((0.03, 0.08, 0.25))
     )
@@ -153,7 +153,7 @@ def _status(random: Random) -> Object:
 
 
 def _with_nulls(random: Random, spec: Object) -> Object:
-    """As a merge patch that also takes some fields out."""
+    """Return a merge patch that also removes some fields."""
     return spec | {
         field: None for field in SPEC if field != "ofTomorrow" and random.random() < 0.05
     }
@@ -212,9 +212,7 @@ def _apply(random: Random, name: str) -> Request:
         _some(random, {field: SPEC[field] for field in SPEC if field != "ofTomorrow"}, 0.08),
     )
     if body["metadata"].get("finalizers") == []:
-        del body["metadata"][
-            "finalizers"
-        ]  # it stands for nothing, but the real server takes it for a change
+        del body["metadata"]["finalizers"]  # no effect, but the real server counts it as a change
     if random.random() < 0.7:
         body["spec"]["ports"] = [{"port": 80, "protocol": "TCP"}] + [{"name": "s", "port": 443}] * (
             random.random() < 0.3
@@ -276,7 +274,7 @@ KINDS: Mapping[Callable[[Random, str], Request], int] = {
 
 
 def request(random: Random) -> Request:
-    """The next request."""
+    """Return the next request."""
     make = random.choices(list(KINDS), weights=list(KINDS.values()))[0]
     asked = make(random, random.choice(NAMES))
     if asked.method in ("POST", "PUT", "PATCH") and random.random() < 0.07:

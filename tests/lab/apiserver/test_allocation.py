@@ -1,7 +1,8 @@
-"""Cluster addresses and node ports: given, kept, given back, and never given twice.
+"""Cluster addresses and node ports: allocated, kept, released, and never allocated twice.
 
-What is asked for by number comes from the lower part of each range, which no server gives out by
-itself while the upper has any left (KEP-3070, KEP-3668)."""
+Requested numbers are in the lower part of each range, from which no server allocates before the
+upper part is exhausted (KEP-3070, KEP-3668).
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -208,8 +209,8 @@ STEPS = st.lists(
 def test_nothing_is_given_twice_and_nothing_is_lost(
     make_service: Make, steps: list[tuple[str, str, str, int, str]]
 ) -> None:
-    """Whatever is written, refused and deleted: what Services hold is what is taken, and each thing
-    is held once."""
+    """After any sequence of accepted, rejected and deleted writes, exactly the values that Services
+    hold are allocated, and each value is held once."""
     store = Store()
     allocator = Allocator(["10.96.0.0/24", "2001:db8:96::/120"])
     registry = Registry(store, allocator)

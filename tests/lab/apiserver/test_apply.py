@@ -1,4 +1,5 @@
-"""Server-side apply: owners, conflicts, and what becomes of fields that nobody wants any more."""
+"""Server-side apply: owners, conflicts, and the removal of fields that no manager applies any
+more."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A Pod gets its node by the subresource `binding`, once, and by nothing else."""
+"""A Pod is bound to a node by the subresource `binding` only, and only once."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Custom resources on both API servers, by our own definitions: what is filled in, cut off and
-refused, who may write which part, and what kubectl prints. Names are a test's own, for these kinds
-belong to no namespace."""
+"""Custom resources on both API servers, with Fairlead's CRDs: defaults, pruning and validation, who
+may write which part, and what kubectl prints. Names are unique to a test, because these kinds are
+cluster-scoped."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from tests.lab.apiserver.conftest import CIDRS
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
 from fairlead.kube.objects import Resource
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.registry import MERGE_PATCH, STRATEGIC_MERGE_PATCH
@@ -25,7 +25,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Custom:
-    """One pool and one grant by names of the test's own."""
+    """One pool and one grant with names of the test's own."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -298,8 +298,8 @@ POOLS: tuple[Object, ...] = (
 
 
 class Printed(NamedTuple):
-    """What `kubectl get` gets of one object: name, type, format and priority of each column; cells
-    without name and age."""
+    """The cells of one object for `kubectl get`: name, type, format and priority of each column;
+    values without name and age."""
 
     columns: list[tuple[str, str, str, int]]
     cells: list[object]

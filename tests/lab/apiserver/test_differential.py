@@ -1,6 +1,5 @@
-"""What the real server answers to some hundreds of requests about Services, the embedded one
-answers: code, reason, message, and the object that comes of it, field for field with its owners.
-"""
+"""The embedded server answers some hundreds of requests about Services as the real one does: code,
+reason, message, and the resulting object, field by field, with its owners."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,7 +32,7 @@ async def both(real_apiserver: KubeApiServer) -> AsyncIterator[tuple[Api, Api]]:
 
 
 async def body_of(api: Api, asked: Request) -> Any:
-    """The body to send: as it is in the request, or the object as this server has it, changed."""
+    """Return the body to send: that of the request, or the object of this server, modified."""
     if asked.change is None:
         return asked.body
     there = await api.find(SERVICES, asked.name)

@@ -1,4 +1,4 @@
-"""Failures on demand, as a client meets them."""
+"""Fault injection, from the client's side."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def test_a_dropped_connection(client: Api, server: ApiServer) -> None:
 
 
 async def read_until_end(answer: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """All bytes of a watch, and whether it ended as it should."""
+    """Return all bytes of a watch, and whether it ended properly."""
     data = b""
     async with asyncio.timeout(DEADLINE_S):
         try:
@@ -186,7 +186,7 @@ async def test_faults_over_http(client: Api, server: ApiServer, make_service: Ma
     assert list(server.faults) == []
     status, refused = await client.call("POST", "/_faults", {"action": "explode"})
     assert status == 400
-    assert "give an action, one of status, stall" in refused["message"]
+    assert "set `action` to one of status, stall" in refused["message"]
     server.registry.create(SERVICES, "default", make_service("a"), Write("test"))
     await client.call("POST", "/_faults", {"action": "compact"})
     assert server.store.compacted == server.store.version
@@ -229,5 +229,5 @@ def test_a_path_that_is_no_regular_expression() -> None:
     async def add() -> None:
         ApiServer().faults.add(Fault("end", path="("))
 
-    with pytest.raises(Refused, match="no regular expression"):
+    with pytest.raises(Refused, match="not a valid regular expression"):
         asyncio.run(add())

@@ -1,5 +1,4 @@
-"""What the real kubectl writes: each command that users and the documentation need, and what it
-prints."""
+"""The real kubectl writes: each command that users and the documentation need, and its output."""
 
 import asyncio
 import json
@@ -166,7 +165,7 @@ async def test_what_is_invalid_is_told_in_full(kubectl: Kubectl) -> None:
     )
     if kubectl.minor >= 25:
         assert 'strict decoding error: unknown field "spec.externalTraficPolicy"' in refused.err
-    else:  # it checks by itself, by the OpenAPI document
+    else:  # this kubectl validates on the client side, by the OpenAPI document
         told = (
             'ValidationError(Service.spec): unknown field "externalTraficPolicy" in '
             "io.k8s.api.core.v1.ServiceSpec"

@@ -1,5 +1,4 @@
-"""What the real kubectl reads: lists, tables, watches, descriptions, and what the server says of
-itself."""
+"""The real kubectl reads: lists, tables, watches, descriptions, and discovery."""
 
 import asyncio
 import json
@@ -70,7 +69,7 @@ async def test_get_and_watch(kubectl: Kubectl, api: Api, manifest: str) -> None:
 
 async def test_wait_for_the_address(kubectl: Kubectl, api: Api, manifest: str) -> None:
     await kubectl("create", "-f", manifest)
-    # An old kubectl waits for conditions only.
+    # An old kubectl can wait only for conditions.
     condition = (
         "jsonpath={.status.loadBalancer.ingress[0].ip}=192.0.2.10"
         if kubectl.minor >= 23
@@ -187,7 +186,7 @@ async def test_namespaces_and_discovery(kubectl: Kubectl) -> None:
 
 
 async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_path: Path) -> None:
-    """The embedded server is the lesser one, and says so."""
+    """The embedded server lacks some subresources and reports that."""
     kubectl = Kubectl(program, client, tmp_path)
     containers = [{"name": "web", "image": "example.com/web:1"}]
     await client.create(
@@ -198,13 +197,13 @@ async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_pat
         (
             "logs",
             "web-1",
-        ): "the server does not have pods/log: it keeps objects, and runs no containers",
+        ): "the server does not have pods/log: it stores objects, and runs no containers",
         (
             "exec",
             "web-1",
             "--",
             "ls",
-        ): "the server does not have pods/exec: it keeps objects, and runs no containers",
+        ): "the server does not have pods/exec: it stores objects, and runs no containers",
     }.items():
         ran = await kubectl.run(*arguments)
         assert ran.code == 1
@@ -212,7 +211,8 @@ async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_pat
     deployment = '{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}'
     made = await kubectl.run("create", "-f", "-", stdin=deployment)
     assert 'no matches for kind "Deployment" in version "apps/v1"' in made.err
-    # It does what a namespace controller would, so that kubectl does not wait for ever.
+    # The embedded server does the work of the namespace controller, so that kubectl does not wait
+    # forever.
     await kubectl("create", "namespace", "shop")
     await kubectl("-n", "shop", "create", "-f", "-", stdin=SERVICE)
     assert (await kubectl("delete", "namespace", "shop")).out == 'namespace "shop" deleted\n'

@@ -1,8 +1,8 @@
-"""The requests of kubectl 1.20, to the letter, and what it must get; so that they are held where it
-is not installed.
+"""The exact requests of kubectl 1.20 and the answers that it needs, for machines without it.
 
-Written down from what it sends (`-v=9`): it takes the OpenAPI document in protobuf and nothing
-else, knows no field validation by the server, and gives each write the name of a manager."""
+Recorded from its requests (`-v=9`): it accepts the OpenAPI document in protobuf only, does not use
+field validation by the server, and names a field manager in each write.
+"""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Answer:
-    """What came back: the code, the headers and the bytes."""
+    """A response: the code, the headers and the bytes."""
 
     def __init__(self, code: int, headers: Object, data: bytes) -> None:
         self.code, self.headers, self.data = code, headers, data

@@ -1,5 +1,4 @@
-"""What the OpenAPI documents say of the kinds, and that the protobuf form says the same as the JSON
-form."""
+"""The OpenAPI documents describe the kinds, and the protobuf form equals the JSON form."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ DEFINITIONS: Object = DOCUMENT["definitions"]
 
 
 def schemas(schema: Object) -> Iterator[Object]:
-    """A schema and all in it."""
+    """Yield a schema and all schemas in it."""
     yield schema
     for below in schema.get("properties", {}).values():
         yield from schemas(below)
@@ -100,8 +99,8 @@ def test_each_kind_is_found_by_its_group_and_version(kind: Kind) -> None:
 def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type_stands(
     kind: Kind,
 ) -> None:
-    """Else a shape is a slip of the pen, or a definition tells how a type merges in one place and
-    lies about another."""
+    """Otherwise a shape is misspelt, or a definition describes how a type merges in one place and
+    is wrong about another place."""
     seen: dict[type[Fields], Shape] = {}
 
     def check(of: type[Fields], shape: Shape) -> None:
@@ -117,8 +116,8 @@ def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type
 
 
 def test_nothing_is_described_that_makes_kubectl_panic() -> None:
-    """It does where a schema says neither what it is nor what it refers to, two levels above a
-    change."""
+    """kubectl panics where a schema, two levels above a change, has neither a type nor a
+    reference."""
     for name, definition in DEFINITIONS.items():
         for schema in schemas(definition):
             assert (
@@ -143,7 +142,7 @@ def test_the_protobuf_form_says_what_the_json_form_says() -> None:
 
 
 def test_bytes() -> None:
-    """A document by hand: NamedSchema "a" with a TypeItem and one extension, whose value is
+    """A document encoded by hand: NamedSchema "a" with a TypeItem and one extension, whose value is
     YAML."""
     schema = b"\xb2\x01\x08\x0a\x06object" + b"\xfa\x01\x0c\x0a\x03x-b\x12\x05\x12\x03[1]"
     named = b"\x0a\x01a" + b"\x12" + bytes([len(schema)]) + schema
@@ -168,17 +167,17 @@ NEVER_MERGED = {
     ("PodStatus", "hostIPs"),
     ("ResourceRequirements", "claims"),
 }
-"""Lists that merge in a way that we have no form for; they are in lists that are taken as one, or
-nobody's whom we serve."""
+"""Lists with a merge rule that the embedded server does not support. They are inside lists that are
+replaced as a whole, or no client of the lab uses them."""
 
 
 async def test_the_definitions_are_those_of_the_real_server(real_apiserver: KubeApiServer) -> None:
-    """What is not among the fields is dropped, so it must be known that none is missing."""
+    """The server drops unknown fields, so no field of the real server may be missing."""
     async with Api(real_apiserver.access, "real") as api:
         real: Object = (await api.do("GET", "/openapi/v2"))["definitions"]
 
     def sort(schema: Object) -> Object:
-        """What a field holds, and how it merges."""
+        """Return the type of a field, and how it merges."""
         referred = real.get(schema.get("$ref", "").removeprefix("#/definitions/"), schema)
         plain = "string" if referred.get("type") == "string" else "object"
         told = {name: value for name, value in schema.items() if name.startswith("x-kubernetes-")}
@@ -188,7 +187,7 @@ async def test_the_definitions_are_those_of_the_real_server(real_apiserver: Kube
             | ({"items": sort(schema["items"])} if "items" in schema else {})
         )
 
-    # The kind by which others are defined is known as far as ours need it.
+    # Of CustomResourceDefinition only the fields that Fairlead's CRDs need are known.
     for name, definition in DEFINITIONS.items():
         if "apiextensions" in name:
             continue

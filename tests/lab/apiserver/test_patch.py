@@ -1,4 +1,4 @@
-"""The patches that change an object in place, each against a table."""
+"""The patches that modify an object, each against a table."""
 
 from copy import deepcopy
 from typing import Any

@@ -69,8 +69,8 @@ def test_stored_objects_never_change(registry: Registry, make_service: Make) -> 
         registry.patch(SERVICES, "default", "web", media_type, patch, WRITE)
 
     for media_type in ("application/merge-patch+json", STRATEGIC):
-        # Node ports go when the type does: a patch that shared its ports with the stored object
-        # would take them there too.
+        # A change of the type removes node ports. If the patched object shared its ports with the
+        # stored object, the stored object would lose them, too.
         patch(
             media_type,
             {"metadata": {"labels": {media_type[12:17]: "x"}}, "spec": {"type": "ClusterIP"}},
@@ -292,8 +292,8 @@ async def test_nothing_new_in_a_namespace_that_is_on_its_way_out(api: Api) -> No
 
 
 def test_a_namespace_takes_its_objects_along(registry: Registry) -> None:
-    """In a cluster its controller does that, which a bare API server does not have: the embedded
-    one stands in for it."""
+    """In a cluster the namespace controller deletes the objects. A bare API server has none, so the
+    embedded server does that itself."""
     registry.create(NAMESPACES, "", {"metadata": {"name": "shop"}}, WRITE)
     registry.create(PODS, "shop", pod("idle"), WRITE)
     registry.create(PODS, "shop", pod("busy", nodeName="n1"), WRITE)

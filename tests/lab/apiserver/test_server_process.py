@@ -1,4 +1,4 @@
-"""The API server as a process: its ready file, an inherited socket, and an end at once."""
+"""The API server as a process: its ready file, an inherited socket, and an immediate stop."""
 
 import asyncio
 import json
@@ -21,7 +21,8 @@ DEADLINE_S = 60
 async def running(
     ready: Path, *arguments: str, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[tuple[Any, asyncio.subprocess.Process]]:
-    """The process and the content of its ready file. It is killed in the end if it still runs."""
+    """Run the process; yield it and the content of its ready file. Kill it at the end if it still
+    runs."""
     command = [
         sys.executable,
         "-m",

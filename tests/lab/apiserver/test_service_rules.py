@@ -1,8 +1,9 @@
-"""The rules of the Service API: which Services are taken, what becomes of them, and what is said
-about the others.
+"""The rules of the Service API: which Services are accepted, how they are changed, and the messages
+for rejected ones.
 
-The tables are those of upstream's own tests (TestFeatureExternalTrafficPolicy,
-TestValidateServiceExternalTrafficPolicy, TestValidateService, TestValidateLoadBalancerStatus)."""
+The tables are those of upstream's tests (TestFeatureExternalTrafficPolicy,
+TestValidateServiceExternalTrafficPolicy, TestValidateService, TestValidateLoadBalancerStatus).
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -30,7 +31,7 @@ async def create(api: Api, service: Object) -> Object:
 
 
 async def update(api: Api, service: Object, **spec: Any) -> Object:
-    """Write the Service with other fields in its spec; None takes a field out."""
+    """Write the Service with other fields in its spec; None removes a field."""
     changed = deepcopy(service)
     fields = changed["spec"] | spec
     changed["spec"] = {field: value for field, value in fields.items() if value is not None}
@@ -450,7 +451,7 @@ async def test_status_and_spec_are_written_apart(api: Api, make_service: Make) -
 
 
 async def test_a_services_name_may_begin_with_a_number(api: Api, make_service: Make) -> None:
-    """Since 1.36 (KEP-5311); it was a DNS-1035 label before."""
+    """Since 1.36 (KEP-5311); before, it was a DNS-1035 label."""
     assert (await create(api, make_service("1web")))["metadata"]["name"] == "1web"
 
 

@@ -1,5 +1,5 @@
-"""What is in the embedded server alone: a bounded history, watchers that share one encoding and
-that leave nothing behind."""
+"""Properties of the embedded server only: a bounded history, and watchers that share one encoding
+and leave nothing behind."""
 
 import asyncio
 from collections.abc import Callable

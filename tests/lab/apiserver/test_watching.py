@@ -1,5 +1,5 @@
-"""Lists and watches over HTTP: pages, versions, selections, bookmarks, watch-lists, and the end of
-history."""
+"""Lists and watches over HTTP: pages, versions, selections, bookmarks, watch-lists, and
+compaction."""
 
 from collections.abc import Awaitable, Callable
 
@@ -20,7 +20,7 @@ def names(events: list[Object]) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def fill(api: Api, make_service: Make) -> Fill:
-    """Make Services of these names, with these labels; the version of the last one."""
+    """Create Services with these names and labels; return the version of the last one."""
 
     async def fill(*names: str, **labels: str) -> str:
         for name in names:
@@ -36,7 +36,7 @@ def fill(api: Api, make_service: Make) -> Fill:
 def compact(
     request: pytest.FixtureRequest, api: Api, real_access: object
 ) -> Callable[[], Awaitable[None]]:
-    """Make the server forget its history."""
+    """Make the server drop its history."""
     etcd = request.getfixturevalue("real_apiserver") if real_access is not None else None
 
     async def compact() -> None:
@@ -104,8 +104,8 @@ async def event(api: Api, name: str) -> str:
 async def test_a_page_of_a_compacted_list_is_gone(
     api: Api, compact: Callable[[], Awaitable[None]]
 ) -> None:
-    """With Events: the real server answers for other kinds from a memory of its own, whatever etcd
-    has forgotten."""
+    """Uses Events: for other kinds the real server answers from its watch cache, even if etcd is
+    compacted."""
     for name in "abc":
         await event(api, name)
     page = await api.do("GET", f"{api.path(EVENTS)}?limit=1")
@@ -117,8 +117,7 @@ async def test_a_page_of_a_compacted_list_is_gone(
     assert gone.value.message.startswith(
         "The provided continue parameter is too old to display a consistent list result."
     )
-    # Who would rather have the rest as it is now than nothing goes on with the token in the
-    # refusal.
+    # A client that prefers an inconsistent rest to none continues with the token in the error.
     rest = await api.do(
         "GET", f"{api.path(EVENTS)}?continue={gone.value.status['metadata']['continue']}"
     )
@@ -226,13 +225,14 @@ async def test_an_object_enters_and_leaves_a_selection(api: Api, fill: Fill) -> 
 
 
 async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> None:
-    """Nothing happened that it should tell, but the client learns that it need not go through that
-    again."""
+    """There was no event for this client, but the bookmark tells it to continue from a later
+    version."""
     version = await fill("a")
     async with (
         api.watch(
             SERVICES,
-            f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dz",
+            f"resourceVersion={version}&timeoutSeconds=4&allowWatchBookmarks=true"
+            "&fieldSelector=metadata.name%3Dz",
         ) as watch,
         api.watch(
             SERVICES, f"resourceVersion={version}&timeoutSeconds=1&fieldSelector=metadata.name%3Dz"
@@ -249,7 +249,10 @@ async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> Non
 
 async def test_a_watch_list_marks_the_end_of_what_was_there(api: Api, fill: Fill) -> None:
     version = await fill("a", "b")
-    query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion="
+    query = (
+        "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+        "&resourceVersion="
+    )
     async with api.watch(SERVICES, query) as watch:
         first = await watch.next()
         events = [first, await watch.next(), await watch.next()]
@@ -374,7 +377,7 @@ async def test_what_is_refused_is_a_status(
 ) -> None:
     status, refused = await api.call(method, path.format(api.namespace), body, media_type)
     if (status, code) == (404, 404) and isinstance(refused, str):
-        # Under a path of no group that it serves the real one answers as any web server.
+        # For a path outside of its groups, the real server answers as an ordinary web server does.
         assert (api.name, refused) == ("real", "404 page not found\n")
         return
     assert (status, refused["kind"], refused["status"], refused["code"]) == (

@@ -1,4 +1,4 @@
-{{/* What the roles have in common. Each takes {root, role}. */}}
+{{/* The templates that the roles share. Each takes {root, role}. */}}
 
 {{- define "fairlead.selector" -}}
 app.kubernetes.io/name: fairlead
@@ -21,7 +21,7 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 {{- mergeOverwrite $lease (deepCopy .root.Values.config) | toYaml }}
 {{- end }}
 
-{{/* The start of every pod template: a changed configuration starts new pods. */}}
+{{/* The start of every pod template. The annotation restarts pods when the configuration changes. */}}
 {{- define "fairlead.pod" -}}
 metadata:
   labels: {{- include "fairlead.labels" . | nindent 4 }}
@@ -46,8 +46,8 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* Not empty if Prometheus, which runs in a pod, can reach the metrics of a role. Gateways and nodes are in the host's network,
-so other hosts can reach them only if they listen on `*`. */}}
+{{/* Not empty if Prometheus, which runs in a pod, can reach the metrics of a role. Gateways and
+nodes are in the host's network, so other hosts can reach them only if they listen on `*`. */}}
 {{- define "fairlead.scraped" -}}
 {{- with index .root.Values .role }}
 {{- if and .enabled (or (eq $.role "controller") (eq (default "*" .listen) "*")) }}yes{{ end }}
@@ -59,7 +59,7 @@ image: {{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- end }}
 
-{{/* Probes; of pods in the host's network the kubelet asks loopback. */}}
+{{/* Probes and resources. The kubelet probes pods in the host's network on loopback. */}}
 {{- define "fairlead.probes" -}}
 ports:
   - {name: web, containerPort: {{ (index .root.Values .role).port }}}

@@ -6,15 +6,15 @@ stands for it any more."""
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
-from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES
+from fairlead.drivers.direct.host_network.next_hops import METHOD_NAMES
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
-from fairlead.drivers.direct.maps.nodes import NO_WAYS
-from fairlead.drivers.direct.maps.quota import Filled
-from fairlead.drivers.direct.maps.records import COUNTER, DROPS, NOWHERE, NextHop
+from fairlead.drivers.direct.maps.nodes import NO_NEXT_HOPS
+from fairlead.drivers.direct.maps.quota import Usage
+from fairlead.drivers.direct.maps.records import COUNTER, DROPS, UNREACHABLE, NextHop
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
+from fairlead.role_state import NodeTraffic, ServiceTraffic
 
 TABLES_OF_FLOWS = (
     "connections",
@@ -23,40 +23,12 @@ TABLES_OF_FLOWS = (
     "new_datagrams",
     "closing_connections",
 )
-MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
+MESSAGES = {
+    "echo_reply": "ECHO_ANSWERED",
+    "too_big": "SIZE_MESSAGES_SENT",
+    "refusal": "REFUSALS_SENT",
+}
 """Packets that the data plane sends of its own, and the event that counts them."""
-
-
-class Traffic(NamedTuple):
-    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were
-    new."""
-
-    packets: int = 0
-    bytes: int = 0
-    flows: int = 0
-
-
-class ServiceTraffic(NamedTuple):
-    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those
-    that there were."""
-
-    packets: int
-    bytes: int
-    flows: int
-    drops: Mapping[str, int]
-
-
-class NodeTraffic(NamedTuple):
-    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each
-    of its families. `returned`: packets that came back to this gateway after they had been sent to
-    this node."""
-
-    ways: tuple[str, ...]
-    next_hops: tuple[str, ...]
-    packets: int
-    bytes: int
-    flows: int
-    returned: int = 0
 
 
 class Counters:
@@ -70,8 +42,8 @@ class Counters:
     ) -> None:
         self._maps, self._events = maps, events
         self._listeners = tables.statistics()
-        self._resources = tables.quotas.filled()
-        self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.by_name.copy()
+        self._resources = tables.quotas.usage()
+        self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.next_hops.copy()
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
         """What each Service got since its listeners were made."""
@@ -91,7 +63,7 @@ class Counters:
         """What each node got since it has been known here, by name."""
         counted = self._sums("node_statistics", self._numbers.values())
         return {
-            name: NodeTraffic(*_how(self._ways.get(name, NO_WAYS)), *counted[number])
+            name: NodeTraffic(*_how(self._ways.get(name, NO_NEXT_HOPS)), *counted[number])
             for name, number in sorted(self._numbers.items())
         }
 
@@ -112,18 +84,18 @@ class Counters:
     def untold(self) -> int:
         """New entries that other gateways were not told of, because they came faster than they were
         read."""
-        return self._event("NEWS_LOST")
+        return self._event("REPORTS_LOST")
 
-    def entries(self) -> dict[str, Filled]:
+    def entries(self) -> dict[str, Usage]:
         """How full the tables of flows are. In a full table each new entry evicts one that was not
         used for long; if the connection of the evicted entry is still open, and its slot has
         changed since, the connection breaks."""
         return {
-            name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries)
+            name: Usage(self._maps[name].count(), self._maps[name].spec.max_entries)
             for name in TABLES_OF_FLOWS
         }
 
-    def resources(self) -> dict[str, Filled]:
+    def resources(self) -> dict[str, Usage]:
         """How much is used of each resource whose size is fixed: see `quota`."""
         return self._resources
 
@@ -147,7 +119,7 @@ def _reasons(row: list[int]) -> dict[str, int]:
 
 
 def _how(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    there = [way for way in ways if way.kind != NOWHERE]
-    return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(
+    there = [way for way in ways if way.kind != UNREACHABLE]
+    return tuple(dict.fromkeys(METHOD_NAMES[way.kind] for way in there)), tuple(
         way.next_hop for way in there
     )

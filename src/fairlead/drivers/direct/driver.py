@@ -23,7 +23,6 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from fairlead.config import AttachKind
@@ -31,7 +30,7 @@ from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
-from fairlead.drivers.direct.host_network.attach import Attachment, Attachments, Programs
+from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
@@ -59,6 +58,7 @@ from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
+from fairlead.role_state import DrainState, InterfaceState, ResourceState, TrafficState
 from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
@@ -92,20 +92,6 @@ MESSAGES_PER_S = 1000
 Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
-
-
-class DirectStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the data plane."""
-
-    services: Mapping[str, object]
-    nodes: Mapping[str, object]
-    drops: Mapping[str, int]
-    messages: Mapping[str, int]
-    untracked: int
-    untold: int
-    resources: Mapping[str, object]
-    draining: Sequence[object]
-    interfaces: Sequence[object]
 
 
 class DirectDriver(Component):
@@ -155,7 +141,7 @@ class DirectDriver(Component):
             INSERTS_PER_S,
             max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S),
             MESSAGES_PER_S,
-            tell=inherit is not None,
+            report_entries=inherit is not None,
         )
         self._drain_s, self._share = drain_s, share
         self._lock = -1
@@ -199,7 +185,7 @@ class DirectDriver(Component):
             )
             self._tables.adopt(
                 await asyncio.to_thread(
-                    self._tables.survey, self._tables.known(), with_entries=True
+                    self._tables.survey, self._tables.baseline(), with_entries=True
                 )
             )
             if self._inherit is not None:
@@ -210,13 +196,13 @@ class DirectDriver(Component):
                 self._limits,
                 self._pins.maps,
                 self._tables.nodes,
-                Programs(self._tc, self._pins.xdp, self._follow_older),
+                Programs(self._tc, self._pins.xdp, self._copy_changes_of_older),
             )
             self._networks.check()
-            forwards_otherwise = before.filters and not attach.works_on(
+            forwards_otherwise = before.filters and not attach.uses_map(
                 before, self._pins.maps["listeners"]
             )
-            if self._pins.whole and (self._pins.older or not forwards_otherwise):
+            if self._pins.complete and (self._pins.older or not forwards_otherwise):
                 await self._attach()
         except BaseException:
             await attach.detach(self._pin_path, but=before)
@@ -261,29 +247,29 @@ class DirectDriver(Component):
     def _tc(self) -> Program:
         """The complete program, to be attached soon. Loading it takes most of a second, in which an
         older one works on. Most of the changes that the older one makes are copied here, in the
-        thread, which leaves little to `_follow_older`."""
+        thread, which leaves little to `_copy_changes_of_older`."""
         _, opened, _ = self._opened()
         program = opened.tc()
-        opened.follow_older(forwarding=False)
+        opened.copy_changes_of_older(forwarding=False)
         return program
 
-    def _follow_older(self) -> None:
+    def _copy_changes_of_older(self) -> None:
         """Copy what an older program has changed in its tables, right before ours takes its
         place."""
         _, opened, _ = self._opened()
-        opened.follow_older(forwarding=False)
+        opened.copy_changes_of_older(forwarding=False)
 
     async def _attach(self) -> None:
         """Have our programs on every interface; what an older layout left is taken away once ours
         forwards."""
         _, opened, networks = self._opened()
         await networks.attach()
-        self._pins = await asyncio.to_thread(opened.leave_older)
+        self._pins = await asyncio.to_thread(opened.remove_older)
         self._attached = True
-        self._retry_services_of(await networks.find_ways())
+        self._retry_services_of(await networks.update_next_hops())
 
     @property
-    def interfaces(self) -> tuple[Attachment, ...]:
+    def interfaces(self) -> tuple[InterfaceState, ...]:
         """What is attached to each interface, and why that."""
         return self._attachments.shown
 
@@ -297,21 +283,21 @@ class DirectDriver(Component):
         hand packets to it."""
         _, _, networks = self._opened()
         async with self._changing:
-            await networks.among(cluster)
+            await networks.set_cluster(cluster)
 
     async def run(self) -> None:
         """Keep attachments and ways as the host's networks are, by the kernel's events, until
         cancelled. Audits do so too."""
         tables, _, networks = self._opened()
         while True:
-            news = await networks.news()
+            news = await networks.next_changes()
             began_s = time.monotonic()
             async with self._changing:
                 try:
                     if self._attached:
                         self._retry_services_of(await networks.apply_changes(news))
                         if self._blackholes and self._blackholes.outdated:
-                            await self._blackholes.renew(tables.addresses)
+                            await self._blackholes.sync(tables.addresses)
                 except FairleadError as error:
                     log.warning(
                         "the host's networks changed, but are not followed until the next audit",
@@ -368,9 +354,9 @@ class DirectDriver(Component):
                 await self._renew()
             self._audited = True
             if self._blackholes:
-                await self._blackholes.renew(tables.addresses)
+                await self._blackholes.sync(tables.addresses)
                 async with self._changing:
-                    await self._blackholes.give_up(
+                    await self._blackholes.remove(
                         self._without_listeners(tables, self._forget_unserved())
                     )
             return await _actual(tables, tables.services, turns)
@@ -380,15 +366,15 @@ class DirectDriver(Component):
         on meanwhile: of what they touch the mirror says more than what was read."""
         tables, _, networks = self._opened()
         async with self._changing:
-            known = tables.known()
+            known = tables.baseline()
         survey: Survey | None = None
-        async for part in gently(tables.surveying(known)):
+        async for part in gently(tables.survey_in_parts(known)):
             survey = part
         assert survey is not None  # the last part is the whole
-        ways = await networks.ways(survey.nodes.addresses())
+        ways = await networks.find_next_hops(survey.nodes.addresses())
         tables.adopt(survey)
         self._use_what_is_free(tables)
-        networks.settle(ways)
+        networks.write_next_hops(ways)
         tables.end_convergence()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
@@ -402,11 +388,16 @@ class DirectDriver(Component):
             needed = [
                 each
                 for each in changes
-                if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
+                if not (
+                    isinstance(each, SetNode)
+                    and tables.nodes.is_reachable_at(each.node, each.address)
+                )
             ]
             setting = [change for change in needed if isinstance(change, SetNode)]
             async with self._blackholed(changes):
-                ways = await networks.ways({(change.node, change.address) for change in setting})
+                ways = await networks.find_next_hops(
+                    {(change.node, change.address) for change in setting}
+                )
                 work = ChangeRun(
                     tables,
                     {change: ways[change.node, change.address] for change in setting},
@@ -427,7 +418,7 @@ class DirectDriver(Component):
         """Retry the Services that wait for room if some was released: at once, but not more often
         than once in the time after which released memory can be used, and once more at the end of
         that time."""
-        if self._look_for_room is None and (relieved := tables.quotas.relieved()):
+        if self._look_for_room is None and (relieved := tables.quotas.take_retriable()):
             self._requeue(relieved)
             self._look_for_room = asyncio.get_running_loop().call_later(
                 ROOM_AGAIN_S, self._look_again_for_room, tables
@@ -452,10 +443,10 @@ class DirectDriver(Component):
             each.key.address for each in changes if isinstance(each, RemoveListener)
         }
         async with asyncio.TaskGroup() as group:
-            if new := self._blackholes.lacking(listening):
-                group.create_task(self._blackholes.have(new))
+            if new := self._blackholes.missing(listening):
+                group.create_task(self._blackholes.add(new))
             yield
-        await self._blackholes.give_up(self._without_listeners(tables, touched))
+        await self._blackholes.remove(self._without_listeners(tables, touched))
 
     def _note_unserved(
         self,
@@ -492,32 +483,29 @@ class DirectDriver(Component):
         tables, _, _ = self._opened()
         return tables.draining()
 
-    def status(self) -> DirectStatus:
-        """The counters, and what is attached where."""
+    def status(self) -> TrafficState:
+        """For `/state`. May be called from any thread."""
         counters = self.counters
-        return DirectStatus(
-            {str(key): each._asdict() for key, each in counters.services().items()},
-            {name: each._asdict() for name, each in counters.nodes().items()},
-            counters.drops(),
-            counters.messages(),
-            counters.untracked(),
-            counters.untold(),
-            {name: filled._asdict() for name, filled in counters.resources().items()},
-            [_drain(each) for each in self.draining()],
-            [each._asdict() for each in self.interfaces],
+        return TrafficState(
+            services={str(key): traffic for key, traffic in counters.services().items()},
+            nodes=counters.nodes(),
+            drops=counters.drops(),
+            messages=counters.messages(),
+            untracked=counters.untracked(),
+            untold=counters.untold(),
+            resources={
+                name: ResourceState(filled.used, filled.capacity)
+                for name, filled in counters.resources().items()
+            },
+            draining=tuple(
+                DrainState(str(each.service), str(each.listener), each.node, round(each.left_s, 1))
+                for each in self.draining()
+            ),
+            interfaces=self.interfaces,
         )
 
     def collectors(self) -> tuple[TrafficCollector]:
         return (TrafficCollector(lambda: self.counters),)
-
-
-def _drain(each: Draining) -> Mapping[str, object]:
-    return {
-        "service": str(each.service),
-        "listener": str(each.listener),
-        "node": each.node,
-        "left_s": round(each.left_s, 1),
-    }
 
 
 async def _actual(

@@ -32,21 +32,21 @@ class CountsTraffic(Protocol):
     def untold(self) -> int:
         """New entries that other gateways were not told of."""
 
-    def entries(self) -> Mapping[str, "Filled"]:
+    def entries(self) -> Mapping[str, "Usage"]:
         """How full each table of connection entries is."""
 
-    def resources(self) -> Mapping[str, "Filled"]:
+    def resources(self) -> Mapping[str, "Usage"]:
         """How much is used of each resource whose size is fixed."""
 
 
-class Filled(Protocol):
+class Usage(Protocol):
     """A table of the data plane: how many entries it has, and can have."""
 
     @property
     def used(self) -> int: ...
 
     @property
-    def most(self) -> int: ...
+    def capacity(self) -> int: ...
 
 
 class Counted(Protocol):
@@ -136,7 +136,7 @@ class TrafficCollector(Collector):
         )
         for resource, filled in traffic.resources().items():
             used.add_metric([resource], filled.used)
-            limit.add_metric([resource], filled.most)
+            limit.add_metric([resource], filled.capacity)
         return [used, limit]
 
     def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
@@ -162,7 +162,7 @@ class TrafficCollector(Collector):
         )
         for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)
-            most.add_metric([table], filled.most)
+            most.add_metric([table], filled.capacity)
         return [untracked, untold, used, most]
 
 

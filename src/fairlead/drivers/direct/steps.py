@@ -88,10 +88,10 @@ class ChangeRun:
     def _set_node(self, change: SetNode, way: NextHop | FairleadError) -> None:
         ipv6 = is_ipv6(change.address)
         if isinstance(way, FairleadError):
-            self._tables.nodes.doubt(change.node, ipv6=ipv6)
+            self._tables.nodes.mark_unreachable(change.node, ipv6=ipv6)
             self._failures[change.node, ipv6] = way
             raise way
-        self._tables.nodes.set_way(change.node, way, ipv6=ipv6)
+        self._tables.nodes.set_next_hop(change.node, way, ipv6=ipv6)
 
     def _set_listeners(self) -> None:
         """Those that have been gathered."""
@@ -132,7 +132,7 @@ class ChangeRun:
     def _unreachable(self, change: SetListener) -> Collection[str]:
         """Those that are to get a share and cannot get packets, sorted."""
         ipv6, nodes = is_ipv6(change.listener.key.address), self._tables.nodes
-        if nodes.within_reach(change.slots.nodes, ipv6=ipv6):
+        if nodes.all_reachable(change.slots.nodes, ipv6=ipv6):
             return ()  # as mostly
         return nodes.unreachable(
             {node for node, _ in change.listener.weights}.intersection(change.slots.nodes),
@@ -149,7 +149,9 @@ class ChangeRun:
             service: Outcome("done", again_s=left_s) for service, left_s in deadlines if left_s
         }
         short = {
-            service: lacks for service in self._services if (lacks := self._tables.short(service))
+            service: lacks
+            for service in self._services
+            if (lacks := self._tables.shortfalls(service))
         }
         return again | {
             service: self._outcome(service, short.get(service, ()))

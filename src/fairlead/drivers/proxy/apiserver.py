@@ -17,9 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from fairlead.config import ApiServerConfig
@@ -31,6 +29,7 @@ from fairlead.drivers.proxy.render import Paths, bind_options, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
+from fairlead.role_state import ApiServersState, ApiServerState
 
 log = structlog.get_logger()
 
@@ -80,24 +79,6 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
     return with_global("\n    ".join([f"listen {SECTION}", *lines]) + "\n", paths)
 
 
-class ApiServer(NamedTuple):
-    """One API server as HAProxy sees it.
-
-    - `state`: `ready`, `not ready` or `down`.
-    - `open`: connections that are open now.
-    - `connections`: all connections since the current worker started."""
-
-    state: str
-    open: int = 0
-    connections: int = 0
-
-
-class ApiServersStatus(msgspec.Struct, frozen=True):
-    """The part of `/state` that describes the balancer; empty without a balancer."""
-
-    api: Mapping[str, object]
-
-
 class ApiServerBalancer(Component):
     """The component that runs the balancer.
 
@@ -110,7 +91,7 @@ class ApiServerBalancer(Component):
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
         self.haproxy = Haproxy(folder)
-        self.servers: Mapping[str, ApiServer] = {}
+        self.servers: Mapping[str, ApiServerState] = {}
         """Each API server as last seen, by `address:port` as configured."""
         self._problem = ""
         self._shield: tuple[list[ProxyKey], str] | None = None
@@ -151,9 +132,6 @@ class ApiServerBalancer(Component):
         gone = await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
         return ("the API server balancer",) if gone else ()
 
-    def status(self) -> ApiServersStatus:
-        return ApiServersStatus(self.shown())
-
     def collectors(self) -> tuple[ApiServersCollector]:
         return (ApiServersCollector(lambda: self.servers),)
 
@@ -161,7 +139,7 @@ class ApiServerBalancer(Component):
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # An address that the host has anyway needs no route, and its other ports stay reachable.
-        brought = [key for key in keys if not await localroutes.borne(key.address)]
+        brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
         wanted = {key.address for key in brought}
         if (brought, shield.listing(shield.API_TABLE)) != self._shield:
             shield.install(brought, shield.API_TABLE)
@@ -192,17 +170,16 @@ class ApiServerBalancer(Component):
                     log.info("API server", server=server, state=now.state)
             self.servers = found
 
-    def shown(self) -> dict[str, object]:
+    def status(self) -> ApiServersState:
         """Return the addresses and servers for `/state`; empty without a balancer."""
         if self._config is None:
-            return {}
-        servers = {server: found._asdict() for server, found in self.servers.items()}
-        return {"addresses": [str(key) for key in _keys(self._config)], "servers": servers}
+            return ApiServersState()
+        return ApiServersState(tuple(map(str, _keys(self._config))), self.servers)
 
 
-def _found(row: Mapping[str, str]) -> ApiServer:
+def _found(row: Mapping[str, str]) -> ApiServerState:
     state = row["status"].partition(" ")[0]
-    return ApiServer(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
+    return ApiServerState(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
 
 
 def _name(server: str) -> str:

@@ -44,10 +44,11 @@ from fairlead.drivers.proxy.spec import (
     SetRanges,
 )
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
 from fairlead.plan.proxying import ended
 from fairlead.plan.proxying import switched as switched_note
+from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
 log = structlog.get_logger()
 
@@ -59,13 +60,6 @@ closed."""
 DELETE_INTERVAL_S = 60.0
 """Interval at which servers without connections are deleted. For this HAProxy lists all
 connections, which takes 80 ms for 10,000."""
-
-
-class ProxyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of `/state` that describes HAProxy."""
-
-    proxied: Mapping[str, object]
-    proxy_worker: Mapping[str, object]
 
 
 class ProxyDriver(Component):
@@ -226,11 +220,14 @@ class ProxyDriver(Component):
             gone = await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
             return ("the balancer of class fairlead.io/proxy",) if gone else ()
 
-    def status(self) -> ProxyStatus:
-        services = self.counters.services()
-        return ProxyStatus(
-            {str(key): traffic._asdict() for key, traffic in services.items()},
-            self.counters.worker._asdict(),
+    def status(self) -> ProxyState:
+        """For `/state`. May be called from any thread."""
+        return ProxyState(
+            {
+                str(key): ProxiedTraffic(*traffic)
+                for key, traffic in self.counters.services().items()
+            },
+            WorkerState(*self.counters.worker),
         )
 
     def collectors(self) -> tuple[ProxyCollector]:
@@ -460,7 +457,7 @@ class ProxyDriver(Component):
 
 
 def _with_note(
-    outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Note
+    outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Finding
 ) -> dict[ServiceKey, Outcome]:
     outcome = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
     return {**outcomes, service: outcome}

@@ -23,7 +23,7 @@ OBJECT = Path(__file__).resolve().parents[2] / "objects" / "node_tc.o"
 FILTER = "fairlead_node"
 PRIORITY = 50
 """Runs before a gateway's filter (100): a decapsulated packet has passed a gateway already."""
-OUTCOMES = ("decapsulated", "not_from_gateway", "not_published", "congested", "unsupported")
+OUTCOMES = ("decapsulated", "unknown_sender", "not_published", "congested", "not_decapsulated")
 """The names of the counters, in the order of `enum outcome` in bpf/node.bpf.c."""
 
 _INDEX = Struct("=I")

@@ -38,7 +38,7 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
 async def ensure(devices: Sequence[Vxlan]) -> None:
     """Create or repair these devices, and delete other devices of ours."""
     for device in devices:
-        await vxlan.have(device)
+        await vxlan.ensure(device)
     # Set the address only where it is missing: the kernel reports every setting as a change, and
     # this driver reacts to such reports.
     there = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()

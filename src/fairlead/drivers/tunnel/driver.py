@@ -36,6 +36,7 @@ from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 from fairlead.plan.service import PROXY_HEALTH_PORT
+from fairlead.role_state import TunnelState
 
 log = structlog.get_logger()
 
@@ -62,17 +63,6 @@ class Change(NamedTuple):
             else self.destination
         )
         return f"tunnel: {self.verb} {what} for {self.service}"
-
-
-class TunnelTraffic(msgspec.Struct, frozen=True):
-    kind: str
-    packets: Mapping[str, int]
-
-
-class TunnelStatus(msgspec.Struct, frozen=True):
-    """The part of `/state` that describes the tunnel: its kind, and packets by outcome."""
-
-    tunnel: TunnelTraffic
 
 
 class TunnelDriver(Component):
@@ -181,9 +171,6 @@ class TunnelDriver(Component):
     async def remove(self) -> list[str]:
         return await remove_tunnel()
 
-    def status(self) -> TunnelStatus:
-        return TunnelStatus(TunnelTraffic(self._tunnel.kind, self.counters()))
-
     def collectors(self) -> tuple[TunnelCollector]:
         return (TunnelCollector(self.counters),)
 
@@ -243,6 +230,10 @@ class TunnelDriver(Component):
             str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)
         }
 
+    def status(self) -> TunnelState:
+        """Return the kind of the tunnel, and packets by outcome. May be called from any thread."""
+        return TunnelState(self._tunnel.kind, self.counters())
+
     async def _publish(self, published: Collection[Destination]) -> None:
         added, removed = (
             set(published) - set(self._published),
@@ -278,7 +269,7 @@ class TunnelDriver(Component):
             self._decapsulator.set_own(addresses)
             self._decapsulator.set_published(published)
             await self._decapsulator.attach([link.index for link in links])
-            self._log_unsupported(self._decapsulator.counters()["unsupported"])
+            self._log_unsupported(self._decapsulator.counters()["not_decapsulated"])
         self._table = table
 
     def _log_unsupported(self, count: int) -> None:

@@ -25,7 +25,7 @@ from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import IP_HEADER, overhead
 
 TABLE = "inet fairlead_tunnel"
-COUNTERS = ("not_from_gateway", "not_published")
+COUNTERS = ("unknown_sender", "not_published")
 """The names of the counters of dropped packets: packets with our network identifier that no gateway
 sent; packets from our devices to an address that is not published."""
 
@@ -136,7 +136,7 @@ def _arrivals(
         f"{ours} {ip} saddr {{ {', '.join(ranges)} }} notrack accept"
         for ip, ranges in _by_family(tunnel.gateways)
     ]
-    rules.append(f"{ours} counter name not_from_gateway drop")
+    rules.append(f"{ours} counter name unknown_sender drop")
     if devices:
         rules += [
             f"iifname {{ {names} }} {ip} saddr {{ {', '.join(ranges)} }} {ip} daddr {{ "

@@ -1,14 +1,15 @@
 """An API server in memory, for the lab and the tests: the part of the Kubernetes API that load
 balancing needs.
 
-`server.ApiServer` serves HTTP; `python -m fairlead.lab.apiserver` does so as a process. Below it,
-in the order of the data: `request` (what is asked for), `registry` (the verbs), `service`,
-`service_rules`, `families`, `validation`, `allocation`, `binding` (what an object becomes, or why
-not), `patch`, `apply`, `ownership` (how writes merge), `store` (objects and history), `listing`,
-`watching`, `table` (how they are read), `faults` (how it fails when told to). What a kind is made
-of stands in `kinds`, `fields`, `pod_fields` and `schema`; `wire` checks by it, `discovery` and
-`openapi` tell it to clients. Where it differs from the real server, it is wrong: the same tests run
-on both."""
+`server.ApiServer` serves HTTP, and `python -m fairlead.lab.apiserver` runs it as a process. Below
+it, in the order in which data passes through: `request` (parses requests), `registry` (the verbs);
+`service`, `service_rules`, `families`, `validation`, `allocation`, `binding` (default, check and
+complete an object); `patch`, `apply`, `ownership` (merge writes); `store` (objects and their
+history); `listing`, `watching`, `table` (reads); `faults` (fault injection). `kinds`, `fields`,
+`pod_fields` and `schema` define the kinds: `wire` checks objects by them, and `discovery` and
+`openapi` publish them. Any difference from the real server is a bug: the same tests run against
+both.
+"""
 
 from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.faults import Fault, Faults, Request

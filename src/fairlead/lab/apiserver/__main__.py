@@ -1,10 +1,10 @@
 """The API server as a process: `python -m fairlead.lab.apiserver --listen 127.0.0.1:0 --ready-file
 PATH`.
 
-In: addresses to listen on, or file descriptors of sockets that listen already (which whoever starts
-it made, for instance in another network namespace). Out: a line of JSON in the ready file,
-`{"urls": [...], "pid": ...}`, once it serves. SIGTERM and SIGINT stop it at once, open watches or
-not."""
+In: addresses to listen on, or file descriptors of listening sockets, which the parent process may
+have opened in another network namespace. Out: once it serves, a line of JSON in the ready file,
+`{"urls": [...], "pid": ...}`. SIGTERM and SIGINT stop it at once, even with open watches.
+"""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ from fairlead.lab.apiserver.server import ApiServer
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Gets one line of JSON when the server serves.",
+    help="Receives one line of JSON when the server is ready.",
 )
 def main(
     listen: Sequence[str],
@@ -58,7 +58,7 @@ def main(
     bookmark_interval_s: float,
     ready_file: Path | None,
 ) -> None:
-    """Serve the Kubernetes API from memory until a signal comes."""
+    """Serve the Kubernetes API from memory until SIGTERM or SIGINT."""
     try:
         sockets = [socket.socket(fileno=number) for number in descriptors]
         addresses = listen or (() if sockets else ("127.0.0.1:0",))
@@ -87,12 +87,13 @@ async def _serve(
         line = msgspec.json.encode({"urls": server.urls, "pid": os.getpid()}).decode()
         print(line, flush=True)
         if ready_file is not None:
-            _write_whole(ready_file, line)
+            _write_atomically(ready_file, line)
         await stop.wait()
 
 
-def _write_whole(path: Path, line: str) -> None:
-    """Write beside and rename, so whoever waits for the file never reads half of it."""
+def _write_atomically(path: Path, line: str) -> None:
+    """Write a draft and rename it, so that a process that waits for the file never reads a part of
+    it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(line + "\n", encoding="utf-8")
     draft.replace(path)

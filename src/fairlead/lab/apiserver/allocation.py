@@ -1,10 +1,11 @@
-"""Cluster addresses and node ports: which are taken, and what a Service gets.
+"""Allocate cluster addresses and node ports to Services.
 
-In: a Service that is being written, and the state that it replaces. Out: its addresses and ports
-filled in, and a Reservation that is either kept or undone, so a write that fails later takes
-nothing. Invariants: an address or port belongs to one Service; node ports and health check node
-ports come out of one range. Follows the Service storage of the API server
-(registry/core/service/storage, ipallocator, portallocator)."""
+In: a Service that is being written, and the Service that it replaces. Out: its addresses and ports
+are filled in; a Reservation is committed or rolled back, so a write that fails later takes nothing.
+Invariants: an address or port belongs to one Service; node ports and health check node ports share
+one range. Follows the Service storage of the API server (registry/core/service/storage,
+ipallocator, portallocator).
+"""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,10 @@ from fairlead.lab.apiserver.failure import (
     ApiFailure,
     Cause,
     Object,
-    in_words_of_storage,
     internal_error,
     invalid,
     rejected,
+    storage_error,
 )
 from fairlead.lab.apiserver.names import family_of, parse_address
 
@@ -28,10 +29,11 @@ LAST_NODE_PORT = 32767
 
 
 class NodePorts:
-    """The node port range. Ports are given in order, so runs repeat; a freed one comes back after
-    all others.
+    """The node port range. Ports are allocated in order, so runs are repeatable; a freed port is
+    reused after all others.
 
-    The lower part is for those who ask by number, and given to others last (KEP-3668).
+    The lower part is reserved for requests of a specific port, and allocated to others last
+    (KEP-3668).
     """
 
     def __init__(self, first: int = FIRST_NODE_PORT, last: int = LAST_NODE_PORT) -> None:
@@ -40,8 +42,8 @@ class NodePorts:
         self._next = first + _reserved(last - first + 1, smallest=16, share=32, largest=128)
 
     def take(self, port: int, *, anywhere: bool = False) -> None:
-        """Raises ValueError with the API's words if the port is taken or out of range; `anywhere`:
-        the range does not count."""
+        """Allocate a specific port. Raise ValueError with the API's message if it is taken or out
+        of range; with `anywhere` the range is not checked."""
         if not anywhere and not self._first <= port <= self._last:
             raise ValueError(
                 "provided port is not in the valid range. The range of valid ports is "
@@ -66,15 +68,15 @@ class NodePorts:
 
 
 def _reserved(size: int, *, smallest: int, share: int, largest: int) -> int:
-    """How much of a range is kept for those who ask by number; nothing of one that is too small for
-    it."""
+    """Return the size of the part of a range that is reserved for specific requests; 0 if the range
+    is too small for it."""
     return min(max(smallest, size // share), largest) if size > smallest else 0
 
 
 class ClusterAddresses:
-    """The addresses of one service CIDR. The first is the API server's own (`kubernetes.default`),
-    never given; the lower part is for those who ask by number, and given to others last
-    (KEP-3070)."""
+    """The addresses of one service CIDR. The first belongs to the API server (`kubernetes.default`)
+    and is never allocated. The lower part is reserved for requests of a specific address, and
+    allocated to others last (KEP-3070)."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -85,7 +87,8 @@ class ClusterAddresses:
         self._next = 1 + _reserved(self._last, smallest=16, share=16, largest=256)
 
     def take(self, text: str) -> None:
-        """Raises ValueError with the API's words if the address is taken or outside."""
+        """Allocate a specific address. Raise ValueError with the API's message if it is taken or
+        outside the CIDR."""
         address = parse_address(text)
         if address is None or address not in self._network:
             raise ValueError("the provided network does not match the current range")
@@ -110,8 +113,8 @@ class ClusterAddresses:
 
 
 class Reservation:
-    """What one write has taken, and what it will give back. Call `keep` once it is stored, or
-    `undo`."""
+    """What one write has allocated and what it releases. Call `commit` once the object is stored,
+    else `rollback`."""
 
     def __init__(self, allocator: "Allocator", *, dry_run: bool) -> None:
         self._allocator = allocator
@@ -124,7 +127,7 @@ class Reservation:
     def port(self, wanted: int) -> int:
         ports = self._allocator.ports
         if wanted:
-            # A dry run leaves the range to the real one.
+            # As in the API server, a dry run does not check the range.
             ports.take(wanted, anywhere=self._dry_run)
         else:
             wanted = ports.take_any()
@@ -140,15 +143,15 @@ class Reservation:
         self._taken_addresses.append(wanted)
         return wanted
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         self._allocator.free(self.free_addresses, self.free_ports)
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         self._allocator.free(self._taken_addresses, self._taken_ports)
 
 
 class Allocator:
-    """All addresses and ports that Services share. The first CIDR's family is the cluster's
+    """All cluster addresses and node ports. The family of the first CIDR is the cluster's
     default."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
@@ -156,8 +159,8 @@ class Allocator:
             networks = [ipaddress.ip_network(text) for text in cidrs]
         except ValueError as error:
             raise Refused(
-                f"a service CIDR cannot be used: {error}",
-                fix="give one network for each address family",
+                f"invalid service CIDR: {error}",
+                fix="specify one network for each address family",
             ) from error
         self.addresses = {
             f"IPv{network.version}": ClusterAddresses(network) for network in networks
@@ -173,18 +176,19 @@ class Allocator:
             self.ports.free(port)
 
     def release(self, service: Object) -> None:
-        """Give back all that a Service has, as it is gone."""
+        """Free everything that a deleted Service held."""
         self.free(addresses_of(service), ports_of(service))
 
     def reserve(self, service: Object, old: Object | None, *, dry_run: bool = False) -> Reservation:
-        """Fill in what `service` lacks, in place. Raises ApiFailure, with nothing taken."""
+        """Fill in the missing addresses and ports of `service`, in place. Raise ApiFailure with
+        nothing allocated."""
         reservation = Reservation(self, dry_run=dry_run)
         try:
             _reserve_addresses(reservation, service, old)
             _reserve_node_ports(reservation, service, old)
             _reserve_health_check_port(reservation, service, old)
         except ApiFailure:
-            reservation.undo()
+            reservation.rollback()
             raise
         if old is not None:
             reservation.free_addresses = set(addresses_of(old)) - set(addresses_of(service))
@@ -226,7 +230,8 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
     spec = service["spec"]
     if spec.get("type") == "ExternalName":
         return
-    # Who had addresses and asks for none gets what else he asks for; the rules refuse it then.
+    # A Service that had addresses and now wants to be headless is processed further: the rules for
+    # updates reject it afterwards.
     if spec.get("clusterIP") == "None" and (old is None or not addresses_of(old)):
         return
     held = len(addresses_of(old)) if old and old["spec"].get("type") != "ExternalName" else 0
@@ -235,8 +240,8 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
     given = []
     for place, family in enumerate(spec["ipFamilies"]):
         address = wanted[place]
-        # A place that was filled before cannot change: that is for the rules to refuse, in their
-        # own words.
+        # An address that was set before cannot change. The rules for updates reject that with a
+        # message of their own, so it is not allocated here.
         if place >= held or not address:
             try:
                 address = reservation.address(family, address)
@@ -251,7 +256,7 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
 
 
 def _reserve_node_ports(reservation: Reservation, service: Object, old: Object | None) -> None:
-    """Each port gets a node port, if the Service is of a type that has them and does not opt
+    """Allocate a node port for each port, if the Service's type has node ports and it does not opt
     out."""
     if not needs_node_ports(service):
         return
@@ -273,7 +278,8 @@ def _reserve_node_ports(reservation: Reservation, service: Object, old: Object |
 def _first_node_ports(
     reservation: Reservation, service: Object, ports: list[tuple[int, Object]]
 ) -> None:
-    """Ports of the same number (TCP and UDP) share one on creation, to spare the range."""
+    """Allocate the node ports of a new Service. Ports with the same number (TCP and UDP) share a
+    node port, to save the range."""
     shared: dict[int, int] = {}
     for place, port in ports:
         number, given = port.get("port", 0), shared.get(port.get("port", 0), 0)
@@ -304,7 +310,7 @@ def _next_node_ports(
             taken.add(port["nodePort"])
         pair = (port.get("protocol", ""), port["nodePort"])
         if pair in seen:
-            raise in_words_of_storage(500, f"duplicate nodePort: {{{pair[0]} {pair[1]}}}")
+            raise storage_error(500, f"duplicate nodePort: {{{pair[0]} {pair[1]}}}")
         seen.add(pair)
 
 
@@ -329,5 +335,5 @@ def _reserve_health_check_port(
     try:
         spec["healthCheckNodePort"] = reservation.port(wanted)
     except ValueError as error:
-        told = f"requested HealthCheck NodePort {wanted}" if wanted else "a HealthCheck NodePort 0"
-        raise internal_error(f"failed to allocate {told}: {error}") from error
+        port = f"requested HealthCheck NodePort {wanted}" if wanted else "a HealthCheck NodePort 0"
+        raise internal_error(f"failed to allocate {port}: {error}") from error

@@ -1,10 +1,11 @@
-"""Server-side apply: what an object becomes when a manager says which fields it wants, and with
-which values.
+"""Server-side apply: merge the fields that a manager wants into an object. Pure; the time is an
+argument.
 
-In: the live object (or none), what the manager applies, its name. Out: the object as it should be
-and its owners, or ApiFailure 409 with a cause for each field that another manager holds at another
-value. Follows KEP-555 and https://kubernetes.io/docs/reference/using-api/server-side-apply/. Pure;
-the time is an argument."""
+In: the live object (or none), the applied object, the manager's name. Out: the merged object and
+the owners of its fields, or ApiFailure 409 with a cause for each field that another manager owns
+with a different value. Follows KEP-555 and
+https://kubernetes.io/docs/reference/using-api/server-side-apply/.
+"""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -25,11 +26,11 @@ from fairlead.lab.apiserver.schema import Shape
 
 
 class Duplicates(Exception):
-    """The applied object has an item of a list twice; prints as the API server's words about it."""
+    """The applied object contains an item of a list twice. The text is the API server's message."""
 
 
 class Applied(NamedTuple):
-    """The merged object, without managedFields, and who owns its fields."""
+    """The merged object, without managedFields, and the owners of its fields."""
 
     object: Object
     owners: Owners
@@ -45,10 +46,10 @@ def apply(
     force: bool,
     time: str,
 ) -> Applied:
-    """Merge what `manager` wants into `live`. What it wanted before and does not want now is
-    removed, if nobody else has it.
+    """Merge the fields that `manager` wants into `live`. Remove the fields that it applied before
+    and does not apply now, unless another manager owns them.
 
-    Raises ApiFailure 409 for a conflict, and Duplicates.
+    Raise ApiFailure 409 for a conflict, and Duplicates.
     """
     asked = leaves(wanted, shape)
     had = owners.get(manager, Owned(frozenset(), "")).paths
@@ -65,7 +66,7 @@ def apply(
         if paths:
             kept[other] = Owned(paths, owned.time)
     mine = frozenset(asked)
-    # Who only asks for what is there already changes nothing, and so has no time of his own.
+    # An apply that changes nothing keeps the manager's previous timestamp.
     since = owners[manager].time if manager in owners else ""
     if mine:
         kept[manager] = Owned(mine, time if written or gone else since)
@@ -86,16 +87,17 @@ def _merge(live: Any, wanted: Any, shape: Shape, path: Path) -> Any:
 
 
 def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -> list[Any]:
-    """The wanted items in the wanted order; the live ones that are not wanted follow the item that
-    they followed."""
+    """Return the wanted items in the wanted order. A live item that is not wanted stays behind the
+    item that it followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
     again = [step for place, step in enumerate(steps) if step in steps[:place]]
     if again:
-        told = [
-            f"{told_path(path)}: duplicate entries for key {told_path((step,))}" for step in again
+        errors = [
+            f"{format_path(path)}: duplicate entries for key {format_path((step,))}"
+            for step in again
         ]
-        raise Duplicates(told[0] if len(told) == 1 else "\n  ".join(["errors:", *told]))
+        raise Duplicates(errors[0] if len(errors) == 1 else "\n  ".join(["errors:", *errors]))
     merged = {
         step: _merge(present.get(step, {}), item, shape, (*path, step))
         for step, item in zip(steps, wanted, strict=True)
@@ -110,8 +112,8 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
 
 
 def _dropped(had: Paths, asked: Paths, others: Iterable[Owned]) -> Paths:
-    """The paths that go: the manager no longer asks for them, and nobody owns them or anything
-    below them."""
+    """Return the paths to remove: the manager no longer applies them, and no manager owns them or
+    anything below them."""
     held: set[Path] = set()
     for paths in (asked, *(owned.paths for owned in others)):
         for path in paths:
@@ -120,7 +122,8 @@ def _dropped(had: Paths, asked: Paths, others: Iterable[Owned]) -> Paths:
 
 
 def _prune(value: Any, dropped: Paths, shape: Shape, path: Path) -> Any:
-    """The value without the dropped paths. A map or list that becomes empty by that goes too."""
+    """Return the value without the dropped paths. A map or list that becomes empty by this is
+    removed, too."""
     if not dropped:
         return value
     if isinstance(value, dict) and shape.form != "value":
@@ -153,19 +156,19 @@ def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
     causes = [
         {
             "reason": "FieldManagerConflict",
-            "message": f"conflict with {_told(manager)}",
-            "field": told_path(path),
+            "message": f"conflict with {_format_manager(manager)}",
+            "field": format_path(path),
         }
         for manager, path in clashes
     ]
     managers = dict.fromkeys(manager for manager, _ in clashes)
     if len(clashes) == 1:
-        text = f"conflict with {_told(clashes[0][0])}: {told_path(clashes[0][1])}"
+        text = f"conflict with {_format_manager(clashes[0][0])}: {format_path(clashes[0][1])}"
     else:
         parts = []
         for manager in managers:
-            fields = [f"- {told_path(path)}" for other, path in clashes if other == manager]
-            parts.append(f"conflicts with {_told(manager)}:\n" + "\n".join(fields))
+            fields = [f"- {format_path(path)}" for other, path in clashes if other == manager]
+            parts.append(f"conflicts with {_format_manager(manager)}:\n" + "\n".join(fields))
         text = "\n".join(parts)
     plural = "conflict" if len(clashes) == 1 else "conflicts"
     message = f"Apply failed with {len(clashes)} {plural}: {text}"
@@ -173,19 +176,20 @@ def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
 
 
 def _order(path: Path) -> tuple[tuple[bool, str], ...]:
-    """As the API tells them: at each level the fields first, then what is below other fields."""
+    """Sort key in the order of the API's messages: at each level the fields first, then the fields
+    below other fields."""
     return tuple((place < len(path) - 1, step) for place, step in enumerate(path))
 
 
-def _told(manager: Manager) -> str:
+def _format_manager(manager: Manager) -> str:
     text = f'"{manager.name}"'
     if manager.subresource:
         text += f' with subresource "{manager.subresource}"'
     return text if manager.operation == "Apply" else f"{text} using {manager.api_version}"
 
 
-def told_path(path: Path) -> str:
-    """A path as the API prints it: `.spec.ports[port=80,protocol="TCP"].name`."""
+def format_path(path: Path) -> str:
+    """Return a path as the API prints it: `.spec.ports[port=80,protocol="TCP"].name`."""
     text = ""
     for step in path:
         sort, _, value = step.partition(":")

@@ -1,8 +1,8 @@
-"""The columns of custom resources: what `kubectl get` shows of them.
+"""The columns of custom resources in `kubectl get`. Pure.
 
-In: an object and its definition's `additionalPrinterColumns`. Out: the cells. Pure.
-Of JSONPath there is what such columns use: fields, `[*]` and `[?(@.field=="text")]`.
-Follows the table convertor of apiextensions-apiserver.
+In: an object and the `additionalPrinterColumns` of its CRD. Out: the cells. Supports the part of
+JSONPath that such columns use: fields, `[*]` and `[?(@.field=="text")]`. Follows the table
+convertor of apiextensions-apiserver.
 """
 
 import re
@@ -20,7 +20,7 @@ _STEP: Final = re.compile(
 
 
 def cells(columns: tuple[Column, ...], obj: Object, age: Callable[[str], str]) -> list[Any]:
-    """The name, then a cell for each column; `age` prints a time."""
+    """Return the name and a cell for each column; `age` formats a time."""
     return [obj["metadata"]["name"], *(_cell(column, obj, age) for column in columns)]
 
 
@@ -30,7 +30,7 @@ def _cell(column: Column, obj: Object, age: Callable[[str], str]) -> Any:
         return None
     if column.type == "date":
         return age(str(found[0]))
-    # Of several values the API server prints the first.
+    # The API server prints only the first of several values.
     return _text(found[0]) if column.type == "string" else found[0]
 
 

@@ -1,9 +1,10 @@
-"""CustomResourceDefinitions: kinds that the API server learns while it runs.
+"""CustomResourceDefinitions: kinds that are added to the API server at run time.
 
-In: CustomResourceDefinition objects as they are stored. Out: the kinds that are served now, each
-with its definition, and what is wrong with an object that would define one. Invariant: a kind stays
-the same one as long as its definition is there, whatever becomes of its schema. Each has one
-version; conversion is not known here. Follows apiextensions.k8s.io/v1."""
+In: stored CustomResourceDefinitions. Out: the kinds that are served now, each with its definition,
+and the errors of an invalid CRD. Invariant: the Kind object stays the same for as long as its CRD
+exists, also when the schema changes. A CRD has one version; conversion is unsupported. Follows
+apiextensions.k8s.io/v1.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from fairlead.lab.apiserver.structural import RULES, shape
 
 
 class Kinds:
-    """All kinds of one server."""
+    """All kinds that one server serves."""
 
     def __init__(self) -> None:
         self._custom: dict[str, Kind] = {}
@@ -24,7 +25,7 @@ class Kinds:
         return (*KINDS, *self._custom.values())
 
     def find(self, group_version: str, plural: str) -> Kind | None:
-        """The kind that is served under these URL parts, if there is one."""
+        """Return the kind that is served under these URL parts, or None."""
         return next(
             (
                 kind
@@ -35,11 +36,11 @@ class Kinds:
         )
 
     def defined_by(self, crd: Object) -> Kind | None:
-        """The kind that this definition stands for, once it is served."""
+        """Return the kind of this CRD once it is served, else None."""
         return self._custom.get(crd["metadata"]["name"])
 
     def define(self, crd: Object) -> None:
-        """Serve what a stored definition says from now on."""
+        """Serve the kind of a stored CRD, or update it."""
         spec = crd["spec"]
         [version] = [each for each in spec["versions"] if each.get("served")]
         schema = version["schema"]["openAPIV3Schema"]
@@ -74,12 +75,12 @@ class Kinds:
         )
 
     def forget(self, crd: Object) -> None:
-        """Serve this kind no more."""
+        """Stop serving the kind of a CRD."""
         self._custom.pop(crd["metadata"]["name"], None)
 
 
 def established(crd: Object, time: str) -> Object:
-    """The status of a definition that is served."""
+    """Return the status of a CRD whose kind is served."""
     conditions = [
         {"type": "NamesAccepted", "reason": "NoConflicts", "message": "no conflicts found"},
         {
@@ -100,7 +101,7 @@ def established(crd: Object, time: str) -> Object:
 
 
 def check(crd: Object) -> Iterator[Cause]:
-    """What keeps a definition from being served."""
+    """Yield the reasons why a CRD cannot be served."""
     spec: Mapping[str, Any] = crd.get("spec") or {}
     names = spec.get("names") or {}
     for field in ("group", "scope", "versions"):
@@ -120,7 +121,7 @@ def check(crd: Object) -> Iterator[Cause]:
         yield invalid(
             "spec.versions",
             len(versions),
-            "this server converts nothing: one version must be served",
+            "this server supports no conversion: exactly one version must be served",
         )
     for version in versions:
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
@@ -133,7 +134,7 @@ def check(crd: Object) -> Iterator[Cause]:
                 yield invalid(
                     "x-kubernetes-validations",
                     rule,
-                    f"this server understands no rules but {known}",
+                    f"this server supports only the rules {known}",
                 )
 
 

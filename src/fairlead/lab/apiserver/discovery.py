@@ -1,9 +1,9 @@
-"""What the API server says about itself: groups, versions, kinds, its own version, and the OpenAPI
-documents.
+"""The discovery documents of the API server: groups, versions, kinds, its own version, and OpenAPI.
+Pure.
 
-In: a path. Out: the document that is served there, or None. Pure, and made from the kinds that are
-served. Follows the discovery documents of the Kubernetes API (APIVersions, APIGroupList,
-APIResourceList)."""
+In: a path and the kinds that are served. Out: the document at this path, or None. Follows the
+discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourceList).
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,7 +27,7 @@ _VERSION: Final = {
 
 
 def document(path: str, kinds: Sequence[Kind]) -> Object | None:
-    """The discovery document at `path`, if there is one, of a server with these kinds."""
+    """Return the discovery document at `path` of a server with these kinds, or None."""
     match path.strip("/").split("/"):
         case ["api"]:
             return _versions()

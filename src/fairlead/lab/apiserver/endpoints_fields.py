@@ -1,10 +1,11 @@
-"""The fields of Endpoints, as types (core/v1; EndpointSlices have taken their place, but older
-clients still read them).
+"""The fields of Endpoints, as types (core/v1). EndpointSlices have replaced them, but older clients
+still read them.
 
-Values only, as in `fields`; apart from it because `EndpointPort` is the name of two definitions.
-Follows the API reference of Kubernetes 1.36."""
+Values only, as in `fields`. They are in a separate module because `EndpointPort` is the name of two
+definitions. Follows the API reference of Kubernetes 1.36.
+"""
 
-from fairlead.lab.apiserver.fields import Fields, ObjectReference, Whole
+from fairlead.lab.apiserver.fields import Fields, KindFields, ObjectReference
 
 
 class EndpointAddress(Fields):
@@ -27,5 +28,5 @@ class EndpointSubset(Fields):
     ports: list[EndpointPort] | None = None
 
 
-class Endpoints(Whole):
+class Endpoints(KindFields):
     subsets: list[EndpointSubset] | None = None

@@ -1,9 +1,9 @@
-"""What the API server answers when it will not do what it was asked: Status objects and the
-messages in them.
+"""The API server's error responses: Status objects and their messages.
 
-In: what is wrong, in the words of the API. Out: an ApiFailure, which carries the HTTP code and
-prints as a `Status`. Invariant: messages are those of k8s.io/apimachinery (api/errors,
-util/validation/field), since clients match on them and kubectl prints them as they are."""
+In: the facts of an error. Out: an ApiFailure, which carries the HTTP code and renders as a
+`Status`. Invariant: messages are those of k8s.io/apimachinery (api/errors, util/validation/field),
+because clients match them and kubectl prints them unchanged.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 class Cause(NamedTuple):
-    """One mistake in one field. `message` is what kubectl prints after the field."""
+    """An error in one field. `message` is what kubectl prints after the field."""
 
     reason: str
     field: str
@@ -28,7 +28,8 @@ class Cause(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """A value as the API prints it in a message: strings quoted, numbers bare, the rest as JSON."""
+    """Return a value as the API prints it in a message: strings quoted, numbers bare, the rest as
+    JSON."""
     return msgspec.json.encode(value).decode()
 
 
@@ -58,8 +59,9 @@ def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
 
 
 class ApiFailure(FairleadError):
-    """A request that is answered with a Status of `code` (HTTP) and `reason` (one CamelCase word of
-    the API; empty: none). `continues`: a token with which a list can go on all the same."""
+    """A request that is answered with a Status of `code` (HTTP) and `reason` (the API's CamelCase
+    reason, or empty). `continues` is a token with which the client may continue a list in spite of
+    the error."""
 
     def __init__(
         self,
@@ -76,7 +78,8 @@ class ApiFailure(FairleadError):
         self.details = None if details is None else dict(details)
 
     def status(self) -> Object:
-        """The Status object that is the body of the answer, and of an ERROR event in a watch."""
+        """Return the Status object: the body of the response, or the object of an ERROR event in a
+        watch."""
         answer: Object = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -112,19 +115,18 @@ def path_not_found() -> ApiFailure:
 
 
 def subresource_not_found(kind: Kind, subresource: str) -> ApiFailure:
-    """404 in words that tell, as it is what `kubectl logs` and `kubectl exec` print."""
-    told = (
-        f"the server does not have {kind.plural}/{subresource}: it keeps objects, and runs no "
+    """404 with an explanation, because `kubectl logs` and `kubectl exec` print the message."""
+    message = (
+        f"the server does not have {kind.plural}/{subresource}: it stores objects, and runs no "
         "containers"
     )
-    return ApiFailure(404, "NotFound", told, {"kind": f"{kind.plural}/{subresource}"})
+    return ApiFailure(404, "NotFound", message, {"kind": f"{kind.plural}/{subresource}"})
 
 
-def already_exists(kind: Kind, name: str, *, dying: bool) -> ApiFailure:
-    """`dying`: it is on its way out, so it may be worth while to try again."""
-    message = (
-        f'{"object is being deleted: " if dying else ""}{kind.resource} "{name}" already exists'
-    )
+def already_exists(kind: Kind, name: str, *, terminating: bool) -> ApiFailure:
+    """409. `terminating`: the existing object is being deleted, so a retry may succeed."""
+    deleted = "object is being deleted: " if terminating else ""
+    message = f'{deleted}{kind.resource} "{name}" already exists'
     return ApiFailure(409, "AlreadyExists", message, _details(kind, name))
 
 
@@ -139,36 +141,37 @@ MODIFIED = (
 
 
 def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> ApiFailure:
-    """409 in the words of the storage: the object is another one than the request means."""
+    """409 with the storage's message: the object's UID is not the one in the request."""
     place = "services/specs" if kind.plural == "services" else kind.plural
     key = "/registry/" + "/".join(filter(None, (place, namespace, name)))
     why = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
-    told = (
+    message = (
         f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, "
         f"AdditionalErrorMsg: {why}"
     )
-    return conflict(kind, name, told)
+    return conflict(kind, name, message)
 
 
 def precondition_failed(
     kind: Kind, name: str, field: str, asked: str, found: str, perhaps: str
 ) -> ApiFailure:
-    """409: the object is not the one, or not of the version, that a deletion names."""
-    told = (
+    """409: the object's UID or version is not the one in the precondition of a deletion."""
+    why = (
         f"the {field} in the precondition ({asked}) does not match the {field} in record "
         f"({found}). {perhaps}"
     )
-    message = f'Operation cannot be fulfilled on {kind.kind} "{name}": {told}'
+    message = f'Operation cannot be fulfilled on {kind.kind} "{name}": {why}'
     return ApiFailure(409, "Conflict", message, _details(kind, name) | {"kind": kind.kind})
 
 
 def namespace_terminating(kind: Kind, namespace: str, name: str) -> ApiFailure:
     why = f"unable to create new content in namespace {namespace} because it is being terminated"
-    told = {
+    cause = {
         "reason": "NamespaceTerminating",
         "message": f"namespace {namespace} is being terminated",
+        "field": "metadata.namespace",
     }
-    details = _details(kind, name) | {"causes": [told | {"field": "metadata.namespace"}]}
+    details = _details(kind, name) | {"causes": [cause]}
     return ApiFailure(403, "Forbidden", f'{kind.resource} "{name}" is forbidden: {why}', details)
 
 
@@ -177,15 +180,15 @@ def not_bound(pod: str, why: str) -> ApiFailure:
     return ApiFailure(409, "Conflict", message, {"name": pod, "kind": "pods/binding"})
 
 
-def in_words_of_storage(code: int, message: str) -> ApiFailure:
-    """A failure that the API server passes on as it came, without a reason."""
+def storage_error(code: int, message: str) -> ApiFailure:
+    """A storage error that the API server passes on unchanged, without a reason."""
     return ApiFailure(code, "", message)
 
 
 def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiFailure:
-    """422 Invalid: the object is understood, and not allowed. kubectl prints each cause."""
-    told = [str(cause) for cause in dict.fromkeys(causes)]
-    text = told[0] if len(told) == 1 else "[" + ", ".join(told) + "]"
+    """422 Invalid: the object is well-formed, but not allowed. kubectl prints each cause."""
+    texts = [str(cause) for cause in dict.fromkeys(causes)]
+    text = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     qualified = f"{kind_name}.{group}" if group else kind_name
     details: dict[str, object] = {
         "name": name,
@@ -207,7 +210,7 @@ def bad_request(message: str) -> ApiFailure:
 
 
 def expired(message: str, continues: str = "") -> ApiFailure:
-    """410: the history that the request needs is gone; the client must list again."""
+    """410: the requested history is compacted. The client must list again."""
     return ApiFailure(410, "Expired", message, continues=continues)
 
 
@@ -216,7 +219,8 @@ def too_old(asked: int, oldest: int) -> ApiFailure:
 
 
 def too_large(asked: int, current: int) -> ApiFailure:
-    """504: a version from the future, which a client with another server's memory sends."""
+    """504: the requested version is in the future, as from a client that still remembers the
+    versions of another server."""
     details = {
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,
@@ -236,8 +240,7 @@ def unsupported_media_type(accepted: Iterable[str]) -> ApiFailure:
 
 
 def unsupported_patch(accepted: Iterable[str]) -> ApiFailure:
-    """415 for a kind of patch; the choices are told in a header, and in the message where not all
-    are taken."""
+    """415 for the type of a patch. The supported types are in a header of the response."""
     return ApiFailure(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
 
 

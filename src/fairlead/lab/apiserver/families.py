@@ -1,10 +1,10 @@
-"""Which address families a Service has: from what the client said, what was before, and what the
-cluster has.
+"""Determine the address families of a Service from the request, the previous state and the cluster.
 
-In: a Service as it is to be, the state that it replaces, the cluster's families, the default one
-first. Out: the same object with `ipFamilyPolicy` and `ipFamilies` filled in, or ApiFailure 422 if
-they contradict each other or the cluster. Follows the Service storage of the API server
-(registry/core/service/storage/alloc.go, KEP-563)."""
+In: the Service to write, the Service that it replaces, and the cluster's families, the default
+first. Out: `ipFamilyPolicy` and `ipFamilies` are filled in, or ApiFailure 422 if they contradict
+each other or the cluster. Follows the Service storage of the API server
+(registry/core/service/storage/alloc.go, KEP-563).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +16,7 @@ _POLICY = "spec.ipFamilyPolicy"
 
 
 def set_families(service: Object, old: Object | None, families: Sequence[str]) -> None:
-    """Settle them, in place."""
+    """Set the families in place. Raise ApiFailure 422."""
     spec, before = service["spec"], old["spec"] if old else {}
     if old is None and spec.get("clusterIP") and "clusterIPs" not in spec:
         spec["clusterIPs"] = [spec["clusterIP"]]
@@ -29,7 +29,7 @@ def set_families(service: Object, old: Object | None, families: Sequence[str]) -
         )
     _refuse(service, check_cluster_addresses(service, old))
     if before and spec["ipFamilyPolicy"] == "SingleStack":
-        # Nothing else was changed: that is a clear wish.
+        # The policy changed and the lists did not: the client wants to release the second family.
         for field in ("clusterIPs", "ipFamilies"):
             if field in spec and spec[field] == before.get(field):
                 spec[field] = spec[field][:1]
@@ -50,8 +50,8 @@ def headless(spec: Object) -> bool:
 
 
 def _settled(spec: Object, before: Object) -> bool:
-    """PreferDualStack as it was before: a cluster that has become dual-stack, or single-stack, does
-    not change it."""
+    """Return whether an update keeps PreferDualStack and all lists: then the families stay, even if
+    the cluster has become dual-stack or single-stack since."""
     same = ("type", "ipFamilyPolicy", "ipFamilies", "clusterIPs")
     return spec.get("ipFamilyPolicy") == "PreferDualStack" and all(
         spec.get(name) == before.get(name) for name in same
@@ -59,7 +59,8 @@ def _settled(spec: Object, before: Object) -> bool:
 
 
 def _check_counts(spec: Object, before: Object) -> Iterable[Cause]:
-    """Whether there are as many as the policy says, and none is given up without a word."""
+    """Check that the number of families fits the policy, and that a family is released only
+    explicitly."""
     policy = spec["ipFamilyPolicy"]
     rules = (
         ("clusterIPs", "cluster IPs", "cluster IP"),
@@ -70,15 +71,15 @@ def _check_counts(spec: Object, before: Object) -> Iterable[Cause]:
         if policy != "SingleStack" and 0 < count < len(before.get(field) or []):
             yield invalid(_POLICY, policy, f"must be 'SingleStack' to release the secondary {one}")
         if policy == "SingleStack" and count == 2:
-            told = (
+            detail = (
                 f"must be 'RequireDualStack' or 'PreferDualStack' when multiple {several} are "
                 "specified"
             )
-            yield invalid(_POLICY, policy, told)
+            yield invalid(_POLICY, policy, detail)
 
 
 def _infer(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
-    """The families of addresses that stand beyond those named."""
+    """Add the families of the addresses for which `ipFamilies` has no entry."""
     addresses, wanted = spec.get("clusterIPs") or [], list(spec.get("ipFamilies") or [])
     for place, address in enumerate(addresses):
         if address == "None":

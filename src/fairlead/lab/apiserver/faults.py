@@ -1,9 +1,10 @@
-"""Failures on demand: which requests are to fail, how, and how often. And the log of all requests.
+"""Fault injection: which requests fail, how, and how often. Also the log of all requests. No I/O:
+the server executes a fault.
 
-In: Faults that a test adds, and each request as it comes or goes on. Out: the fault that it meets,
-if any. No I/O: the server does what a fault says. Failures are those that clients of a real API
-server meet: priority and fairness (429), etcd compaction (410), a load balancer that cuts an idle
-watch, a server that hangs."""
+In: Faults that a test adds, and each request when it arrives and while it runs. Out: the fault that
+applies to it, if any. The faults are failures that clients of a real API server see: priority and
+fairness (429), etcd compaction (410), a load balancer that cuts an idle watch, a server that hangs.
+"""
 
 import re
 from collections import deque
@@ -16,10 +17,11 @@ from fairlead.errors import Refused
 from fairlead.lab.apiserver.failure import ApiFailure
 
 Action = Literal["status", "stall", "reset", "lose", "cut", "end", "expire", "no-bookmarks"]
-"""`status`: answer `code`. `stall`: answer nothing, or no more, for `stall_s`. `reset`: drop the
-connection and do nothing. `lose`: do what is asked, and drop the connection instead of answering.
-Of watches alone: `cut` ends one in the middle of a line, `end` after a whole line, `expire` by an
-ERROR event 410; `no-bookmarks` leaves the bookmarks out for as long as it lasts."""
+"""`status`: answer with `code`. `stall`: send no answer, or nothing more, for `stall_s`. `reset`:
+drop the connection without executing the request. `lose`: execute the request, and drop the
+connection instead of answering. For watches only: `cut` ends one in the middle of a line, `end`
+after a whole line, `expire` with an ERROR event 410; `no-bookmarks` suppresses bookmarks while it
+is active."""
 
 _WATCH_ACTIONS: Final = ("cut", "end", "expire", "no-bookmarks")
 _REASONS: Final = {
@@ -38,39 +40,37 @@ _REASONS: Final = {
 
 
 class Fault(msgspec.Struct):
-    """One way to fail. `path` is searched in `path?query` as a regular expression; empty strings
-    match all requests."""
+    """A fault and the requests it applies to. `path` is a regular expression that is searched in
+    `path?query`; empty strings match all requests."""
 
     action: Action
     method: str = ""
     path: str = ""
     count: int = 1
-    """How many times; 0: until it is removed."""
+    """How often it applies; 0: until it is removed."""
     code: int = 500
     retry_after_s: int | None = None
     stall_s: float | None = None
     """None: until the client gives up or the server stops."""
     after_events: int = 0
-    """A watch meets it once it has sent so many events; 0: at the start, or at once if it runs
+    """Applies to a watch once it has sent this many events; 0: at its start, or at once if it runs
     already."""
 
     def matches(self, method: str, target: str) -> bool:
         return self.method in ("", method) and re.search(self.path, target) is not None
 
     def failure(self) -> ApiFailure:
-        """The answer that a `status` fault gives."""
+        """Return the answer of a `status` fault."""
         reason = _REASONS.get(self.code, "InternalError")
         details = (
             {"retryAfterSeconds": self.retry_after_s} if self.retry_after_s is not None else {}
         )
-        return ApiFailure(
-            self.code, reason, f"a fault was asked for: {self.code} {reason}", details
-        )
+        return ApiFailure(self.code, reason, f"injected fault: {self.code} {reason}", details)
 
 
 class Request(NamedTuple):
-    """A request as it came in. `query` is the raw query string; `user_agent` tells clients
-    apart."""
+    """A request as received. `query` is the raw query string; `user_agent` distinguishes
+    clients."""
 
     method: str
     path: str
@@ -83,20 +83,20 @@ class Request(NamedTuple):
 
 
 class Faults:
-    """The faults that wait. `on_change` is called when there are new ones, so that running watches
-    meet them too."""
+    """The active faults. `on_change` is called when faults are added or removed, so that running
+    watches check them."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._waiting: list[Fault] = []
         self._on_change = on_change
 
     def add(self, fault: Fault) -> None:
-        """Raises Refused for a path that is no regular expression."""
+        """Add a fault. Raise Refused if its path is not a valid regular expression."""
         try:
             re.compile(fault.path)
         except re.error as error:
             raise Refused(
-                f"the fault's path {fault.path!r} is no regular expression: {error}"
+                f"the fault's path {fault.path!r} is not a valid regular expression: {error}"
             ) from error
         self._waiting.append(fault)
         self._on_change()
@@ -109,13 +109,13 @@ class Faults:
         return iter(self._waiting)
 
     def at_start(self, request: Request) -> Fault | None:
-        """The fault that a new request meets; it counts as used."""
+        """Return the fault that applies to a new request, and count it as used."""
         return self._take(
             request, lambda fault: fault.action not in _WATCH_ACTIONS and fault.after_events == 0
         )
 
     def in_watch(self, request: Request, sent: int) -> Fault | None:
-        """The fault that a running watch meets, which has sent so many events; it counts as
+        """Return the fault that applies to a watch that has sent `sent` events, and count it as
         used."""
         return self._take(
             request,
@@ -126,7 +126,7 @@ class Faults:
         )
 
     def bookmarks(self, request: Request) -> bool:
-        """Whether this watch may send a bookmark now."""
+        """Return whether this watch may send a bookmark now."""
         return self._take(request, lambda fault: fault.action == "no-bookmarks") is None
 
     def _take(self, request: Request, fits: Callable[[Fault], bool]) -> Fault | None:
@@ -141,7 +141,7 @@ class Faults:
 
 
 class RequestLog:
-    """The requests so far, oldest first; the oldest go when there are more than `limit`."""
+    """The requests, oldest first. Beyond `limit`, the oldest are dropped."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self._requests: deque[Request] = deque(maxlen=limit)
@@ -159,7 +159,8 @@ class RequestLog:
         return len(self._requests)
 
     def count(self, method: str = "", path: str = "") -> int:
-        """How many there were of a method whose `path?query` matches the regular expression."""
+        """Return the number of requests with this method whose `path?query` matches the regular
+        expression."""
         return sum(
             request.method == (method or request.method) and bool(re.search(path, request.target))
             for request in self
@@ -167,10 +168,11 @@ class RequestLog:
 
 
 def read_fault(document: Any) -> Fault:
-    """A Fault from decoded JSON. Raises Refused if it is none."""
+    """Return a Fault from decoded JSON. Raise Refused if it is invalid."""
     try:
         return msgspec.convert(document, Fault)
     except msgspec.ValidationError as error:
         raise Refused(
-            f"not a fault: {error}", fix=f"give an action, one of {', '.join(get_args(Action))}"
+            f"invalid fault: {error}",
+            fix=f"set `action` to one of {', '.join(get_args(Action))}",
         ) from error

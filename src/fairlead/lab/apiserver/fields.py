@@ -1,10 +1,9 @@
-"""The fields of each kind, as types: what Services, EndpointSlices, Nodes, Namespaces, Events and
-Leases are made of.
+"""The fields of each kind, as types: Services, EndpointSlices, Nodes, Namespaces, Events, Leases.
 
-Values only. Each Struct is one definition of the API reference, under the name that it has there:
-`PACKAGE` and the name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Everything is optional:
-what must be given, `validation` says. What lies below a field declared as `Free` is the client's
-affair. Pods have a module of their own, `pod_fields`. Follows the API reference of Kubernetes 1.36.
+Values only. Each Struct is one definition of the API reference and has its name: `PACKAGE` and the
+name of the Struct make `io.k8s.api.core.v1.ServiceSpec`. Every field is optional; `validation`
+checks required fields. The contents of a field declared as `AnyObject` are not checked. Pods have
+their own module, `pod_fields`. Follows the API reference of Kubernetes 1.36.
 """
 
 from typing import Any, ClassVar, Final
@@ -13,9 +12,9 @@ import msgspec
 
 Strings = dict[str, str]
 Quantities = dict[str, str | int | float]
-Free = dict[str, Any]
-"""An object whose fields are not described. Never plain Any: where not even that it is an object is
-said, kubectl (1.20 and 1.32 alike) panics when it computes a patch of something two levels
+AnyObject = dict[str, Any]
+"""An object whose fields are not described. Never use plain Any: where a schema does not even
+declare an object, kubectl (1.20 and 1.32) panics when it computes a patch of a field two levels
 below."""
 
 _INITIALISMS: Final = {
@@ -31,7 +30,7 @@ _INITIALISMS: Final = {
 
 
 def json_name(name: str) -> str:
-    """The name of a field in JSON: `cluster_ips` is `clusterIPs`."""
+    """Return the name of a field in JSON: `cluster_ips` is `clusterIPs`."""
     first, *rest = name.split("_")
     return first + "".join(_INITIALISMS.get(word, word.capitalize()) for word in rest)
 
@@ -43,13 +42,13 @@ class Fields(msgspec.Struct, rename=json_name):
 
 
 class Meta(Fields):
-    """Base of those that all groups share."""
+    """Base of the definitions that all groups share."""
 
     PACKAGE: ClassVar[str] = "io.k8s.apimachinery.pkg.apis.meta.v1"
 
 
 class Discovery(Fields):
-    """Base of those of discovery.k8s.io."""
+    """Base of the definitions of discovery.k8s.io."""
 
     PACKAGE: ClassVar[str] = "io.k8s.api.discovery.v1"
 
@@ -69,7 +68,7 @@ class ManagedFieldsEntry(Meta):
     api_version: str | None = None
     time: str | None = None
     fields_type: str | None = None
-    fields_v1: Free | None = None
+    fields_v1: AnyObject | None = None
     subresource: str | None = None
 
 
@@ -100,8 +99,8 @@ class Condition(Meta):
     observed_generation: int | None = None
 
 
-class Whole(Fields):
-    """Base of the kinds: what every object has."""
+class KindFields(Fields):
+    """Base of the kinds, with the fields that every object has."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -170,7 +169,7 @@ class ServiceStatus(Fields):
     conditions: list[Condition] | None = None
 
 
-class Service(Whole):
+class Service(KindFields):
     spec: ServiceSpec | None = None
     status: ServiceStatus | None = None
 
@@ -199,7 +198,7 @@ class Endpoint(Discovery):
     deprecated_topology: Strings | None = None
     node_name: str | None = None
     zone: str | None = None
-    hints: Free | None = None
+    hints: AnyObject | None = None
 
 
 class EndpointPort(Discovery):
@@ -209,7 +208,7 @@ class EndpointPort(Discovery):
     app_protocol: str | None = None
 
 
-class EndpointSlice(Whole):
+class EndpointSlice(KindFields):
     PACKAGE: ClassVar[str] = Discovery.PACKAGE
 
     address_type: str | None = None
@@ -230,7 +229,7 @@ class NodeSpec(Fields):
     provider_id: str | None = None
     unschedulable: bool | None = None
     taints: list[Taint] | None = None
-    config_source: Free | None = None
+    config_source: AnyObject | None = None
     external_id: str | None = None
 
 
@@ -254,18 +253,18 @@ class NodeStatus(Fields):
     capacity: Quantities | None = None
     allocatable: Quantities | None = None
     phase: str | None = None
-    daemon_endpoints: Free | None = None
-    node_info: Free | None = None
-    images: list[Free] | None = None
+    daemon_endpoints: AnyObject | None = None
+    node_info: AnyObject | None = None
+    images: list[AnyObject] | None = None
     volumes_in_use: list[str] | None = None
-    volumes_attached: list[Free] | None = None
-    config: Free | None = None
-    runtime_handlers: list[Free] | None = None
-    features: Free | None = None
+    volumes_attached: list[AnyObject] | None = None
+    config: AnyObject | None = None
+    runtime_handlers: list[AnyObject] | None = None
+    features: AnyObject | None = None
     declared_features: list[str] | None = None
 
 
-class Node(Whole):
+class Node(KindFields):
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
@@ -287,7 +286,7 @@ class NamespaceStatus(Fields):
     conditions: list[NamespaceCondition] | None = None
 
 
-class Namespace(Whole):
+class Namespace(KindFields):
     spec: NamespaceSpec | None = None
     status: NamespaceStatus | None = None
 
@@ -302,7 +301,7 @@ class EventSeries(Fields):
     last_observed_time: str | None = None
 
 
-class Event(Whole):
+class Event(KindFields):
     involved_object: ObjectReference | None = None
     reason: str | None = None
     message: str | None = None
@@ -319,11 +318,11 @@ class Event(Whole):
     reporting_instance: str | None = None
 
 
-class CustomResourceDefinition(Whole):
+class CustomResourceDefinition(KindFields):
     PACKAGE: ClassVar[str] = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1"
 
-    spec: Free | None = None
-    status: Free | None = None
+    spec: AnyObject | None = None
+    status: AnyObject | None = None
 
 
 class LeaseSpec(Fields):
@@ -338,13 +337,13 @@ class LeaseSpec(Fields):
     preferred_holder: str | None = None
 
 
-class ConfigMap(Whole):
+class ConfigMap(KindFields):
     data: dict[str, str] | None = None
     binary_data: dict[str, str] | None = None
     immutable: bool | None = None
 
 
-class Lease(Whole):
+class Lease(KindFields):
     PACKAGE: ClassVar[str] = LeaseSpec.PACKAGE
 
     spec: LeaseSpec | None = None

@@ -1,8 +1,8 @@
-"""The kinds that the API server serves: where each lives in the API, and by which fields it can be
-selected.
+"""The kinds that the API server serves: their place in the API and their selectable fields.
 
-A table and look-ups in it; no object is touched here. Group, version, short names and selectable
-fields are those of the Kubernetes API reference."""
+A table and look-ups in it; no object is processed here. Groups, versions, short names and
+selectable fields are those of the Kubernetes API reference.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ FieldPath = tuple[str, ...]
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A printer column: `path` is a JSONPath, `priority` above 0 means: with `-o wide` only."""
+    """A printer column. `path` is a JSONPath; a `priority` above 0 shows it only with `-o wide`."""
 
     name: str
     type: str
@@ -22,7 +22,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, eq=False):
-    """What a CustomResourceDefinition says of its kind's objects."""
+    """The schema and columns of a custom kind, from its CustomResourceDefinition."""
 
     schema: Mapping[str, Any]
     shape: Any
@@ -30,8 +30,8 @@ class Definition(msgspec.Struct, eq=False):
 
 
 class Kind(msgspec.Struct, frozen=True, eq=False):
-    """One kind of object. `fields` are those that a fieldSelector may name, besides the object's
-    name and namespace."""
+    """One kind of object. `fields` are the fields that a fieldSelector may name, besides the
+    object's name and namespace."""
 
     group: str
     version: str
@@ -44,7 +44,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     categories: tuple[str, ...] = ()
     fields: Mapping[str, FieldPath] = {}
     custom: Definition | None = None
-    """Of kinds that were defined by a CustomResourceDefinition."""
+    """Set for kinds that a CustomResourceDefinition defines."""
 
     @property
     def group_version(self) -> str:

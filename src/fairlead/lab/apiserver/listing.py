@@ -1,10 +1,11 @@
-"""Lists: pages of objects as they were at one version.
+"""Lists: pages of objects as of one version.
 
-In: the store and the options of a list. Out: the objects, the version that they stand for, and a
-token for the next page. Invariant: all pages of one list show the state at the version of the first
-page; when that is compacted, the next page is ApiFailure 410 and the client starts again. Follows
+In: the store and the options of a list. Out: the objects, their version, and a token for the next
+page. Invariant: all pages of one list show the state at the version of the first page; if that
+version is compacted, the next page is ApiFailure 410 and the client lists again. Follows
 https://kubernetes.io/docs/reference/using-api/api-concepts/ (retrieving large result sets in
-chunks)."""
+chunks).
+"""
 
 import base64
 import binascii
@@ -31,7 +32,7 @@ _TOO_OLD: Final = (
 
 
 class Continue(msgspec.Struct):
-    """What a continue token carries: the version of the list, and the key after which the page
+    """The content of a continue token: the version of the list, and the key after which the page
     begins."""
 
     version: int
@@ -39,8 +40,8 @@ class Continue(msgspec.Struct):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One page. `metadata` is that of the list: its version, its token, how many are still to
-    come."""
+    """One page. `metadata` is the list's: its version, continue token and number of remaining
+    items."""
 
     items: Sequence[Stored]
     metadata: Object
@@ -51,14 +52,14 @@ def select(target: Target, options: ListOptions) -> Selection:
 
 
 def in_scope(target: Target, selection: Selection, stored: Stored) -> bool:
-    """Whether a request for `target` is about this object."""
+    """Return whether a request for `target` includes this object."""
     if target.namespace and stored.key[0] != target.namespace:
         return False
     return selection.everything or selection.matches(stored.object)
 
 
 def list_page(store: Store, target: Target, options: ListOptions) -> Listed:
-    """The page that the options ask for."""
+    """Return the requested page. Raise ApiFailure for an invalid or expired version or token."""
     selection = select(target, options)
     token = _read_token(options.continue_token) if options.continue_token else None
     version = _version(store, options, token)

@@ -1,7 +1,8 @@
-"""Which names, labels and addresses are well formed, in the words of the API server.
+"""Check the syntax of names, labels and addresses, with the messages of the API server. Pure.
 
-In: a string. Out: what is wrong with it, each as the message that kubectl shows; nothing if it is
-right. Follows RFC 1123 and k8s.io/apimachinery util/validation. Pure."""
+In: a string. Out: the errors, each as the message that kubectl prints; empty if it is valid.
+Follows RFC 1123 and k8s.io/apimachinery util/validation.
+"""
 
 import ipaddress
 import re
@@ -49,7 +50,8 @@ def dns_subdomain(text: str) -> list[str]:
 
 
 def qualified_name(text: str) -> list[str]:
-    """`name` or `prefix/name`, as label and annotation keys, finalizers and classes have it."""
+    """Check `name` or `prefix/name`, the syntax of label and annotation keys, finalizers and
+    classes."""
     prefix, slash, name = text.rpartition("/")
     if prefix.count("/") or (slash and not prefix):
         return ["prefix part must be non-empty"] if slash and not prefix else [_bad_qualified()]
@@ -93,7 +95,7 @@ def port_number(number: int) -> list[str]:
 
 
 def port_name(text: str) -> list[str]:
-    """RFC 6335 service names, as a targetPort or a container's port may have."""
+    """Check an RFC 6335 service name, the syntax of a named targetPort or container port."""
     problems = []
     if len(text) > 15:
         problems.append("must be no more than 15 characters")
@@ -109,8 +111,8 @@ def port_name(text: str) -> list[str]:
 
 
 def dns_label_name(text: str) -> list[str]:
-    """As `dns_label`, for the name of an object: a mistake that is often made is told first, and
-    alone."""
+    """Check an object's name as `dns_label` does, but report dots first, and alone: they are the
+    most common mistake."""
     return ["must not contain dots"] if "." in text else dns_label(text)
 
 
@@ -122,7 +124,8 @@ _LEADING_ZERO: Final = re.compile(r"0+\d+")
 
 
 def address(text: str) -> list[str]:
-    """Zeros in front, which some read as octal, are told on their own."""
+    """Check an IP address. Leading zeros, which some programs read as octal, have a message of
+    their own."""
     if parse_address(text):
         return []
     parts = text.split(".")
@@ -133,8 +136,8 @@ def address(text: str) -> list[str]:
 
 
 def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, or None if it is none. Python refuses leading zeros and zones, as the API does
-    for new values."""
+    """Return the address, or None if it is invalid. Leading zeros and zones are invalid, as in the
+    API for new values."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -143,7 +146,7 @@ def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def cidr(text: str) -> list[str]:
-    """Zeros in front and bits of hosts are told on their own."""
+    """Check a CIDR. Leading zeros and host bits have messages of their own."""
     base, slash, length = text.partition("/")
     problems = address(base)
     limit = 32 if "." in base else 128
@@ -165,7 +168,7 @@ def cidr(text: str) -> list[str]:
 
 
 def special_address(text: str) -> list[str]:
-    """Why an address cannot be an externalIP; nothing if it can."""
+    """Return the reasons why an address cannot be an externalIP; empty if it can."""
     found = ipaddress.ip_address(text)
     if found.is_unspecified:
         return [f"may not be unspecified ({text})"]

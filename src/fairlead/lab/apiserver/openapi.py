@@ -1,11 +1,12 @@
-"""The OpenAPI documents, by which clients learn the fields of the kinds, how their lists merge, and
-what PATCH takes.
+"""The OpenAPI documents, from which clients learn the fields of the kinds, how lists merge, and
+what PATCH accepts. Pure.
 
-In: the kinds that are served, the tables of this package: their fields (`fields`, `pod_fields`),
-how they merge (`schema`). Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one for
-each group). Pure. Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes
-(`x-kubernetes-group-version-kind`, `-list-type`, `-patch-strategy` ...). kubectl before 1.25 checks
-manifests by 2.0 and makes the patches of `apply` by it."""
+In: the kinds that are served, and the tables of this package: fields (`fields`, `pod_fields`) and
+merge rules (`schema`). Out: the document of OpenAPI 2.0 (all kinds) and those of 3.0 (one per
+group). Follows Swagger 2.0, OpenAPI 3.0 and the extensions of Kubernetes
+(`x-kubernetes-group-version-kind`, `-list-type`, `-patch-strategy` ...). kubectl before 1.25
+validates manifests by 2.0 and computes the patches of `apply` from it.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,14 +16,14 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.fields import Fields, Free
+from fairlead.lab.apiserver.fields import AnyObject, Fields
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
 
-# Strategic merge is taken too, but not told: a newer kubectl, which looks here first, then makes
-# such patches by its own knowledge of the kinds. By these documents it would warn of a change far
-# below a field that they do not describe.
+# The server accepts strategic merge patches, too, but does not advertise them. A newer kubectl
+# checks this list first; without the entry it computes such patches from its built-in types. From
+# these documents it would warn about a change deep inside a field that they do not describe.
 _PATCHES: Final = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -37,8 +38,8 @@ _V3: Final = "#/components/schemas/"
 
 @cache
 def swagger(version: str) -> Object:
-    """The document of OpenAPI 2.0. `version` is the server's. All callers share it: read, do not
-    change."""
+    """Return the document of OpenAPI 2.0. `version` is the server's. All callers share the result:
+    do not modify it."""
     return {
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": version},
@@ -48,14 +49,14 @@ def swagger(version: str) -> Object:
 
 
 def index(served: Sequence[Kind]) -> Object:
-    """Where the documents of OpenAPI 3.0 are."""
+    """Return the paths of the OpenAPI 3.0 documents."""
     paths = dict.fromkeys(kind.path.removeprefix("/") for kind in served)
     return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in paths}}
 
 
 def openapi(path: str, version: str, served: Sequence[Kind]) -> Object | None:
-    """The document of OpenAPI 3.0 for the kinds of one group and version, which are served below
-    `path`."""
+    """Return the OpenAPI 3.0 document of the group and version that is served below `path`, or
+    None."""
     kinds = tuple(kind for kind in served if kind.path == path)
     if not kinds:
         return None
@@ -68,14 +69,14 @@ def openapi(path: str, version: str, served: Sequence[Kind]) -> Object | None:
 
 
 def definition_name(of: type[Fields]) -> str:
-    """Its name in the documents, which is that of the API reference:
+    """Return the name of a Struct in the documents and the API reference:
     `io.k8s.api.core.v1.ServiceSpec`."""
     return f"{of.PACKAGE}.{of.__name__}"
 
 
 def _definition_of(kind: Kind) -> str:
-    """The name of a kind's own definition. Custom kinds have the domain of their group in reverse
-    before it."""
+    """Return the name of a kind's definition. For custom kinds it begins with the reversed domain
+    of the group."""
     if kind.custom is not None:
         return ".".join((*reversed(kind.group.split(".")), kind.version, kind.kind))
     return definition_name(FIELDS_OF[kind])
@@ -87,8 +88,8 @@ def _path_of(kind: Kind) -> str:
 
 
 def _operations(kind: Kind, prefix: str) -> Object:
-    """GET and PATCH of an object: what a client looks up is which kind a path is of, and what PATCH
-    takes."""
+    """Return GET and PATCH of an object. Clients look up the kind of a path and what PATCH
+    accepts."""
     patch: Object = _operation(kind, "patch", prefix)
     names = ("dryRun", "fieldManager", "fieldValidation", "force")
     if prefix == _V2:
@@ -142,8 +143,8 @@ def _definitions(kinds: tuple[Kind, ...], prefix: str) -> Object:
 
 
 def _define(of: type[Fields], shape: Shape, prefix: str, found: Object) -> None:
-    """Add the definition of a Struct, and of all below it. A Struct merges alike wherever it
-    stands, so the first counts."""
+    """Add the definition of a Struct and of all Structs below it. A Struct has the same merge rules
+    wherever it occurs, so it is defined only once."""
     name = definition_name(of)
     if name in found:
         return
@@ -158,7 +159,7 @@ def _define(of: type[Fields], shape: Shape, prefix: str, found: Object) -> None:
 
 
 def _schema(declared: Any, prefix: str) -> Object:
-    """The schema of a field."""
+    """Return the schema of a field."""
     options = (
         [option for option in get_args(declared) if option is not NoneType]
         if _is_union(declared)
@@ -173,7 +174,7 @@ def _schema(declared: Any, prefix: str) -> Object:
     [option] = options
     if get_origin(option) is list:
         return {"type": "array", "items": _schema(get_args(option)[0], prefix)}
-    if option == Free:
+    if option == AnyObject:
         return {"type": "object"}
     if get_origin(option) is dict:
         return {"type": "object", "additionalProperties": _schema(get_args(option)[1], prefix)}
@@ -187,7 +188,7 @@ def _is_union(declared: Any) -> bool:
 
 
 def _merging(declared: Any, shape: Shape) -> Object:
-    """The extensions that tell how a list or map merges."""
+    """Return the extensions that describe how a list or map merges."""
     sort = next((get_origin(option) for option in get_args(declared) if get_origin(option)), None)
     if sort is dict:
         return {"x-kubernetes-map-type": "atomic"} if shape.form == "value" else {}
@@ -195,8 +196,8 @@ def _merging(declared: Any, shape: Shape) -> Object:
         return {}
     if shape.form not in _LIST_TYPES:
         return {"x-kubernetes-list-type": "atomic"}
-    told: Object = {"x-kubernetes-list-type": _LIST_TYPES[shape.form]}
+    extensions: Object = {"x-kubernetes-list-type": _LIST_TYPES[shape.form]}
     if shape.keys:
-        told["x-kubernetes-list-map-keys"] = list(shape.keys)
-        told["x-kubernetes-patch-merge-key"] = shape.patch_key
-    return told | {"x-kubernetes-patch-strategy": shape.patch_strategy}
+        extensions["x-kubernetes-list-map-keys"] = list(shape.keys)
+        extensions["x-kubernetes-patch-merge-key"] = shape.patch_key
+    return extensions | {"x-kubernetes-patch-strategy": shape.patch_strategy}

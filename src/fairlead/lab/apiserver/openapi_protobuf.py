@@ -1,11 +1,14 @@
-"""The OpenAPI 2.0 document in protobuf, the form in which kubectl asks for it.
+"""The OpenAPI 2.0 document in protobuf, the form that kubectl requests. Pure.
 
-In: the document as JSON would have it. Out: the bytes of an `openapi.v2.Document`. Pure. Invariant:
-nothing of the document is left out; a member that the tables below do not have is a KeyError.
-Follows OpenAPIv2.proto of gnostic (field numbers), and protobuf's encoding (varints,
-length-delimited fields). Where JSON has a choice or a map, gnostic has messages around the value:
-`within` names the fields that it is wrapped in, and `entries` the field of the map's message that
-holds its pairs of name (1) and value (2)."""
+In: the document as for JSON. Out: the bytes of an `openapi.v2.Document`. Invariant: nothing of the
+document is lost; a member that is missing in the tables below is a KeyError. Follows
+OpenAPIv2.proto of gnostic (field numbers), and protobuf's encoding (varints, length-delimited
+fields).
+
+Where JSON has a choice or a map, gnostic has messages around the value. `within` lists the fields
+that wrap it; `entries` is the field of the map's message that holds its pairs of name (1) and value
+(2).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -16,13 +19,13 @@ from fairlead.lab.apiserver.failure import Object
 
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ACCEPTED: Final = (MEDIA_TYPE, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
-"""What clients call it: newer ones by its name, older ones (and kubectl to this day) by one that is
-no media type."""
+"""The media type's names. Older clients, and kubectl to this day, send the second, which is not a
+valid media type."""
 
 
 class Field(NamedTuple):
-    """One member of a JSON object as a field of a message. `extensions`: all members that begin
-    with `x-`."""
+    """A member of a JSON object as a field of a message. `extensions` stands for all members whose
+    names begin with `x-`."""
 
     number: int
     sort: "Literal['text', 'flag', 'extensions'] | Mapping[str, Field]" = "text"
@@ -34,7 +37,7 @@ Message = Mapping[str, Field]
 
 _EXTENSIONS: Final = "x-"
 _SCHEMA: Final[dict[str, Field]] = {}
-# A schema has schemas in it.
+# The table is recursive: a schema contains schemas.
 _SCHEMA.update(
     {
         "$ref": Field(1),
@@ -71,7 +74,7 @@ _DOCUMENT: Final[Message] = {
 
 
 def encode(document: Object) -> bytes:
-    """The document in protobuf."""
+    """Return the document in protobuf."""
     return _message(document, _DOCUMENT)
 
 
@@ -83,9 +86,9 @@ def _message(members: Mapping[str, Any], message: Message) -> bytes:
 
 def _member(name: str, value: Any, message: Message) -> Iterator[bytes]:
     if name.startswith(_EXTENSIONS):
-        # Its value goes as YAML, which JSON is.
-        told = _delimited(2, _delimited(2, msgspec.json.encode(value)))
-        yield _delimited(message[_EXTENSIONS].number, _named(name, told))
+        # The value of an extension is sent as YAML, and JSON is valid YAML.
+        encoded = _delimited(2, _delimited(2, msgspec.json.encode(value)))
+        yield _delimited(message[_EXTENSIONS].number, _named(name, encoded))
         return
     field = message[name]
     if field.entries:

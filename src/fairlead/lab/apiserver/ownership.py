@@ -1,9 +1,11 @@
-"""Who set which field of an object: `metadata.managedFields`, as sets of paths.
+"""The owners of an object's fields: `metadata.managedFields`, as sets of paths. Pure; the time is
+an argument.
 
-In: objects, and the managedFields of one. Out: the leaves of an object by their paths, the owners
-of paths, and managedFields again. Pure; the time comes in as an argument. A path is a tuple of
-FieldsV1 steps (`f:name`, `k:{"port":80,"protocol":"TCP"}`, `v:"value"`). Follows KEP-555
-(server-side apply) and the FieldsV1 format of the API reference (ManagedFieldsEntry)."""
+In: objects, and the managedFields of one. Out: the leaves of an object by path, the owners of
+paths, and managedFields again. A path is a tuple of FieldsV1 steps (`f:name`,
+`k:{"port":80,"protocol":"TCP"}`, `v:"value"`). Follows KEP-555 (server-side apply) and the FieldsV1
+format of the API reference (ManagedFieldsEntry).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -17,7 +19,8 @@ Path = tuple[str, ...]
 Paths = frozenset[Path]
 
 ITEM: Final = object()
-"""Stands for an item of a list in `leaves`: that it is there at all, besides the fields in it."""
+"""The value in `leaves` that stands for the existence of a list item or container, apart from its
+contents."""
 
 _SERVER_FIELDS: Final = frozenset(
     {
@@ -37,7 +40,7 @@ _SERVER_FIELDS: Final = frozenset(
 
 
 class Manager(NamedTuple):
-    """Who wrote: a field manager's name, how (Apply or Update), in which version, on which
+    """A writer: the field manager's name, its operation (Apply or Update), the API version and the
     subresource."""
 
     name: str
@@ -47,8 +50,8 @@ class Manager(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """What one manager has, and since when it has changed the object by it (RFC 3339); empty: it
-    never has."""
+    """The paths that one manager owns, and the time of its last change of the object (RFC 3339);
+    empty if it never changed it."""
 
     paths: Paths
     time: str
@@ -58,9 +61,9 @@ Owners = dict[Manager, Owned]
 
 
 def leaves(obj: Object, shape: Shape, *, containers: bool = False) -> dict[Path, Any]:
-    """Every field of an object that somebody can own, with its value. What only the server sets is
-    left out. With `containers` also that a map or a list of items is there at all: whoever wrote
-    the first entry by an update owns that."""
+    """Return every field of an object that a manager can own, with its value. Fields that only the
+    server sets are left out. With `containers`, also include the existence of each map or list of
+    items: the manager that adds the first entry with an update owns it."""
     found: dict[Path, Any] = {}
     for name, value in obj.items():
         if name in ("apiVersion", "kind"):
@@ -110,7 +113,7 @@ def _compact(value: object) -> str:
 
 
 def changed(old: Mapping[Path, Any], new: Mapping[Path, Any]) -> tuple[Paths, Paths]:
-    """The paths that were set or changed, and those that are gone."""
+    """Return the paths that were set or changed, and the paths that were removed."""
     missing = object()
     written = frozenset(path for path, value in new.items() if old.get(path, missing) != value)
     return written, frozenset(path for path in old if path not in new)
@@ -142,8 +145,8 @@ def _paths(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
 
 
 def write_owners(owners: Owners) -> list[Object]:
-    """managedFields of these owners: those who applied first, then by time, as the API server sorts
-    them."""
+    """Return the managedFields of these owners, in the API server's order: Apply before Update,
+    then by time."""
     entries = []
     for manager, owned in sorted(
         owners.items(), key=lambda item: (item[0].operation, item[1].time, item[0])
@@ -176,7 +179,7 @@ def _tree(paths: Paths) -> Object:
 
 
 def _mark(node: Object, path: Path, paths: Paths) -> None:
-    """A path that is owned itself and has others below it carries a `.`."""
+    """Mark a path that is owned itself and has other paths below it with a `.`."""
     for step, below in list(node.items()):
         here = (*path, step)
         if below:
@@ -188,13 +191,14 @@ def _mark(node: Object, path: Path, paths: Paths) -> None:
 def record_update(
     owners: Owners, manager: Manager, old: Mapping[Path, Any], new: Mapping[Path, Any], time: str
 ) -> Owners:
-    """Who owns what after `manager` wrote `new` over `old` (create, update, or any patch but
+    """Return the owners after `manager` wrote `new` over `old` (create, update, or any patch but
     apply).
 
-    What it changed is its own now and nobody else's; what it took away is nobody's. Equal writes
-    change no owner."""
+    The manager becomes the only owner of what it changed; what it removed has no owner. A write
+    that changes nothing changes no owner.
+    """
     written, gone = changed(old, new)
-    # What only became empty was not written.
+    # A map that became empty because its contents were removed does not count as written.
     written -= {
         path
         for path in written

@@ -1,15 +1,14 @@
-"""The three kinds of PATCH that change an object in place: JSON patch, merge patch, strategic merge
-patch.
+"""The three types of PATCH that modify an object: JSON patch, merge patch, strategic merge patch.
 
-In: the object as it is and the patch. Out: another object; neither argument is changed. Raises
-ApiFailure 400 or 422 for a patch that makes no sense. Follows RFC 6902, RFC 7386 and Kubernetes'
-strategic merge (directives `$patch`, `$setElementOrder/`, `$deleteFromPrimitiveList/`,
-`$retainKeys`)."""
+In: the current object and the patch. Out: a new object; no argument is changed. Raise ApiFailure
+400, 422 or 500 for an invalid patch. Follows RFC 6902, RFC 7386 and Kubernetes' strategic merge
+(directives `$patch`, `$setElementOrder/`, `$deleteFromPrimitiveList/`, `$retainKeys`).
+"""
 
 from copy import deepcopy
 from typing import Any
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request, in_words_of_storage
+from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request, storage_error
 from fairlead.lab.apiserver.schema import Shape
 
 _ORDER = "$setElementOrder/"
@@ -19,7 +18,7 @@ _RETAIN = "$retainKeys"
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """RFC 7386: maps merge, null deletes, everything else replaces."""
+    """Apply a merge patch (RFC 7386): maps merge, null deletes, everything else replaces."""
     if not isinstance(patch, dict):
         return deepcopy(patch)
     merged = dict(target) if isinstance(target, dict) else {}
@@ -32,7 +31,8 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
-    """A merge patch that also merges lists of maps, item by item, where `shape` names the key."""
+    """Apply a merge patch that also merges lists of maps, item by item, by the key that `shape`
+    names."""
     if not isinstance(patch, dict) or not isinstance(target, dict):
         return _without_directives(patch)
     directive = patch.get(_DIRECTIVE)
@@ -41,9 +41,7 @@ def strategic_merge(target: Any, patch: Any, shape: Shape) -> Any:
     if directive == "replace":
         return _without_directives(patch)
     if directive not in (None, "merge"):
-        raise in_words_of_storage(
-            500, f"unknown patch type: {directive} in map: {_told_map(patch)}"
-        )
+        raise storage_error(500, f"unknown patch type: {directive} in map: {_format_go(patch)}")
     merged = dict(target)
     if _RETAIN in patch:
         merged = {name: value for name, value in merged.items() if name in patch[_RETAIN]}
@@ -90,8 +88,8 @@ def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any
     merged = list(current)
     for item in items:
         if not isinstance(item, dict) or key not in item:
-            raise in_words_of_storage(
-                500, f"map: {_told_map(item)} does not contain declared merge key: {key}"
+            raise storage_error(
+                500, f"map: {_format_go(item)} does not contain declared merge key: {key}"
             )
         places = [place for place, old in enumerate(merged) if old.get(key) == item[key]]
         if item.get(_DIRECTIVE) == "delete":
@@ -103,20 +101,22 @@ def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any
     return merged
 
 
-def _told_map(value: Any) -> str:
-    """A value as Go prints it."""
+def _format_go(value: Any) -> str:
+    """Return a value as Go prints it."""
     if isinstance(value, dict):
-        return "map[" + " ".join(f"{name}:{_told_map(value[name])}" for name in sorted(value)) + "]"
+        return (
+            "map[" + " ".join(f"{name}:{_format_go(value[name])}" for name in sorted(value)) + "]"
+        )
     if isinstance(value, list):
-        return "[" + " ".join(map(_told_map, value)) + "]"
+        return "[" + " ".join(map(_format_go, value)) + "]"
     return (
         "<nil>" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
 
 
 def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape) -> list[Any]:
-    """The items that the client names, in its order; before the first that it follows in the live
-    list, each other one."""
+    """Return the items that the client lists in the client's order. Each other item comes before
+    the first listed item that it precedes in the live list, or else at the end."""
 
     def name_of(item: Any) -> Any:
         return item.get(shape.patch_key) if shape.form == "keyed" else item
@@ -148,7 +148,8 @@ def _without_directives(value: Any) -> Any:
 
 
 def json_patch(target: Object, operations: Any) -> Object:
-    """RFC 6902. A failed `test`, or a path that is not there, is 422 as in the API server."""
+    """Apply a JSON patch (RFC 6902). A failed `test` or a path that does not exist is 422, as in
+    the API server."""
     if not isinstance(operations, list):
         raise bad_request(
             "error decoding patch: json: cannot unmarshal object into Go value of type "
@@ -162,7 +163,7 @@ def json_patch(target: Object, operations: Any) -> Object:
             message = "the server rejected our request due to an error in our request"
             raise ApiFailure(422, "Invalid", message, {}) from error
     if not isinstance(document, dict):
-        raise bad_request("the patch leaves no object")
+        raise bad_request("the patched document is not an object")
     return document
 
 

@@ -1,12 +1,13 @@
 """The fields of Pods, as types.
 
-Values only, on the same terms as in `fields`. The lab needs few of them; all are named, so that a
-misspelt one is told, and so that each list merges as its own kind does. Follows the API reference
-of Kubernetes 1.36."""
+Values only, by the rules of `fields`. The lab uses few of them; all are listed, so that misspelt
+fields are reported, and so that each list merges by its own rule. Follows the API reference of
+Kubernetes 1.36.
+"""
 
-from fairlead.lab.apiserver.fields import Fields, Free, Quantities, Strings, Whole
+from fairlead.lab.apiserver.fields import AnyObject, Fields, KindFields, Quantities, Strings
 
-Objects = list[Free]
+Objects = list[AnyObject]
 
 
 class ResourceRequirements(Fields):
@@ -37,14 +38,14 @@ class Container(Fields):
     restart_policy: str | None = None
     volume_mounts: Objects | None = None
     volume_devices: Objects | None = None
-    liveness_probe: Free | None = None
-    readiness_probe: Free | None = None
-    startup_probe: Free | None = None
-    lifecycle: Free | None = None
+    liveness_probe: AnyObject | None = None
+    readiness_probe: AnyObject | None = None
+    startup_probe: AnyObject | None = None
+    lifecycle: AnyObject | None = None
     termination_message_path: str | None = None
     termination_message_policy: str | None = None
     image_pull_policy: str | None = None
-    security_context: Free | None = None
+    security_context: AnyObject | None = None
     stdin: bool | None = None
     stdin_once: bool | None = None
     tty: bool | None = None
@@ -74,17 +75,17 @@ class PodSpec(Fields):
     host_ipc: bool | None = None
     host_users: bool | None = None
     share_process_namespace: bool | None = None
-    security_context: Free | None = None
+    security_context: AnyObject | None = None
     image_pull_secrets: Objects | None = None
     hostname: str | None = None
     subdomain: str | None = None
-    affinity: Free | None = None
+    affinity: AnyObject | None = None
     scheduler_name: str | None = None
     tolerations: Objects | None = None
     host_aliases: Objects | None = None
     priority_class_name: str | None = None
     priority: int | None = None
-    dns_config: Free | None = None
+    dns_config: AnyObject | None = None
     readiness_gates: Objects | None = None
     runtime_class_name: str | None = None
     enable_service_links: bool | None = None
@@ -92,12 +93,12 @@ class PodSpec(Fields):
     overhead: Quantities | None = None
     topology_spread_constraints: Objects | None = None
     set_hostname_as_fqdn: bool | None = None
-    os: Free | None = None
+    os: AnyObject | None = None
     scheduling_gates: Objects | None = None
     resource_claims: Objects | None = None
     resources: ResourceRequirements | None = None
     hostname_override: str | None = None
-    scheduling_group: Free | None = None
+    scheduling_group: AnyObject | None = None
 
 
 class PodCondition(Fields):
@@ -130,10 +131,10 @@ class PodStatus(Fields):
     observed_generation: int | None = None
     resources: ResourceRequirements | None = None
     allocated_resources: Quantities | None = None
-    extended_resource_claim_status: Free | None = None
+    extended_resource_claim_status: AnyObject | None = None
     node_allocatable_resource_claim_statuses: Objects | None = None
 
 
-class Pod(Whole):
+class Pod(KindFields):
     spec: PodSpec | None = None
     status: PodStatus | None = None

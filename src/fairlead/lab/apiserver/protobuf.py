@@ -1,11 +1,12 @@
 """Bodies in protobuf, which clients in Go (kubectl's `create namespace`, `drain`) send for built-in
 kinds.
 
-In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object that they mean, as
-its JSON would decode. Answers are never in protobuf: such clients take JSON as well. Only the kinds
-that such clients write are known. Follows the protobuf encoding of Kubernetes (the `k8s\\0`
-envelope, runtime.Unknown) and the field numbers of the generated.proto files of k8s.io/api and
-k8s.io/apimachinery."""
+In: the bytes of a body in `application/vnd.kubernetes.protobuf`. Out: the object that the same body
+in JSON would decode to. Responses are never in protobuf: these clients accept JSON, too. Only the
+kinds that such clients write are supported. Follows the protobuf encoding of Kubernetes (the
+`k8s\\0` envelope, runtime.Unknown) and the field numbers of the generated.proto files of k8s.io/api
+and k8s.io/apimachinery.
+"""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -20,8 +21,8 @@ Sort = Literal["text", "number", "flag", "time", "microtime", "number or text", 
 
 
 class Field(NamedTuple):
-    """One field of a message. `given`: in Go it is a pointer, so zero is a value; of others zero
-    means absent."""
+    """A field of a message. `given`: it is a pointer in Go, so zero is a value; in other fields
+    zero means absent."""
 
     name: str
     sort: "Sort | Mapping[int, Field]" = "text"
@@ -137,8 +138,8 @@ _TIME: Final[Message] = {1: Field("seconds", "number"), 2: Field("nanos", "numbe
 
 
 def decode(data: bytes) -> Object:
-    """The object in a body. Raises ApiFailure 400 for what is no such body, or a kind that is not
-    known here."""
+    """Return the object in a body. Raise ApiFailure 400 for a malformed body or an unsupported
+    kind."""
     if not data.startswith(_MAGIC):
         raise bad_request(
             "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]"
@@ -157,7 +158,7 @@ def decode(data: bytes) -> Object:
         kind = head.get("kind", "")
         if kind not in _MESSAGES:
             raise bad_request(
-                f"a {kind or 'nameless kind'} in protobuf is not understood here; send it as JSON"
+                f"protobuf is not supported for {kind or 'an object without kind'}: send JSON"
             )
         return dict(head) | _message(raw, _MESSAGES[kind])
     except (IndexError, UnicodeDecodeError, ValueError, TypeError) as error:
@@ -182,7 +183,7 @@ def _message(data: bytes, fields: Message) -> Object:
 
 def _value(raw: int | bytes, field: Field) -> Any:
     if isinstance(raw, int):
-        # Negative numbers come as 64-bit two's complement.
+        # Negative numbers are encoded as 64-bit two's complement.
         return bool(raw) if field.sort == "flag" else raw - (1 << 64) if raw >> 63 else raw
     match field.sort:
         case "text":
@@ -213,7 +214,7 @@ def _time(raw: bytes, *, micro: bool) -> str | None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message as they are on the wire: their numbers, and a number or bytes."""
+    """Yield the number and the value, an integer or bytes, of each field on the wire."""
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -224,7 +225,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             case 2:
                 length, place = _varint(data, place)
                 if place + length > len(data):
-                    raise ValueError("a field is cut short")
+                    raise ValueError("a field is truncated")
                 yield tag >> 3, data[place : place + length]
                 place += length
             case 1:

@@ -1,10 +1,11 @@
-"""The verbs: what create, update, patch, apply and delete make of the stored objects. No HTTP.
+"""The verbs create, update, patch, apply, bind and delete on the stored objects. No HTTP.
 
-In: an object or a patch, as decoded, and who sends it. Out: the stored object, or ApiFailure. Each
-verb runs through without awaiting, so writes cannot overlap. Invariants: a write that fails changes
-nothing and takes no address or port; a write that changes nothing stores nothing, so the version
-stays and no watcher hears of it; a Service keeps its addresses until it is really gone. Follows the
-generic registry of the API server (registry/generic/registry/store.go, registry/rest)."""
+In: a decoded object or patch, and its sender. Out: the stored object, or ApiFailure. No verb
+awaits, so writes cannot overlap. Invariants: a write that fails changes nothing and takes no
+address or port; a write that changes nothing stores nothing, so the version stays and watchers get
+no event; a Service keeps its addresses until it is removed. Follows the generic registry of the API
+server (registry/generic/registry/store.go, registry/rest).
+"""
 
 import secrets
 import uuid
@@ -72,7 +73,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _told_time(moment: datetime) -> str:
+def _rfc3339(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -81,7 +82,7 @@ def _has_generation(kind: Kind) -> bool:
 
 
 class Registry:
-    """All writes go through here. `now` is the clock, in UTC."""
+    """The registry, through which all writes pass. `now` is the clock, in UTC."""
 
     def __init__(
         self, store: Store, allocator: Allocator, now: Callable[[], datetime] = utc_now
@@ -94,16 +95,16 @@ class Registry:
             self.create(NAMESPACES, "", {"metadata": {"name": name}}, Write("kube-apiserver"))
 
     def get(self, kind: Kind, namespace: str, name: str) -> Stored:
-        """Raises ApiFailure 404."""
+        """Return an object. Raise ApiFailure 404 if it does not exist."""
         stored = self.store.get(kind, namespace, name)
         if stored is None:
             raise failure.not_found(kind, name)
         return stored
 
     def create(self, kind: Kind, namespace: str, obj: Object, write: Write) -> Stored:
-        """Store a new object."""
+        """Store a new object. Raise ApiFailure."""
         if (obj.get("metadata") or {}).get("resourceVersion"):
-            raise failure.in_words_of_storage(
+            raise failure.storage_error(
                 500, "resourceVersion should not be set on objects to be created"
             )
         obj = self._first_metadata(kind, namespace, without_nulls(obj))
@@ -114,8 +115,9 @@ class Registry:
         status = validation.first_status(kind, obj)
         if status is not None:
             obj["status"] = status
-        # The first status is the server's own (but for a Node, which its kubelet registers with
-        # one): nobody owns it. Nor does anybody own the finalizer that every Namespace has.
+        # The server sets the first status, so no manager owns it. A Node is the exception: its
+        # kubelet registers it with a status. The finalizer in a Namespace's spec has no owner
+        # either.
         own = ("status",) if kind is not NODES else ()
         written = {
             name: value
@@ -168,14 +170,14 @@ class Registry:
             reservation = self._allocator.reserve(obj, None, dry_run=write.dry_run)
             causes = [*metadata_causes, *service_rules.check_service(obj)]
             if causes or taken is not None or write.dry_run:
-                reservation.undo()
+                reservation.rollback()
         else:
             causes = [*metadata_causes, *validation.check(kind, obj)]
         if causes:
             raise failure.rejected(kind.kind, kind.group, name, causes)
         if taken is not None:
             raise failure.already_exists(
-                kind, name, dying="deletionTimestamp" in taken.object["metadata"]
+                kind, name, terminating="deletionTimestamp" in taken.object["metadata"]
             )
         obj["metadata"]["managedFields"] = write_owners(owners)
         if write.dry_run:
@@ -186,8 +188,8 @@ class Registry:
         return self.store.put(kind, obj)
 
     def update(self, kind: Kind, namespace: str, name: str, obj: Object, write: Write) -> Stored:
-        """Replace an object. With a `resourceVersion` only that version: another one is ApiFailure
-        409."""
+        """Replace an object. Raise ApiFailure 409 if `resourceVersion` is set and is not the stored
+        one."""
         stored = self.store.get(kind, namespace, name)
         metadata = obj.get("metadata") or {}
         check_name(metadata, name)
@@ -208,16 +210,15 @@ class Registry:
     def patch(
         self, kind: Kind, namespace: str, name: str, media_type: str, patch: Any, write: Write
     ) -> Stored:
-        """Change an object by a JSON patch, merge patch or strategic merge patch."""
+        """Modify an object by a JSON patch, merge patch or strategic merge patch."""
         stored = self.get(kind, namespace, name)
         if media_type == JSON_PATCH:
             wanted = json_patch(stored.object, patch)
         elif not isinstance(patch, dict):
-            told = (
+            raise failure.bad_request(
                 "error decoding patch: json: cannot unmarshal array into Go value of type "
                 "map[string]interface {}"
             )
-            raise failure.bad_request(told)
         elif media_type == MERGE_PATCH:
             wanted = merge(stored.object, patch)
         elif kind.custom is not None:
@@ -226,18 +227,19 @@ class Registry:
         else:
             wanted = strategic_merge(stored.object, patch, shape_of(kind))
         check_name(wanted.get("metadata") or {}, name)
-        # The merged object still shares its untouched parts with the stored one, which must not
-        # change.
+        # The merged object shares its unchanged parts with the stored object, which must not be
+        # modified.
         return self._replace(kind, stored, deepcopy(wanted), write, None)
 
     def apply(self, kind: Kind, namespace: str, name: str, wanted: Object, write: Write) -> Stored:
-        """Server-side apply: create the object or merge what `write.manager` wants into it."""
+        """Apply an object (server-side apply): create it, or merge the fields that `write.manager`
+        wants."""
         wanted = applicable(kind, name, wanted, write.subresource)
         stored = self.store.get(kind, namespace, name)
         manager = self._manager(kind, write, "Apply")
         if stored is None:
-            # What may be made by an update may be by its status too, if that were enough to make
-            # it.
+            # As in the API server, a kind that an update may create may also be created through its
+            # status subresource, if the object is valid without a spec.
             if write.subresource and kind not in _CREATED_BY_UPDATE:
                 raise failure.not_found(kind, name)
             owners = self._apply(kind, {}, wanted, {}, manager, force=True).owners
@@ -274,14 +276,14 @@ class Registry:
                 f"{wanted['metadata'].get('namespace', '')}/{wanted['metadata']['name']}; "
                 f"{kind.group}/{kind.version}"
             )
-            told = f"failed to create typed patch object ({what}, Kind={kind.kind}): {problem}"
-            raise failure.in_words_of_storage(500, told) from problem
+            message = f"failed to create typed patch object ({what}, Kind={kind.kind}): {problem}"
+            raise failure.storage_error(500, message) from problem
 
     def _replace(
         self, kind: Kind, stored: Stored, wanted: Object, write: Write, owners: Owners | None
     ) -> Stored:
-        """Make `wanted` the next state. `owners`: who owns its fields, if apply has settled that;
-        else by what changed."""
+        """Make `wanted` the next state. `owners` are the owners of its fields, if apply has
+        computed them; None derives them from what changed."""
         old = stored.object
         check_types(kind, wanted)
         obj = next_state(kind, old, wanted, write.subresource)
@@ -292,7 +294,8 @@ class Registry:
             service.set_status_defaults(obj)
         elif not write.subresource:
             self._set_defaults(kind, obj)
-        # Who owns what is settled before anything is kept or dropped for the client.
+        # Owners are computed from what the client sent, so before the server keeps or drops fields
+        # on the client's behalf.
         if owners is None:
             shape = shape_of(kind)
             before = read_owners(old["metadata"].get("managedFields") or [])
@@ -307,7 +310,7 @@ class Registry:
         causes = self._update_causes(kind, obj, old, write)
         if causes or write.dry_run:
             if reservation is not None:
-                reservation.undo()
+                reservation.rollback()
             if causes:
                 raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
         if kind is SERVICES:
@@ -318,7 +321,7 @@ class Registry:
         if write.dry_run:
             return Stored(obj, stored.version)
         if reservation is not None:
-            reservation.keep()
+            reservation.commit()
         if obj == old:
             return stored
         return self._store_or_finish(kind, obj)
@@ -353,7 +356,8 @@ class Registry:
         return causes
 
     def _store_or_finish(self, kind: Kind, obj: Object) -> Stored:
-        """Store the state, or remove the object if it only waited for its last finalizer."""
+        """Store the state, or remove the object if it is being deleted and nothing delays the
+        deletion."""
         metadata = obj["metadata"]
         waits = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
         if kind is CUSTOM_RESOURCE_DEFINITIONS:
@@ -361,14 +365,14 @@ class Registry:
         if (
             metadata.get("deletionTimestamp")
             and not waits
-            and not (kind is NAMESPACES and self._inhabited(metadata["name"]))
+            and not (kind is NAMESPACES and self._has_objects(metadata["name"]))
         ):
             return self._remove(kind, obj)
         return self.store.put(kind, obj)
 
     def bind(self, namespace: str, name: str, binding: Object) -> None:
-        """Give a Pod its node (the subresource `binding`), which no update may do. Conflict if it
-        has one."""
+        """Bind a Pod to a node (the subresource `binding`), which no update may do. Raise a
+        conflict if it has a node."""
         pod = self.get(PODS, namespace, name).object
         self._check_uid(PODS, pod, binding.get("metadata") or {})
         self.store.put(PODS, bound(pod, binding, self._time()))
@@ -376,12 +380,12 @@ class Registry:
     def delete(
         self, kind: Kind, namespace: str, name: str, deletion: Deletion
     ) -> tuple[Stored, bool]:
-        """Delete an object, or ask for it: True if it is gone, False if it waits for finalizers or
-        its grace period."""
+        """Delete an object. Return True if it is gone, and False if it waits for finalizers or its
+        grace period."""
         stored = self.get(kind, namespace, name)
         obj = stored.object
         metadata = obj["metadata"]
-        for asked, field, told, perhaps in (
+        for asked, field, label, perhaps in (
             (deletion.uid, "uid", "UID", "The object might have been deleted and then recreated"),
             (
                 deletion.resource_version,
@@ -391,7 +395,9 @@ class Registry:
             ),
         ):
             if asked and asked != metadata[field]:
-                raise failure.precondition_failed(kind, name, told, asked, metadata[field], perhaps)
+                raise failure.precondition_failed(
+                    kind, name, label, asked, metadata[field], perhaps
+                )
         if deletion.dry_run:
             return stored, True
         grace_s = grace_period_s(obj, deletion.grace_period_s) if kind is PODS else 0
@@ -408,7 +414,7 @@ class Registry:
 
     def _marked(self, kind: Kind, obj: Object, grace_s: int) -> Object:
         marks = {
-            "deletionTimestamp": _told_time(self._now() + timedelta(seconds=grace_s)),
+            "deletionTimestamp": _rfc3339(self._now() + timedelta(seconds=grace_s)),
             "deletionGracePeriodSeconds": grace_s,
         }
         if _has_generation(kind):
@@ -416,7 +422,8 @@ class Registry:
         return obj | {"metadata": obj["metadata"] | marks}
 
     def _delete_namespace(self, stored: Stored) -> tuple[Stored, bool]:
-        """Delete all that is in it, as the namespace controller does, then the namespace itself."""
+        """Delete everything in the namespace, as the namespace controller does, then the namespace
+        itself."""
         name = stored.object["metadata"]["name"]
         if name in FIRST_NAMESPACES:
             message = f'namespaces "{name}" is forbidden: this namespace may not be deleted'
@@ -438,7 +445,7 @@ class Registry:
         if (
             stored is None
             or not stored.object["metadata"].get("deletionTimestamp")
-            or self._inhabited(name)
+            or self._has_objects(name)
         ):
             return False
         if stored.object["metadata"].get("finalizers"):
@@ -446,7 +453,7 @@ class Registry:
         self.store.remove(NAMESPACES, stored.object)
         return True
 
-    def _inhabited(self, namespace: str) -> bool:
+    def _has_objects(self, namespace: str) -> bool:
         return any(
             item.key[0] == namespace
             for kind in self.store.kinds()
@@ -476,4 +483,4 @@ class Registry:
         return Manager(write.manager, operation, kind.group_version, write.subresource)
 
     def _time(self) -> str:
-        return _told_time(self._now())
+        return _rfc3339(self._now())

@@ -1,9 +1,10 @@
-"""What a request asks for, read from its method, path, query and headers.
+"""Parse a request: method, path, query and headers. Pure.
 
-In: the parts of an HTTP request. Out: a Target (which kind, namespace, name, subresource) and its
-options; ApiFailure 400 or 404 for what makes no sense. Pure. Follows
+In: the parts of an HTTP request. Out: a Target (kind, namespace, name, subresource) and its
+options, or ApiFailure 400, 404 or 422. Follows
 https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource URIs, query parameters, Table
-format)."""
+format).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,14 +28,14 @@ from fairlead.lab.apiserver.writes import Deletion, Write
 Query = Mapping[str, str]
 
 BINDING = "binding"
-"""The subresource of a Pod that gives it its node."""
+"""The subresource of a Pod that binds it to a node."""
 
 _TRUE = ("true", "1", "True")
 
 
 class Target(msgspec.Struct, frozen=True, eq=False):
-    """What a path names: a collection (no `name`), an object, or a subresource of one. No
-    `namespace`: all of them."""
+    """What a path names: a collection (no `name`), an object, or a subresource. An empty
+    `namespace` means all namespaces."""
 
     kind: Kind
     namespace: str = ""
@@ -43,7 +44,7 @@ class Target(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_target(path: str, kinds: Kinds) -> Target:
-    """Raises ApiFailure 404 for a path under which nothing is served."""
+    """Return the target of a path. Raise ApiFailure 404 if nothing is served under it."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) > 2:
         group_version, rest = parts[1], parts[2:]
@@ -70,8 +71,8 @@ def read_target(path: str, kinds: Kinds) -> Target:
 
 
 def read_write(query: Query, user_agent: str, subresource: str) -> Write:
-    """The options of a create, update or patch. Without a fieldManager the first word of the
-    User-Agent stands for it."""
+    """Return the options of a create, update or patch. The default of fieldManager is the first
+    word of the User-Agent."""
     manager = query.get("fieldManager") or user_agent.partition("/")[0] or "unknown"
     return Write(manager[:128], subresource, read_dry_run(query), query.get("force") in _TRUE)
 
@@ -99,7 +100,8 @@ def check_apply(query: Query) -> None:
 
 
 def read_deletion(query: Query, body: Any) -> Deletion:
-    """The options of a delete, from the body (DeleteOptions) or the query; the body wins."""
+    """Return the options of a delete, from the body (DeleteOptions) or the query; the body takes
+    precedence."""
     options: Object = body if isinstance(body, dict) else {}
     preconditions = options.get("preconditions") or {}
     grace = options.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
@@ -121,8 +123,8 @@ def read_number(text: str, parameter: str) -> int:
 
 
 class ListOptions(msgspec.Struct, frozen=True):
-    """The options of a list or watch. `version` None: the client named none. `timeout_s` None: the
-    server's choice."""
+    """The options of a list or watch. `version` None: not set by the client. `timeout_s` None: the
+    server chooses."""
 
     labels: str = ""
     fields: str = ""
@@ -137,7 +139,8 @@ class ListOptions(msgspec.Struct, frozen=True):
 
 
 def read_list_options(query: Query) -> ListOptions:
-    """Raises ApiFailure 400 or 422 for options that cannot be read or contradict each other."""
+    """Return the options of a list or watch. Raise ApiFailure 400 or 422 if they are invalid or
+    contradictory."""
     version = query.get("resourceVersion", "")
     if version and not version.isdigit():
         raise rejected(
@@ -204,12 +207,12 @@ def _check(options: ListOptions, initial_events_given: bool) -> None:
 
 
 def wants_table(accept: str) -> bool:
-    """Whether the client would rather have a Table than the objects, as kubectl does for `get`."""
+    """Return whether the client prefers a Table to the objects, as kubectl does for `get`."""
     first = accept.partition(",")[0].replace(" ", "")
     return "as=Table" in first and "g=meta.k8s.io" in first
 
 
 def prefers_protobuf(accept: str) -> bool:
-    """Whether the client would rather have the OpenAPI document in protobuf than in JSON."""
+    """Return whether the client prefers the OpenAPI document in protobuf to JSON."""
     first = accept.partition(",")[0].partition(";")[0].strip()
     return first in OPENAPI_PROTOBUF

@@ -1,8 +1,9 @@
-"""From an HTTP request to a verb of the registry, and from its result to an answer.
+"""Route HTTP requests to the verbs of the registry, and write the responses.
 
-In: requests. Out: answers; every failure is a Status object. Each request is logged, and meets the
-faults that wait. Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (verbs, media
-types, dry run, field validation)."""
+In: requests. Out: responses; every error is a Status object. Each request is logged, and faults
+apply to it. Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (verbs, media
+types, dry run, field validation).
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -53,7 +54,7 @@ _BODIES: Final = (
     "application/octet-stream",
     protobuf.MEDIA_TYPE,
 )
-_TOLD_BODIES: Final = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
+_ADVERTISED_BODIES: Final = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
 _ENDPOINTS_WARNING: Final = (
     '299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"'
 )
@@ -63,8 +64,8 @@ Headers = dict[str, str]
 
 
 class Routes:
-    """Answers requests. `stopping` ends what waits; `refuse_for(seconds)` makes the server refuse
-    connections."""
+    """The request handler. `stopping` ends requests that wait; `refuse_for(seconds)` makes the
+    server refuse connections."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Routes:
     async def _fail(
         self, http: web.BaseRequest, request: Request, fault: Fault
     ) -> web.StreamResponse:
-        """Do what a fault says at the start of a request."""
+        """Execute a fault that applies at the start of a request."""
         if fault.action == "status":
             raise fault.failure()
         if fault.action == "stall":
@@ -278,7 +279,7 @@ class Routes:
         return _one(http, kind, patched, 200 if existed else 201, headers)
 
     async def _control(self, http: web.BaseRequest) -> web.Response:
-        """What is not of the Kubernetes API: faults, the log of requests."""
+        """Serve the paths outside of the Kubernetes API: faults and the request log."""
         match http.method, http.path:
             case "POST", "/_faults":
                 body = await _read_body(http)
@@ -297,8 +298,8 @@ class Routes:
         return _json(b"{}")
 
     def _add_fault(self, document: Any) -> None:
-        """A fault that waits for a request, or one of the two that happen at once: `compact` and
-        `refuse`."""
+        """Add a fault that waits for a request, or execute one of the two immediate ones: `compact`
+        and `refuse`."""
         action = document.get("action") if isinstance(document, dict) else None
         if action == "compact":
             self._store.compact()
@@ -313,8 +314,8 @@ def _json(body: bytes, status: int = 200, headers: Headers | None = None) -> web
 
 
 def _document(http: web.BaseRequest, document: Object) -> web.Response:
-    """A document about the server. That of OpenAPI 2.0 goes in protobuf to those who ask so, and
-    they take no other."""
+    """Return a discovery document. OpenAPI 2.0 is sent in protobuf to clients that request it,
+    because they accept nothing else."""
     accepted = http.headers.get("Accept", "")
     if "swagger" in document and prefers_protobuf(accepted):
         return web.Response(
@@ -328,7 +329,7 @@ def _whole_list(head: Object, items: Iterable[Stored]) -> bytes:
     return (
         msgspec.json.encode(head)[:-1]
         + b',"items":['
-        + b",".join(item.bare for item in items)
+        + b",".join(item.list_item for item in items)
         + b"]}"
     )
 
@@ -364,14 +365,14 @@ def _printer(http: web.BaseRequest, kind: Kind) -> Printer:
 
 
 async def _read_body(http: web.BaseRequest) -> Any:
-    """The decoded body, None if there is none. Raises ApiFailure 400 or 415."""
+    """Return the decoded body, or None if it is empty. Raise ApiFailure 400 or 415."""
     data = await http.read()
     if not data:
         return None
     if http.content_type == protobuf.MEDIA_TYPE:
         return protobuf.decode(data)
     if http.content_type not in _BODIES:
-        raise failure.unsupported_media_type(_TOLD_BODIES)
+        raise failure.unsupported_media_type(_ADVERTISED_BODIES)
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -384,32 +385,31 @@ async def _read_body(http: web.BaseRequest) -> Any:
 
 
 async def _read_object(http: web.BaseRequest, kind: Kind) -> tuple[Object, Headers]:
-    """The object in the body, and the warnings about it. Raises ApiFailure if it is of another
-    kind."""
+    """Return the object in the body, and the warnings about it. Raise ApiFailure if it is of
+    another kind."""
     body = await _read_body(http)
     if not isinstance(body, dict):
         raise failure.bad_request("the body is not an object")
     given = (body.get("apiVersion") or kind.group_version, body.get("kind") or kind.kind)
     if given != (kind.group_version, kind.kind):
-        told = (
+        raise failure.bad_request(
             f'{given[1]} in version "{given[0]}" cannot be handled as a {kind.kind}: '
             "converting is not supported"
         )
-        raise failure.bad_request(told)
     return body, _check_fields(http, kind, body)
 
 
 def _check_fields(http: web.BaseRequest, kind: Kind, body: Object) -> Headers:
-    """Refuse (Strict) or tell (Warn) fields that the kind does not have, and that are dropped."""
+    """Reject (Strict) or report (Warn) fields that the kind does not have and that are dropped."""
     mode = http.query.get("fieldValidation", "Warn")
     unknown = unknown_fields(kind, body) if mode != "Ignore" else []
     if not unknown:
         return {}
-    told = ", ".join(f'unknown field "{path}"' for path in unknown)
+    problems = ", ".join(f'unknown field "{path}"' for path in unknown)
     if mode == "Strict":
         message = (
             f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
-            f"strict decoding error: {told}"
+            f"strict decoding error: {problems}"
         )
         raise failure.bad_request(message)
-    return {"Warning": '299 - "' + told.replace('"', '\\"') + '"'}
+    return {"Warning": '299 - "' + problems.replace('"', '\\"') + '"'}

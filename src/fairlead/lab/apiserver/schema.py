@@ -1,9 +1,10 @@
-"""How the lists and maps of each kind merge: by which keys, as a set, or as one value.
+"""How the lists and maps of each kind merge: by keys, as a set, or as one value.
 
-A table, used by strategic merge patches and by server-side apply, and told to clients in the
-OpenAPI documents. Only what differs from the rule is written down; the rule is that a map merges
-field by field and a list is one value. Sources: the `patchStrategy`, `patchMergeKey`, `listType`,
-`listMapKey` and `mapType` markers of the Kubernetes API types."""
+A table, used by strategic merge patches and server-side apply, and published in the OpenAPI
+documents. Only exceptions are listed; by default a map merges field by field and a list is one
+value. Sources: the `patchStrategy`, `patchMergeKey`, `listType`, `listMapKey` and `mapType` markers
+of the Kubernetes API types.
+"""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -13,26 +14,26 @@ import msgspec
 from fairlead.lab.apiserver.kinds import Kind
 
 Form = Literal["fields", "map", "value", "keyed", "set"]
-"""`fields`: an object, merged by field. `map`: the same, of any names. `value`: taken or left as a
-whole. `keyed`: a list of maps, told apart by their `keys`. `set`: a list of plain values, of which
-each is there or not."""
+"""`fields`: an object, merged by field. `map`: the same, with arbitrary names. `value`: replaced as
+a whole. `keyed`: a list of maps, identified by their `keys`. `set`: a list of plain values, each of
+which is present or absent."""
 
 
 class Shape(msgspec.Struct, frozen=True, eq=False):
-    """How one field merges, and those below it. `defaults` stand in for keys that an item leaves
-    out."""
+    """How a field and the fields below it merge. `defaults` are the values of keys that an item
+    omits."""
 
     form: Form = "fields"
     keys: tuple[str, ...] = ()
     defaults: Mapping[str, str] = {}
     patch_key: str = ""
-    """The one key by which a strategic merge patch tells items apart. It knows no second one: two
-    items that differ only in their protocol are one to it (kubernetes/kubernetes#105610), and are
-    two to server-side apply."""
+    """The only key by which a strategic merge patch identifies items. Two items that differ only in
+    their protocol are one item to it (kubernetes/kubernetes#105610), but two to server-side apply.
+    """
     patch_strategy: str = ""
-    """What a client that makes a strategic merge patch is told: `merge`, or `merge,retainKeys`
-    where an item's fields exclude each other (the sources of a volume), so that those that are not
-    named must go."""
+    """The strategy that clients of strategic merge patches learn from OpenAPI: `merge`, or
+    `merge,retainKeys` where the fields of an item exclude each other (the sources of a volume), so
+    that fields that the patch does not name are removed."""
     fields: Mapping[str, "Shape"] = {}
 
     def below(self, name: str) -> "Shape":

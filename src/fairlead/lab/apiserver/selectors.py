@@ -1,8 +1,9 @@
-"""Label and field selectors: which objects a list, a watch or a deletecollection is about.
+"""Label and field selectors: the objects that a list, a watch or a deletecollection applies to.
 
-In: the `labelSelector` and `fieldSelector` query parameters. Out: a Selection, which says yes or no
-to an object. Grammar and messages follow k8s.io/apimachinery (labels.Parse, fields.ParseSelector);
-the kind's table says which fields can be selected."""
+In: the `labelSelector` and `fieldSelector` query parameters. Out: a Selection, which matches an
+object or not. Grammar and messages follow k8s.io/apimachinery (labels.Parse, fields.ParseSelector);
+the table of kinds lists the selectable fields.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,8 +24,8 @@ _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
 
 
 class FieldTest(msgspec.Struct, frozen=True):
-    """One requirement of a field selector: the field at `path` equals `value`, or (negated) does
-    not."""
+    """A requirement of a field selector: the field at `path` equals `value`, or (negated)
+    does not."""
 
     path: FieldPath
     value: str
@@ -44,7 +45,7 @@ def _text(value: object) -> str:
 
 
 class Selection(msgspec.Struct, frozen=True, eq=False):
-    """What a request is about. An empty Selection matches everything."""
+    """The selectors of a request. An empty Selection matches everything."""
 
     label_tests: tuple[Test, ...] = ()
     field_tests: tuple[FieldTest, ...] = ()
@@ -61,15 +62,15 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
 
 
 def parse_selection(kind: Kind, label_selector: str, field_selector: str) -> Selection:
-    """Raises ApiFailure 400 for a selector that cannot be read, or a field that the kind cannot be
-    selected by."""
+    """Parse both selectors. Raise ApiFailure 400 for a malformed selector or a field that is not
+    selectable."""
     return Selection(
         parse_labels(label_selector), _parse_fields(kind, label_selector, field_selector)
     )
 
 
 def parse_labels(text: str) -> tuple[Test, ...]:
-    """Read a label selector: `a=b,c!=d,e in (f, g),h notin (i),j,!k`."""
+    """Parse a label selector: `a=b,c!=d,e in (f, g),h notin (i),j,!k`."""
     parts = [part.strip() for part in _COMMA_OUTSIDE_BRACKETS.split(text)] if text.strip() else []
     return tuple(_label_test(part) for part in parts)
 

@@ -2,9 +2,10 @@
 until the block ends.
 
 In: HTTP/1.1 requests of the Kubernetes API, from kubectl and other clients. Out: objects, lists,
-Tables, watches, Status objects. It holds its objects in memory and needs no authentication. Beside
-the API: `/_faults` (POST a fault or a list of them, GET, DELETE) and `/_requests` (GET, DELETE).
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/."""
+Tables, watches, Status objects. It stores its objects in memory and requires no authentication.
+Besides the API it serves `/_faults` (POST a fault or a list of faults, GET, DELETE) and
+`/_requests` (GET, DELETE). Follows https://kubernetes.io/docs/reference/using-api/api-concepts/.
+"""
 
 import asyncio
 import errno
@@ -31,11 +32,12 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class ApiServer:
-    """One API server. `listen` are `host:port` (port 0: any free one); `sockets` are bound already,
-    and are taken over.
+    """An API server. `listen` are `host:port` (port 0: any free port); `sockets` are bound already,
+    and the server takes ownership of them.
 
     `now` is its clock. `registry` writes objects without HTTP, `store` reads them, `faults` makes
-    requests fail, `requests` is their log."""
+    requests fail, `requests` is the request log.
+    """
 
     def __init__(
         self,
@@ -99,27 +101,26 @@ class ApiServer:
             sock.close()
 
     async def accept(self) -> None:
-        """Take connections (again)."""
+        """Accept connections, at the start or after `refuse`."""
         if self._runner is None or self._sites:
             return
         for sock, address in zip(self._sockets, self._addresses, strict=True):
             _listen(sock, address)
-            # aiohttp closes what it serves on; the duplicate keeps the port ours while connections
-            # are refused.
+            # aiohttp closes the socket that it serves on. It gets a duplicate, so that this server
+            # keeps the port while connections are refused.
             site = web.SockSite(self._runner, sock.dup(), backlog=_BACKLOG)
             await site.start()
             self._sites.append(site)
 
     async def refuse(self) -> None:
-        """Refuse new connections and drop those that are open, as a server that is down does, until
-        `accept`."""
+        """Refuse new connections and drop open ones, like a server that is down, until `accept`."""
         for site in self._sites:
             await site.stop()
         self._sites.clear()
         for sock in self._sockets:
-            # On Linux this takes a listening socket out of listening, and `listen` brings it back.
-            # So it works on an inherited socket too, which may be of another network namespace and
-            # could not be made anew here.
+            # On Linux this ends listening until the next `listen`. It also works on an inherited
+            # socket, which may belong to another network namespace and could not be created again
+            # here.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
         if self._runner is not None and self._runner.server is not None:
@@ -154,18 +155,18 @@ def _bind(text: str) -> socket.socket:
         sock.close()
         raise Refused(
             f"binding the API server to {text!r} failed: {error}",
-            fix="name a free HOST:PORT of this machine",
+            fix="specify a free HOST:PORT of this machine",
         ) from error
     return sock
 
 
 def _listen(sock: socket.socket, address: Address) -> None:
-    """Listen, on the same port as before: a port that the kernel chose (bind to 0) was given up
-    when listening ended."""
+    """Listen on `address`, the same port as before: a socket that was bound to port 0 loses its
+    port when it stops listening."""
     try:
         sock.bind(address)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # it still has its port, as it should
+        if error.errno != errno.EINVAL:  # EINVAL: the socket is still bound
             raise
     sock.listen(_BACKLOG)
 

@@ -1,8 +1,9 @@
-"""What the API server makes of a Service that is written: defaults, what it keeps, what it drops.
+"""Defaults of a Service that is written, and the fields that an update keeps or drops.
 
-In: a Service as a client sent it, the state that it replaces, the cluster's address families. Out:
-the same object, changed in place, ready for allocation and checking. Follows the API server's
-defaulting (apis/core/v1/defaults.go) and Service strategy; rules A1 and A2 of the tests."""
+In: a Service as a client sent it, and the Service that it replaces. Out: the same object, modified
+in place, ready for allocation and validation. Follows the API server's defaulting
+(apis/core/v1/defaults.go) and Service strategy.
+"""
 
 from copy import deepcopy
 
@@ -41,7 +42,7 @@ def externally_accessible(service: Object) -> bool:
 
 
 def set_defaults(service: Object) -> None:
-    """Fill in what the API defaults whatever the cluster. It may run any number of times."""
+    """Set the defaults that do not depend on the cluster. Idempotent."""
     spec = service["spec"]
     _drop_empty(spec)
     spec.setdefault("sessionAffinity", "None")
@@ -70,7 +71,7 @@ def set_defaults(service: Object) -> None:
 
 
 def _drop_empty(spec: Object) -> None:
-    """Empty stands for absent in these fields, as they are omitted when empty."""
+    """Remove empty values of fields that the API omits when they are empty."""
     for name in _OMITTED_WHEN_EMPTY:
         if spec.get(name) in ("", 0, False, [], {}):
             del spec[name]
@@ -80,8 +81,8 @@ def _drop_empty(spec: Object) -> None:
 
 
 def set_status_defaults(service: Object) -> None:
-    """`loadBalancer` is always there, even if nobody owns anything in it; what else is empty is
-    not."""
+    """Set `loadBalancer`, which is always present, also without an owner; remove other empty
+    fields."""
     status = {"loadBalancer": {}} | (service.get("status") or {})
     service["status"] = status
     balancer = status["loadBalancer"] or {}
@@ -100,8 +101,8 @@ def prepare_create(service: Object) -> None:
 
 
 def prepare_update(service: Object, old: Object) -> None:
-    """Keep what the client need not repeat; drop what the new type has no use for and the client
-    left as it was."""
+    """Keep the fields that a client need not repeat. Drop the fields that the new type does not use
+    and that the client left unchanged."""
     _keep_allocated(service, old)
     _match_cluster_addresses(service, old)
     _drop_for_type(service, old)
@@ -146,7 +147,7 @@ def _keep_allocated(service: Object, old: Object) -> None:
 
 
 def _match_cluster_addresses(service: Object, old: Object) -> None:
-    """Make `clusterIP` and `clusterIPs` agree, for clients that know only the older one."""
+    """Make `clusterIP` and `clusterIPs` agree, for clients that know only the older field."""
     spec, before = service["spec"], old["spec"]
     if (
         "clusterIPs" not in spec
@@ -164,7 +165,7 @@ def _match_cluster_addresses(service: Object, old: Object) -> None:
 
 
 def complete_addresses(service: Object) -> None:
-    """What is written with the older field alone is read with both."""
+    """Set `clusterIPs` for a Service that was written with `clusterIP` alone."""
     spec = service["spec"]
     if spec.get("clusterIP") and not spec.get("clusterIPs"):
         spec["clusterIPs"] = [spec["clusterIP"]]

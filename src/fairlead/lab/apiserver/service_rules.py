@@ -1,8 +1,9 @@
-"""Which Services the API server refuses, and with which words.
+"""The validation of Services. Pure.
 
-In: a Service with its defaults and allocations; for an update, the state that it replaces. Out: the
-causes, none if it is right. Pure. Order and messages follow apis/core/validation of the API server,
-since kubectl shows them as they are."""
+In: a Service with its defaults and allocations and, for an update, the Service that it replaces.
+Out: the errors; empty if it is valid. Order and messages follow apis/core/validation of the API
+server, because kubectl prints them unchanged.
+"""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Final
@@ -33,8 +34,8 @@ _MAX_AFFINITY_TIMEOUT_S: Final = 86400
 
 
 def check_service(service: Object, old: Object | None = None) -> list[Cause]:
-    """All that is wrong with a Service by itself; `old` is what it replaces, whose addresses are
-    not judged again."""
+    """Return the errors of a Service. Addresses that `old`, which it replaces, has already are not
+    checked again."""
     spec = service["spec"]
     return [
         *_check_need_of_type(spec),
@@ -53,7 +54,7 @@ def check_service(service: Object, old: Object | None = None) -> list[Cause]:
 
 
 def check_service_update(service: Object, old: Object) -> list[Cause]:
-    """All that is wrong with a change of a Service, and with what it becomes."""
+    """Return the errors of an update and of the updated Service."""
     spec, before = service["spec"], old["spec"]
     causes = [*_check_addresses_kept(spec, before), *_check_families_kept(spec, before)]
     both = spec.get("type") == before.get("type") == "LoadBalancer"
@@ -63,7 +64,8 @@ def check_service_update(service: Object, old: Object) -> list[Cause]:
                 "spec.loadBalancerClass", spec.get("loadBalancerClass"), "may not change once set"
             )
         )
-    # The class is checked as a change and as a value; so it is said twice.
+    # As in the API server, the class is checked as a change and as a value, so an error is reported
+    # twice.
     causes.extend(_check_class(spec))
     local = (
         both and spec.get("externalTrafficPolicy") == before.get("externalTrafficPolicy") == "Local"
@@ -74,8 +76,8 @@ def check_service_update(service: Object, old: Object) -> list[Cause]:
 
 
 def check_service_status(service: Object, old: Object) -> list[Cause]:
-    """All that is wrong with `status.loadBalancer`. Addresses that were there before are not judged
-    again."""
+    """Return the errors of `status.loadBalancer`. Addresses that were published before are not
+    checked again."""
     balancer = (service.get("status") or {}).get("loadBalancer") or {}
     entries = balancer.get("ingress") or []
     if entries and service["spec"].get("type") != "LoadBalancer":
@@ -194,13 +196,13 @@ def _check_affinity(spec: Object) -> Iterable[Cause]:
         if client is None:
             yield required(path, "when session affinity type is ClientIP")
         elif not 0 < client["timeoutSeconds"] <= _MAX_AFFINITY_TIMEOUT_S:
-            told = f"must be greater than 0 and less than {_MAX_AFFINITY_TIMEOUT_S}"
-            yield invalid(f"{path}.timeoutSeconds", client["timeoutSeconds"], told)
+            detail = f"must be greater than 0 and less than {_MAX_AFFINITY_TIMEOUT_S}"
+            yield invalid(f"{path}.timeoutSeconds", client["timeoutSeconds"], detail)
 
 
 def check_cluster_addresses(service: Object, old: Object | None = None) -> list[Cause]:
-    """Whether clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy go together. Addresses that
-    `old` has are well formed."""
+    """Check that clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy agree. Addresses that `old`
+    has are assumed to be well-formed."""
     spec = service["spec"]
     if spec.get("type") == "ExternalName":
         return []
@@ -251,8 +253,8 @@ def _check_addresses(addresses: list[str], families: list[str]) -> Iterable[Caus
         return
     for place, (address, kind, family) in enumerate(zip(addresses, kinds, families, strict=False)):
         if family in _FAMILIES and kind != family:
-            told = f"expected an {family} value as indicated by `ipFamilies[{place}]`"
-            yield invalid(f"spec.clusterIPs[{place}]", address, told)
+            detail = f"expected an {family} value as indicated by `ipFamilies[{place}]`"
+            yield invalid(f"spec.clusterIPs[{place}]", address, detail)
 
 
 def _check_families(families: list[str], policy: str | None) -> Iterable[Cause]:
@@ -304,7 +306,8 @@ def _check_node_ports(spec: Object) -> Iterable[Cause]:
 
 
 def _check_source_ranges(service: Object) -> Iterable[Cause]:
-    """The field wins over the annotation. Entries may be padded with blanks, for history's sake."""
+    """Check the source ranges. The field takes precedence over the annotation. For compatibility,
+    entries may have spaces around them."""
     spec = service["spec"]
     annotations = service["metadata"].get("annotations") or {}
     ranges = spec.get("loadBalancerSourceRanges") or []
@@ -368,11 +371,10 @@ def _check_traffic_policies(spec: Object) -> Iterable[Cause]:
         yield unsupported("spec.internalTrafficPolicy", internal, _TRAFFIC_POLICIES)
     distribution = spec.get("trafficDistribution")
     if distribution is not None and distribution not in _DISTRIBUTIONS:
-        choices = ", ".join(
-            f'"{choice}"' for choice in _DISTRIBUTIONS
-        )  # in the order of the API, not of the alphabet
-        told = f'Unsupported value: "{distribution}": supported values: {choices}'
-        yield Cause("FieldValueNotSupported", "spec.trafficDistribution", told)
+        # In the order of the API, not sorted as `unsupported` does.
+        choices = ", ".join(f'"{choice}"' for choice in _DISTRIBUTIONS)
+        message = f'Unsupported value: "{distribution}": supported values: {choices}'
+        yield Cause("FieldValueNotSupported", "spec.trafficDistribution", message)
 
 
 def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
@@ -389,8 +391,8 @@ def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
     for place in changed if len(new) == len(old) else [place for place in changed if place == 0]:
         yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
-        told = "must be set to 'SingleStack' when releasing the secondary clusterIP"
-        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)
+        detail = "must be set to 'SingleStack' when releasing the secondary clusterIP"
+        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), detail)
 
 
 def _check_families_kept(spec: Object, before: Object) -> Iterable[Cause]:
@@ -401,17 +403,17 @@ def _check_families_kept(spec: Object, before: Object) -> Iterable[Cause]:
     ):
         return
     new, old = spec.get("ipFamilies") or [], before.get("ipFamilies") or []
-    path, told = "spec.ipFamilies[0]", "may not change once set"
+    path, detail = "spec.ipFamilies[0]", "may not change once set"
     if len(new) == len(old):
         yield from (
-            invalid(path, new, told) for now, then in zip(new, old, strict=True) if now != then
+            invalid(path, new, detail) for now, then in zip(new, old, strict=True) if now != then
         )
     elif new and old and new[0] != old[0]:
-        # The value in the message is that of the addresses: so it is upstream.
-        yield invalid(path, spec.get("clusterIPs") or [], told)
+        # As upstream, the message prints clusterIPs and not ipFamilies.
+        yield invalid(path, spec.get("clusterIPs") or [], detail)
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
-        told = "must be set to 'SingleStack' when releasing the secondary ipFamily"
-        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), told)
+        detail = "must be set to 'SingleStack' when releasing the secondary ipFamily"
+        yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), detail)
 
 
 def _headless(spec: Object) -> bool:

@@ -1,13 +1,13 @@
-"""The objects, their versions and their history: what etcd and the watch cache are to a real API
-server. No HTTP.
+"""The objects, their versions and their history: the parts of etcd and the watch cache of a real
+API server. No HTTP.
 
-In: whole objects, already checked. Out: objects, lists as of a version, and the events since one.
-Invariants: the version is one counter over all kinds and rises by one with each write; a stored
-object is never changed in place (a write stores another one), so it is encoded once, however many
-watchers and lists it goes to; an event older than the compacted version is never given out, the
-caller gets ApiFailure 410 instead. Follows
-https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource versions, efficient detection
-of changes)."""
+In: complete, validated objects. Out: objects, lists as of a version, and the events since a
+version. Invariants: one version counter for all kinds rises by one with each write; a stored object
+is never modified (a write stores a new one), so it is encoded once for all watchers and lists; an
+event older than the compacted version is never returned, the caller gets ApiFailure 410 instead.
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/ (resource versions, efficient
+detection of changes).
+"""
 
 import asyncio
 from collections import deque
@@ -26,8 +26,7 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class Stored:
-    """One version of one object. `object` is shared by everybody who reads it and must not be
-    changed."""
+    """One version of one object. All readers share `object`: it must not be modified."""
 
     def __init__(self, obj: Object, version: int) -> None:
         self.object = obj
@@ -38,8 +37,9 @@ class Stored:
         return _ENCODE(self.object)
 
     @cached_property
-    def bare(self) -> bytes:
-        """As an item of a list, which says once for all of what kind they are."""
+    def list_item(self) -> bytes:
+        """The encoded object without apiVersion and kind, which a list states once for all its
+        items."""
         return _ENCODE(
             {
                 name: value
@@ -85,7 +85,7 @@ def key_of(obj: Object) -> Key:
 
 
 class Watcher:
-    """The changes of one kind that somebody has not taken yet."""
+    """The changes of one kind that a watch has not sent yet."""
 
     def __init__(self, backlog: list[Change], limit: int) -> None:
         self._waiting = deque(backlog)
@@ -100,8 +100,8 @@ class Watcher:
 
     def offer(self, change: Change) -> None:
         if len(self._waiting) >= self.limit:
-            # A client that does not read must not hold all of history in memory: it is cut off and
-            # lists again.
+            # A client that does not read must not keep the whole history in memory. Its watch ends,
+            # and it lists again.
             self.closed = self.overflowed = True
         else:
             self._waiting.append(change)
@@ -112,12 +112,12 @@ class Watcher:
         self._wake.set()
 
     def wake(self) -> None:
-        """Let a `take` that waits return, though there is nothing to take."""
+        """Make a waiting `take` return, even with no changes."""
         self._wake.set()
 
     async def take(self, timeout_s: float) -> list[Change]:
-        """All changes that wait, in order; none if `timeout_s` passes or the watcher is woken or
-        closed first."""
+        """Return all pending changes, in order. Return none if `timeout_s` passes, or if the
+        watcher is woken or closed first."""
         if not self._waiting and not self.closed:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -131,12 +131,12 @@ class Watcher:
 
 
 class Store:
-    """All objects in memory. Every method but a Watcher's `take` returns at once."""
+    """All objects, in memory. No method blocks, except a Watcher's `take`."""
 
     def __init__(self, *, history_limit: int = 20_000, watcher_limit: int = 100_000) -> None:
         self.version = 1
         self.compacted = 0
-        """The latest version whose events are gone: a watch may start from here or later."""
+        """The latest version whose events are gone: a watch may start at this version or later."""
         self._history_limit = history_limit
         self._watcher_limit = watcher_limit
         self._objects: dict[Kind, dict[Key, Stored]] = {}
@@ -148,12 +148,12 @@ class Store:
         return self._objects.get(kind, {}).get((namespace, name))
 
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of which there is, or was, an object."""
+        """Return the kinds that have, or had, an object."""
         return tuple(self._objects)
 
     def all_of(self, kind: Kind) -> list[Stored]:
-        """All objects of a kind, sorted by namespace and name. The list is shared: do not change
-        it."""
+        """Return all objects of a kind, sorted by namespace and name. The list is shared: do not
+        modify it."""
         items = self._sorted.get(kind)
         if items is None:
             objects = self._objects.get(kind, {})
@@ -161,8 +161,8 @@ class Store:
         return items
 
     def list_at(self, kind: Kind, version: int) -> list[Stored]:
-        """The list as it was at `version`: today's, with everything since undone. Raises ApiFailure
-        410 if it is too old."""
+        """Return the list as of `version`: the current one with all later changes undone. Raise
+        ApiFailure 410 if the version is compacted."""
         if version >= self.version:
             return self.all_of(kind)
         if version < self.compacted:
@@ -182,7 +182,7 @@ class Store:
         return [objects[key] for key in sorted(objects)]
 
     def put(self, kind: Kind, obj: Object) -> Stored:
-        """Store a new object or a new state of one, under the next version, and tell the
+        """Store a new object or a new state of an object, under the next version, and notify the
         watchers."""
         objects = self._objects.setdefault(kind, {})
         key = key_of(obj)
@@ -194,7 +194,7 @@ class Store:
         return stored
 
     def remove(self, kind: Kind, obj: Object) -> Stored:
-        """Take an object out. `obj` is its last state, which the DELETED event carries."""
+        """Remove an object. `obj` is its last state, which the DELETED event carries."""
         previous = self._objects[kind].pop(key_of(obj))
         stored = self._stamp(obj)
         self._sorted.pop(kind, None)
@@ -216,13 +216,13 @@ class Store:
             watcher.offer(change)
 
     def compact(self) -> None:
-        """Forget the history now: every version before the present one is too old from here on."""
+        """Drop the history: every version before the current one is too old from now on."""
         self._history.clear()
         self.compacted = self.version
 
     def since(self, kind: Kind, version: int) -> list[Change]:
-        """The changes of a kind after `version`. Raises ApiFailure 410 if they are no longer all
-        known."""
+        """Return the changes of a kind after `version`. Raise ApiFailure 410 if some of them are
+        compacted."""
         if version < self.compacted:
             raise too_old(version, self.compacted)
         changes = []
@@ -235,7 +235,7 @@ class Store:
         return changes
 
     def watch(self, kind: Kind, version: int | None) -> Watcher:
-        """A Watcher with the changes since `version`, or from now on (None). Give it back to
+        """Return a Watcher with the changes since `version`, or from now on (None). Release it with
         `unwatch`."""
         backlog = [] if version is None else self.since(kind, version)
         watcher = Watcher(backlog, self._watcher_limit)
@@ -244,20 +244,20 @@ class Store:
 
     @property
     def watcher_count(self) -> int:
-        """How many watches run now."""
+        """The number of running watches."""
         return sum(len(watchers) for watchers in self._watchers.values())
 
     def unwatch(self, kind: Kind, watcher: Watcher) -> None:
         self._watchers.get(kind, set()).discard(watcher)
 
     def wake_watchers(self) -> None:
-        """Let every watch look again at what it should do, beside passing changes on."""
+        """Make every watch check its faults, even without changes."""
         for watchers in self._watchers.values():
             for watcher in watchers:
                 watcher.wake()
 
     def close_watchers(self, kind: Kind | None = None) -> None:
-        """End every watch, of one kind or (None) of all, as a server does that shuts down."""
+        """End every watch of one kind or (None) of all kinds, as a server does on shutdown."""
         for watchers in (
             self._watchers.values() if kind is None else [self._watchers.get(kind, set())]
         ):

@@ -1,7 +1,8 @@
-"""A watch on its way to the client, and the faults that it meets there.
+"""Send a watch to the client, and apply faults to it.
 
-In: the lines of a watch. Out: a chunked HTTP answer that carries each line as soon as it is there.
-Faults may stall it, end it, cut it in the middle of a line, or put an ERROR event in it."""
+In: the lines of a watch. Out: a chunked HTTP response that carries each line without delay. Faults
+may stall the watch, end it, cut it in the middle of a line, or insert an ERROR event.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -15,7 +16,8 @@ from fairlead.lab.apiserver.watching import Line, error_line
 
 
 class Stream:
-    """Sends one watch. `stall(seconds)` waits so long, or until the server stops."""
+    """The response of one watch. `stall(seconds)` waits for this time, or until the server
+    stops."""
 
     def __init__(
         self,
@@ -31,13 +33,14 @@ class Stream:
         self._sent = 0
 
     async def send(self, lines: AsyncIterator[Line]) -> web.StreamResponse:
-        """Send the lines until they end, a fault ends them, or the client goes away."""
+        """Send the lines until they end, a fault ends them, or the client disconnects."""
         response = web.StreamResponse(
             headers={"Content-Type": "application/json", "Cache-Control": "no-cache, private"}
         )
         response.enable_chunked_encoding()
         await response.prepare(self._http)
-        # An async generator that is left early must be closed, or its watcher stays with the store.
+        # An async generator that is not exhausted must be closed, or its watcher stays in the
+        # store.
         async with aclosing(cast(AsyncGenerator[Line, None], lines)) as open_lines:
             async for line in open_lines:
                 fault = self._faults.in_watch(self._request, self._sent)
@@ -52,7 +55,7 @@ class Stream:
         return response
 
     async def _fail(self, response: web.StreamResponse, fault: Fault, line: Line) -> bool:
-        """Do what a fault says. True: the watch is over."""
+        """Execute a fault. Return True if it ends the watch."""
         match fault.action:
             case "stall":
                 await self._stall(fault.stall_s)
@@ -66,7 +69,7 @@ class Stream:
             case "cut":
                 data = line.data or b'{"type":"MODIFIED","object":{"kind":"Service"}}\n'
                 await response.write(data[: len(data) // 2])
-                # Without the last chunk: to the client the connection broke, it did not end.
+                # The last chunk is missing, so the client sees a broken connection, not an end.
                 if self._http.transport is not None:
                     self._http.transport.close()
                 return True

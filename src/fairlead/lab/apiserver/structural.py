@@ -1,12 +1,12 @@
-"""Custom resources by their schema: what is cut off, filled in, wrong, unknown, and how their lists
-merge.
+"""Custom resources by their schema: pruning, defaults, validation, unknown fields and merge rules.
+Pure; `prune_and_default` modifies the object in place.
 
-In: an object, the `openAPIV3Schema` of its CustomResourceDefinition. Out: the object with defaults
-and without fields that the schema does not have, and causes, in the words of the API server. Pure;
-`settle` changes the object in place. Of CEL only the rule `self == oldSelf` is understood
-(`definitions` refuses others), of formats only `date-time`. Follows
+In: an object and the `openAPIV3Schema` of its CRD. Out: the object with defaults and without
+unknown fields; errors with the messages of the API server. Of CEL only the rules in RULES are
+supported (`definitions` rejects others), of formats only `date-time`. Follows
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
-(structural schemas)."""
+(structural schemas).
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
         new["metadata"]["name"] == new["spec"]["address"] or ":" in new["spec"]["address"]
     ),
 }
-"""The rules, in CEL, that are understood here, and whether a value that replaces an old one (None:
-none) follows them."""
+"""The supported CEL rules, each with a function of the new and the old value (None: no old value)
+that returns whether the rule holds."""
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "object": dict,
     "array": list,
@@ -38,17 +38,17 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 _HEAD: Final = ("apiVersion", "kind", "metadata")
 
 
-def settle(schema: Schema, obj: Object) -> None:
-    """Cut off what the schema does not have, and fill in defaults."""
+def prune_and_default(schema: Schema, obj: Object) -> None:
+    """Remove fields that the schema does not have, and set defaults."""
     for name in _HEAD:
         schema = {**schema, "properties": {**schema.get("properties", {}), name: _ANYTHING}}
-    _settle(schema, obj)
+    _prune_and_default(schema, obj)
 
 
 _ANYTHING: Final = {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def _settle(schema: Schema, value: Any) -> None:
+def _prune_and_default(schema: Schema, value: Any) -> None:
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         for name in [
@@ -59,10 +59,12 @@ def _settle(schema: Schema, value: Any) -> None:
             if name not in value and "default" in below:
                 value[name] = deepcopy(below["default"])
         for name, item in value.items():
-            _settle(properties.get(name) or schema.get("additionalProperties") or _ANYTHING, item)
+            _prune_and_default(
+                properties.get(name) or schema.get("additionalProperties") or _ANYTHING, item
+            )
     elif isinstance(value, list):
         for item in value:
-            _settle(schema.get("items") or _ANYTHING, item)
+            _prune_and_default(schema.get("items") or _ANYTHING, item)
 
 
 def _keeps_unknown(schema: Schema) -> bool:
@@ -72,7 +74,7 @@ def _keeps_unknown(schema: Schema) -> bool:
 
 
 def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
-    """The paths of the fields that the schema does not have."""
+    """Yield the paths of the fields that the schema does not have."""
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         for name, item in value.items():
@@ -89,11 +91,11 @@ def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
 
 
 def check(schema: Schema, obj: Object, old: Object | None) -> Iterator[Cause]:
-    """All that is wrong with an object; `old` is what it replaces."""
+    """Yield the errors of an object; `old` is the object that it replaces."""
     body = {name: value for name, value in obj.items() if name not in _HEAD}
     wrong = list(_check(schema, body, "", None if old is None else old))
-    # Rules are asked about objects of the right shape only, and those of the whole about its head
-    # as well.
+    # Rules are evaluated only for objects with valid types. Rules at the root also see apiVersion,
+    # kind and metadata.
     yield from wrong or _break_rules(schema, obj, "<nil>", old)
 
 
@@ -202,7 +204,7 @@ def _is_time(text: str) -> bool:
 
 
 def shape(schema: Schema) -> Shape:
-    """How the fields of an object merge."""
+    """Return how the fields of an object merge."""
     return Shape(fields={"metadata": METADATA} | _fields(schema))
 
 

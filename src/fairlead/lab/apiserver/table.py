@@ -1,8 +1,9 @@
-"""Server-side printing: what `kubectl get` shows, a Table of cells for each kind.
+"""Server-side printing: the Table that `kubectl get` shows for each kind. Pure.
 
-In: objects and the time. Out: a `meta.k8s.io/v1` Table. Pure. Columns, their order and the texts in
-the cells are those of the API server (pkg/printers/internalversion); columns of priority 1 are
-shown by `-o wide`."""
+In: objects and the time. Out: a `meta.k8s.io/v1` Table. Columns, their order and the texts in the
+cells are those of the API server (pkg/printers/internalversion); `-o wide` shows columns of
+priority 1.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ def table(
     now: datetime,
     include: str = "Metadata",
 ) -> Object:
-    """A Table of these objects. `include`: how much of each object a row carries, `None`,
+    """Return a Table of these objects. `include` is the part of the object in each row: `None`,
     `Metadata` or `Object`."""
     if kind.custom is not None:
         return _custom_table(kind.custom, objects, metadata, now, include)
@@ -91,7 +92,7 @@ def _row(obj: Object, cells: Cells, include: str) -> Object:
 
 
 def age(stamp: str | None, now: datetime) -> str:
-    """The time since an RFC 3339 stamp, as kubectl shows it: `5s`, `3m20s`, `2d4h`."""
+    """Return the time since an RFC 3339 timestamp in kubectl's format: `5s`, `3m20s`, `2d4h`."""
     if not stamp:
         return "<unknown>"
     then = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
@@ -233,7 +234,7 @@ def _node_address(status: Fields, sort: str) -> str:
 
 
 def _endpoints(endpoints: Object, now: datetime) -> Cells:
-    """Only ready addresses; one without ports stands for itself."""
+    """Print only ready addresses. An address without ports is printed without a port."""
     ready = [
         f"[{address['ip']}]{port}" if port and ":" in address["ip"] else f"{address['ip']}{port}"
         for subset in endpoints.get("subsets") or []
@@ -314,7 +315,7 @@ def _definition(crd: Object, now: datetime) -> Cells:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Column names, separated by `|`; a `+` marks those of `-o wide`."""
+    """Split column names at `|`. A `+` marks a column of `-o wide`."""
     return tuple(name.strip() for name in text.split("|"))
 
 

@@ -1,10 +1,11 @@
-"""Metadata of all kinds, and the kinds other than Services: defaults, and what the API server
-refuses.
+"""Validation of metadata of all kinds, and defaults and validation of the kinds other than
+Services.
 
-In: an object that is being written, and the state that it replaces. Out: the object with its
-defaults (in place), and the causes, none if it is right. Only the rules that a client of a load
-balancer can run into are here; every field that is given is kept. Messages follow the API server's
-apis/*/validation."""
+In: an object that is being written, and the object that it replaces. Out: the object with defaults
+(in place), and the errors; empty if it is valid. Only the rules that a load-balancer controller may
+violate are implemented; every field that is set is kept. Messages follow the API server's
+apis/*/validation.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -95,22 +96,18 @@ def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Caus
         ]
         if new:
             shown = ", ".join(f'"{text}"' for text in new)
-            told = (
-                (
-                    "no new finalizers can be added if the object is being deleted, found new "
-                    "finalizers []string{"
-                )
-                + shown
-                + "}"
+            detail = (
+                "no new finalizers can be added if the object is being deleted, found new "
+                f"finalizers []string{{{shown}}}"
             )
-            yield forbidden("metadata.finalizers", told)
+            yield forbidden("metadata.finalizers", detail)
     yield from check_metadata(kind, obj)
 
 
 def set_defaults(kind: Kind, obj: Object) -> None:
-    """Fill in what the API defaults for kinds other than Services."""
+    """Set the API's defaults for kinds other than Services."""
     if kind.custom is not None:
-        structural.settle(kind.custom.schema, obj)
+        structural.prune_and_default(kind.custom.schema, obj)
     elif kind is PODS:
         _set_pod_defaults(obj)
     elif kind is NAMESPACES:
@@ -149,8 +146,8 @@ def _set_pod_defaults(pod: Object) -> None:
 
 
 def first_status(kind: Kind, obj: Object) -> Object | None:
-    """The status that a new object starts with, whatever the client sent. None: the client's stands
-    (a Node's does)."""
+    """Return the status of a new object, whatever the client sent. None keeps the client's, as for
+    a Node."""
     if kind is PODS:
         return {"phase": "Pending", "qosClass": "BestEffort"}
     if kind is NAMESPACES:
@@ -159,7 +156,7 @@ def first_status(kind: Kind, obj: Object) -> Object | None:
 
 
 def check(kind: Kind, obj: Object) -> Iterable[Cause]:
-    """All that is wrong with an object by itself, besides its metadata."""
+    """Return the errors of an object, except those of its metadata."""
     if kind is PODS:
         return _check_pod(obj)
     if kind is NODES:
@@ -178,7 +175,7 @@ def check(kind: Kind, obj: Object) -> Iterable[Cause]:
 
 
 def check_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
-    """All that is wrong with a change, and with what the object becomes."""
+    """Yield the errors of an update and of the updated object."""
     if kind is PODS and _fixed(obj["spec"]) != _fixed(old["spec"]):
         yield forbidden("spec", _POD_RULE)
     if kind is ENDPOINT_SLICES and obj.get("addressType") != old.get("addressType"):
@@ -196,7 +193,7 @@ def check_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:
 
 
 def _fixed(spec: Object) -> Object:
-    """What of a pod's spec may never change."""
+    """Return the immutable part of a pod's spec."""
     fixed = {name: value for name, value in spec.items() if name not in _POD_CHANGEABLE}
     for field in ("containers", "initContainers"):
         if field in fixed:
@@ -300,8 +297,8 @@ def _check_lease(lease: Object) -> Iterable[Cause]:
         value = spec.get(field)
         limit = 1 if field == "leaseDurationSeconds" else 0
         if value is not None and value < limit:
-            told = "must be greater than 0" if limit else "must be greater than or equal to 0"
-            yield invalid(f"spec.{field}", value, told)
+            detail = "must be greater than 0" if limit else "must be greater than or equal to 0"
+            yield invalid(f"spec.{field}", value, detail)
 
 
 def _check_event(event: Object) -> Iterable[Cause]:

@@ -1,10 +1,10 @@
-"""Watches: the events of a collection, as lines, for as long as the client and the server want.
+"""Watches: the events of a collection, as lines, until the client or the server ends the watch.
 
-In: the store, what is watched, and since when. Out: lines, as they come to be; each is one JSON
-document. Invariants: no event is left out and none comes twice between the version that the client
-named and the last one that it got; a watcher that starts too early in history gets an ERROR event
-410 and nothing else; a bookmark is sent only when every event up to its version has been. Follows
-KEP-365 (pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
+In: the store, the watched collection and the start version. Out: lines as events occur; each is one
+JSON document. Invariants: from the client's start version to the last event that it receives, no
+event is missing or duplicated; a watch from a compacted version gets an ERROR event 410 and nothing
+else; a bookmark is sent only when every event up to its version has been sent. Follows KEP-365
+(pages), KEP-956 (bookmarks), KEP-3157 (watch-list) and the watch cache of the API server.
 """
 
 import math
@@ -24,22 +24,21 @@ from fairlead.lab.apiserver.table import table
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 DEFAULT_TIMEOUT_S = 3600.0
-"""How long a watch lasts whose client names no `timeoutSeconds`. The API server takes 30 to 60
-minutes."""
+"""Duration of a watch without `timeoutSeconds`. The API server uses 30 to 60 minutes."""
 
 _TICK_S = 5.0
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a watch sends next. `sort` is the event's type; `WAKE`, with no bytes: look whether
-    something else is to be done."""
+    """A line of a watch. `sort` is the event's type. A `WAKE`, without data, lets the sender check
+    for faults."""
 
     sort: str
     data: bytes
 
 
 class Printer(msgspec.Struct, frozen=True):
-    """How objects are written: as they are, or (kubectl) as a Table of one row. `include` is the
+    """How objects are written: unchanged, or (for kubectl) as a Table of one row. `include` is the
     Table's option."""
 
     kind: Kind
@@ -55,7 +54,7 @@ class Printer(msgspec.Struct, frozen=True):
         return Line(event, event_line(event, msgspec.json.encode(row)))
 
     def change(self, event: str, change: Change) -> Line:
-        """As `event`; what is the same for all watchers is encoded once."""
+        """Return the line of a change. Lines that are equal for all watchers are encoded once."""
         if not self.as_table and event == change.event:
             return Line(event, change.line)
         return self.event(event, change.stored)
@@ -80,7 +79,7 @@ def error_line(failure: ApiFailure) -> Line:
 
 
 class View(msgspec.Struct, frozen=True):
-    """What one client watches, and how it wants to see it."""
+    """The collection that a client watches, and the format of its events."""
 
     target: Target
     selection: Selection
@@ -105,13 +104,13 @@ async def watch(
     *,
     bookmark_interval_s: float,
 ) -> AsyncIterator[Line]:
-    """Every line of one watch. It ends with its time-out, when the store closes its watchers, or
+    """Yield every line of one watch. It ends at its timeout, when the store closes its watchers, or
     after an ERROR event."""
     selection = select(target, options)
     deadline = time.monotonic() + (
         DEFAULT_TIMEOUT_S if options.timeout_s is None else options.timeout_s
     )
-    # Without a version (or with 0) a watch begins with what is there, as ADDED events.
+    # Without a version (or with 0) a watch begins with the existing objects, as ADDED events.
     from_start = options.initial_events or not options.version
     try:
         watcher = store.watch(target.kind, None if from_start else options.version)
@@ -139,7 +138,7 @@ async def watch(
 async def _follow(
     store: Store, watcher: Watcher, view: View, deadline: float, bookmark_interval_s: float
 ) -> AsyncIterator[Line]:
-    """The changes as they come, and bookmarks in between, until the deadline."""
+    """Yield the changes as they occur, and bookmarks in between, until the deadline."""
     next_bookmark = time.monotonic() + bookmark_interval_s
     while not watcher.closed and (now := time.monotonic()) < deadline:
         for change in await watcher.take(
@@ -156,8 +155,8 @@ async def _follow(
 
 
 def event_for(target: Target, selection: Selection, change: Change) -> str | None:
-    """What a change is to one watcher: what comes to match its selectors is ADDED to it, what
-    ceases to is DELETED."""
+    """Return the type of a change for one watcher, None if it does not concern it. An object that
+    starts to match its selectors is ADDED, an object that no longer matches is DELETED."""
     now = change.event != "DELETED" and in_scope(target, selection, change.stored)
     before = change.previous is not None and in_scope(target, selection, change.previous)
     match now, before:
@@ -172,8 +171,8 @@ def event_for(target: Target, selection: Selection, change: Change) -> str | Non
 
 
 def _deletion(printer: Printer, change: Change) -> Line:
-    """An object that is gone comes in its last state; one that only left the selection in the state
-    that still matched."""
+    """Return the line of a deletion. A removed object is sent in its last state; an object that
+    only left the selection is sent in the last state that matched."""
     if change.event == "DELETED" or change.previous is None:
         return printer.change("DELETED", change)
     last = change.previous.object

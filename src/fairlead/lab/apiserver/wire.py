@@ -1,10 +1,10 @@
-"""What is checked about an object as it comes in: the types of its fields, and whether its kind has
-them at all.
+"""Check the fields of an incoming object: their types, and whether its kind has them. Pure, except
+`check_types`, which modifies the object in place.
 
-In: an object as decoded. Out: ApiFailure 400 if a field has the wrong type, in the words of the API
-server's decoder, and the list of fields that the kind does not know, which `fieldValidation=Strict`
-refuses. What lies below a field declared as `Free` is neither checked nor judged. Pure, but for
-`check_types`, which changes the object in place."""
+In: a decoded object. Out: ApiFailure 400 with the message of the API server's decoder if a field
+has the wrong type, and the list of unknown fields, which `fieldValidation=Strict` rejects. The
+contents of a field declared as `AnyObject` are not checked.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,11 +22,11 @@ from fairlead.lab.apiserver.fields import (
     EndpointSlice,
     Event,
     Fields,
+    KindFields,
     Lease,
     Namespace,
     Node,
     Service,
-    Whole,
 )
 from fairlead.lab.apiserver.kinds import (
     CONFIG_MAPS,
@@ -43,7 +43,7 @@ from fairlead.lab.apiserver.kinds import (
 )
 from fairlead.lab.apiserver.pod_fields import Pod
 
-FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
+FIELDS_OF: Final[Mapping[Kind, type[KindFields]]] = {
     SERVICES: Service,
     ENDPOINTS: Endpoints,
     ENDPOINT_SLICES: EndpointSlice,
@@ -55,19 +55,19 @@ FIELDS_OF: Final[Mapping[Kind, type[Whole]]] = {
     LEASES: Lease,
     CUSTOM_RESOURCE_DEFINITIONS: CustomResourceDefinition,
 }
-"""The fields of each kind that is served."""
+"""The fields of each built-in kind."""
 
 
 def check_types(kind: Kind, obj: Object) -> None:
-    """Raises ApiFailure 400 if a field that the server works with has the wrong type. Fields that
-    the kind does not have are taken out of `obj`, as decoding does."""
-    fields = FIELDS_OF.get(kind, Whole)
+    """Remove the fields that the kind does not have from `obj`, as decoding does. Raise ApiFailure
+    400 if a field has the wrong type."""
+    fields = FIELDS_OF.get(kind, KindFields)
     try:
         msgspec.convert(obj, fields)
     except msgspec.ValidationError as error:
-        told = next(_mistakes(fields, obj, ()), str(error))
+        mistake = next(_mistakes(fields, obj, ()), str(error))
         what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
-        raise bad_request(f"{what}: json: cannot unmarshal {told}") from error
+        raise bad_request(f"{what}: json: cannot unmarshal {mistake}") from error
     if kind.custom is None:
         _prune(fields, obj)
 
@@ -87,13 +87,13 @@ def _prune(of: type[Fields], value: Any) -> None:
 
 @cache
 def _types_of(of: type[Fields]) -> Mapping[str, tuple[type[Fields] | None, bool]]:
-    """By the names of its fields, what `struct_in` says of each."""
+    """Return the result of `struct_in` for each field, by name."""
     return {field.encode_name: struct_in(field.type) for field in msgspec.structs.fields(of)}
 
 
 def _mistakes(of: type[Fields], value: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """The wrong types, in the words of Go's decoder: `string into Go struct field
-    ServicePort.spec.ports.port of type int32`"""
+    """Yield the wrong types in the format of Go's decoder: `string into Go struct field
+    ServicePort.spec.ports.port of type int32`."""
     for field in msgspec.structs.fields(of):
         here, given = (*path, field.encode_name), value.get(field.encode_name)
         option = next(option for option in get_args(field.type) if option is not NoneType)
@@ -138,7 +138,7 @@ def _go_type(declared: Any) -> str:
 
 
 def unknown_fields(kind: Kind, obj: Object) -> list[str]:
-    """The paths of the fields that the kind does not have, as the API server tells them:
+    """Return the paths of the fields that the kind does not have, as the API server prints them:
     `spec.foo`."""
     if kind.custom is not None:
         return list(structural.unknown(kind.custom.schema, obj))
@@ -162,7 +162,7 @@ def _unknown(of: type[Fields], value: Any, path: str) -> Iterator[str]:
 
 
 def struct_in(declared: Any) -> tuple[type[Fields] | None, bool]:
-    """The Struct that a field holds, if it holds one, and whether it holds a list of them."""
+    """Return the Struct that a field holds, or None, and whether the field is a list."""
     for option in get_args(declared) or (declared,):
         if get_origin(option) is list:
             inner = get_args(option)[0]

@@ -1,8 +1,10 @@
-"""How a write is meant, and which part of what a client sends counts.
+"""The options of a write, and the parts of a client's object that take effect. Pure; no argument is
+modified.
 
-In: an object as a client sent it, and the state that it replaces. Out: the state that it asks for,
-with what only the server sets put back. Pure, and no argument is changed. Follows the generic
-strategies of the API server (registry/rest) and the fields that each subresource may write."""
+In: an object as a client sent it, and the object that it replaces. Out: the requested state, with
+the fields that only the server sets restored. Follows the generic strategies of the API server
+(registry/rest) and the fields that each subresource may write.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -33,8 +35,8 @@ _NEVER_GIVEN: Final = (
 
 
 class Write(msgspec.Struct, frozen=True):
-    """How a write is meant: by which field manager, on which subresource, for show only
-    (`dry_run`), by force (apply)."""
+    """The options of a write: field manager, subresource, `dry_run` (nothing is stored), `force`
+    (apply)."""
 
     manager: str = "unknown"
     subresource: str = ""
@@ -43,7 +45,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """The options of a delete. `grace_period_s` matters to pods alone; empty preconditions always
+    """The options of a delete. `grace_period_s` applies to pods only; empty preconditions always
     hold."""
 
     grace_period_s: int | None = None
@@ -53,8 +55,7 @@ class Deletion(msgspec.Struct, frozen=True):
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without null fields: to the API, null is absent. It is a copy, as deep as there are
-    maps and lists."""
+    """Return a deep copy of the value without null fields: in the API, null means absent."""
     if isinstance(value, dict):
         return {name: without_nulls(below) for name, below in value.items() if below is not None}
     if isinstance(value, list):
@@ -63,7 +64,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def given_metadata(metadata: Mapping[str, Any]) -> Object:
-    """The metadata of a new object that a client may choose."""
+    """Return the metadata of a new object that a client may choose."""
     return {
         name: value
         for name, value in metadata.items()
@@ -72,8 +73,8 @@ def given_metadata(metadata: Mapping[str, Any]) -> Object:
 
 
 def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Object:
-    """`wanted` with what a client cannot set taken from `old`. A status write keeps all but status
-    and metadata."""
+    """Return `wanted` with the fields that a client cannot set taken from `old`. A write of the
+    status keeps everything but status and metadata."""
     metadata = {
         name: value
         for name, value in (wanted.get("metadata") or {}).items()
@@ -88,7 +89,7 @@ def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Obj
     if kind.namespaced:
         metadata["namespace"] = old["metadata"]["namespace"]
     if subresource and kind.custom is not None:
-        # Of a custom resource the subresource takes the status only.
+        # The status subresource of a custom resource writes no metadata.
         metadata = old["metadata"] | {
             name: metadata[name] for name in ("managedFields",) if name in metadata
         }
@@ -103,15 +104,15 @@ def next_state(kind: Kind, old: Object, wanted: Object, subresource: str) -> Obj
 
 
 def desired(obj: Object) -> Object:
-    """What `metadata.generation` counts the changes of."""
+    """Return the part of the object whose changes `metadata.generation` counts."""
     return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
 
 
 def applicable(kind: Kind, name: str, wanted: Object, subresource: str) -> Object:
-    """What of an applied object counts: no nulls, no status but through its subresource, and then
-    nothing else.
+    """Return the part of an applied object that takes effect: no nulls; through the status
+    subresource only the status, otherwise everything but the status.
 
-    Raises ApiFailure 400 for an object that is another one than the URL says.
+    Raise ApiFailure 400 if the object is not the one that the URL names.
     """
     metadata: Mapping[str, Any] = wanted.get("metadata") or {}
     if metadata.get("managedFields"):
@@ -150,7 +151,7 @@ def check_namespace(metadata: Mapping[str, Any], namespace: str) -> None:
 
 
 def grace_period_s(pod: Object, asked_s: int | None) -> int:
-    """How long a pod may take to stop. One that never ran, or has ended, needs no time."""
+    """Return how long a pod may take to stop. A pod that never ran, or has ended, needs no time."""
     if not pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase") in (
         "Succeeded",
         "Failed",

@@ -1,13 +1,16 @@
-"""Where in the kernel packets are taken: the tc program on every interface, XDP in front of it
-where that is worth it.
+"""Attach the eBPF programs to interfaces: the tc program to every interface, and XDP in front of it
+where that is faster.
 
-In: the configured interfaces, what they are, what `gateway.attach` asks for. Out: the programs
-attached, and of each interface which and why. The tc program is complete; the XDP program does the
-common packets whole and leaves the others to it. Invariant: a program takes the place of its
-predecessor in one step of the kernel, and what others attached is never touched. Why not XDP
-everywhere: measured, in the driver of a veth it turns segmentation offload off (bulk at 2.5 times
-the CPU per byte), and two silent failures wait there; on a network card it takes a packet before
-the kernel has spent anything on it."""
+In: the configured interfaces, their properties, `gateway.attach`. Out: attached programs, and for
+each interface which programs and why. The tc program is complete. The XDP program handles common
+packets completely, and leaves all others to the tc program. Invariant: the kernel replaces a
+program of the previous process in one step, and programs of other owners are never changed.
+
+Why not XDP everywhere: according to measurements, XDP in the driver of a veth turns off
+segmentation offload (bulk traffic needs 2.5 times the CPU time for each byte), and fails silently
+in two ways (see `_VETH`). On a network card, XDP handles a packet before the kernel has spent any
+time on it.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,38 +27,33 @@ from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program, maps_of
 from fairlead.net.routes import Interface
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
+from fairlead.role_state import InterfaceState
 
 Mode = Literal["tc", "xdp", "xdp-generic"]
 
 _MODES = {"xdp": xdp.NATIVE, "xdp-generic": xdp.GENERIC}
-_COSTLY = {"virtio_net": "XDP in it turns receive offloads off and takes a queue for each CPU"}
-"""Drivers of devices on a bus that have XDP but are better off without it."""
+_COSTLY = {"virtio_net": "XDP in it turns off receive offloads and needs a queue for each CPU"}
+"""Drivers of devices on a bus that support XDP, but are faster without it."""
 _VETH = (
-    "in a veth it turns segmentation offload off; what it sends is lost unless the other end has "
-    "an XDP program in its driver"
-    " too, and connections from there hang unless the other end's checksum offload is off "
-    "(ethtool -K PEER tx off)"
+    "in a veth it turns off segmentation offload; packets that it sends are lost unless the other "
+    "end has an XDP program in its driver too, and connections from the other end hang unless its "
+    "checksum offload is off (ethtool -K PEER tx off)"
 )
 
 
 class Choice(NamedTuple):
-    """`mode`: tc alone, or XDP in front of it."""
+    """`mode`: only tc, or XDP in front of it."""
 
     mode: Mode
     why: str
 
 
-class Attachment(NamedTuple):
-    """What an interface has, for showing."""
-
-    name: str
-    attach: Mode
-    why: str
-
-
 class Programs(NamedTuple):
-    """`tc`, `xdp`: each makes a loaded program; the caller closes it. `before_replacing`: called
-    once all programs are loaded, right before the first of them is attached."""
+    """The programs of the gateway.
+
+    `tc`, `xdp`: each returns a loaded program, which the caller closes. `before_replacing`: called
+    when all programs are loaded, right before the first of them is attached.
+    """
 
     tc: Callable[[], Program]
     xdp: Callable[[], Program]
@@ -63,42 +61,45 @@ class Programs(NamedTuple):
 
 
 def choose(wanted: AttachKind, interface: Interface, driver: Driver) -> Choice:
-    """What to attach to an interface."""
+    """Return what to attach to an interface, and why."""
     what = driver.name or interface.kind or "no driver"
     if wanted != "auto":
         warning = f"; {_VETH}" if wanted == "xdp" and driver.name == "veth" else ""
-        return Choice(wanted, f"gateway.attach asks for it{warning}")
+        return Choice(wanted, f"requested by gateway.attach{warning}")
     if interface.vlan:
         return Choice(
             "tc",
-            "it is a VLAN of another interface; where XDP is attached there, it takes this one's "
-            "frames too",
+            "it is a VLAN of another interface; an XDP program on that interface handles the "
+            "frames of this one too",
         )
     if not driver.bus:
-        return Choice("tc", f"it is no network card but made by software ({what})")
+        return Choice("tc", f"it is a virtual interface ({what})")
     if driver.name in _COSTLY:
         return Choice("tc", f"its driver is {driver.name}: {_COSTLY[driver.name]}")
     return Choice("xdp", f"it is a network card ({what})")
 
 
-def tags_of(interfaces: Iterable[Interface], fast: Collection[int]) -> dict[tuple[int, int], bytes]:
-    """Which frames XDP is to take: (interface, VLAN or 0 for no tag) -> the hardware address that
-    they must be for. They are those of the configured interfaces that have XDP, and of those that
-    are VLANs of one of them."""
-    wanted = {(each.number, 0): each.mac for each in interfaces if each.number in fast}
+def accepted_frames(
+    interfaces: Iterable[Interface], with_xdp: Collection[int]
+) -> dict[tuple[int, int], bytes]:
+    """Return the frames that XDP accepts, as (interface, VLAN or 0 for no tag) and destination MAC
+    address. These are the frames of the interfaces with XDP, and of the given VLANs of these
+    interfaces."""
+    wanted = {(each.number, 0): each.mac for each in interfaces if each.number in with_xdp}
     return wanted | {
         (each.parent, each.vlan): each.mac
         for each in interfaces
-        if each.vlan and each.parent in fast
+        if each.vlan and each.parent in with_xdp
     }
 
 
 class Attachments:
     """The programs at the interfaces of one driver.
 
-    selectors: which interfaces these are (see `net.selection`); read again at each call, as
-    interfaces come and go. pin_path: the links of XDP are pinned there. priority: of the filter
-    among an interface's tc filters."""
+    `selectors`: the configured interfaces (see `net.selection`). Every call reads the interfaces
+    again, because interfaces come and go. `pin_path`: the directory in which XDP links are pinned.
+    `priority`: the priority of the filter among an interface's tc filters.
+    """
 
     def __init__(
         self, selectors: Sequence[str], wanted: AttachKind, pin_path: Path, priority: int
@@ -110,8 +111,8 @@ class Attachments:
         self._priority = priority
         self._indexes: dict[str, int] = {}
         self._tags: dict[tuple[int, int], bytes] = {}
-        self.shown: tuple[Attachment, ...] = ()
-        """What each interface has."""
+        self.shown: tuple[InterfaceState, ...] = ()
+        """The programs of each interface."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -125,13 +126,13 @@ class Attachments:
         return self._selection.unmatched
 
     @property
-    def fast(self) -> frozenset[int]:
+    def xdp_interfaces(self) -> frozenset[int]:
         """The interfaces that have XDP."""
         return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
 
     def check(self, present: Mapping[str, Interface]) -> None:
-        """Raises Unavailable if interfaces that are selected by name are missing, or no interface
-        is chosen."""
+        """Raise Unavailable if an interface that is selected by name is missing, or no interface is
+        selected."""
         self._select(present)
         if problem := self._selection.problem:
             raise Unavailable(
@@ -140,12 +141,14 @@ class Attachments:
             )
 
     async def attach(self, programs: Programs, tags: Map, present: Mapping[str, Interface]) -> None:
-        """Have the programs on every interface that there is, in place of predecessors, and on no
-        other; and in the map `tags` which frames are theirs.
+        """Attach the programs to every selected interface that exists, in place of the programs of
+        a previous process, and detach them from all other interfaces. Write to the map `tags` which
+        frames XDP accepts.
 
-        Raises Unavailable for an interface that there is not, after all others have theirs; Refused
-        where what was asked for by name cannot be had. What `auto` chose and cannot be had is done
-        without, with the reason shown."""
+        Raise Unavailable for a missing interface, after the programs are attached to all others.
+        Raise Refused if a mode that was requested by name is not possible. If `auto` chose XDP and
+        it is not possible, only tc is attached, and the reason is shown.
+        """
         there = self._select(present)
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
         name = _filter_name(self._pin_path)
@@ -154,9 +157,9 @@ class Attachments:
             # All programs are loaded before the first one is attached: flows that begin in between
             # get entries that only the older programs know. They are loaded in a thread, because
             # the kernel takes a good part of a second to verify a program.
-            fast = await self._load_fast(programs, [choice for _, choice in chosen])
-            if isinstance(fast, Program):
-                loaded.enter_context(fast)
+            xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
+            if isinstance(xdp_program, Program):
+                loaded.enter_context(xdp_program)
             complete = loaded.enter_context(await asyncio.to_thread(programs.tc))
             programs.before_replacing()
             for interface, _ in chosen:
@@ -165,26 +168,28 @@ class Attachments:
                 )
             for interface, choice in chosen:
                 shown.append(
-                    Attachment(interface.name, *await self._front(interface, choice, fast))
+                    InterfaceState(
+                        interface.name, *await self._attach_xdp(interface, choice, xdp_program)
+                    )
                 )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)
-        self._tags = tags_of(there, self.fast)
+        self._tags = accepted_frames(there, self.xdp_interfaces)
         _set_tags(tags, self._tags)
-        await self._leave_others(name)
+        await self._detach_others(name)
         self.check(present)
 
     def _select(self, present: Mapping[str, Interface]) -> list[Interface]:
-        """The interfaces that the selectors choose now."""
+        """Return the interfaces that the selectors choose now."""
         found = interfaces.present(routes=DEFAULT_ROUTE in self._selectors)
         self._selection = select(self._selectors, found, self._selection)
         return [present[name] for name in self._selection.names if name in present]
 
-    async def _load_fast(
+    async def _load_xdp(
         self, programs: Programs, choices: Iterable[Choice]
     ) -> Program | Refused | None:
-        """The program for XDP, or why the kernel refuses it; None if no interface is to have it.
-        Raises Refused where the configuration asks for XDP."""
+        """Return the program for XDP, or the error with which the kernel rejected it; None if no
+        interface should have it. Raise Refused if the configuration requests XDP."""
         if all(choice.mode == "tc" for choice in choices):
             return None
         try:
@@ -194,17 +199,17 @@ class Attachments:
                 raise
             return error
 
-    async def _front(
-        self, interface: Interface, choice: Choice, fast: Program | Refused | None
+    async def _attach_xdp(
+        self, interface: Interface, choice: Choice, xdp_program: Program | Refused | None
     ) -> Choice:
-        """Attach XDP if it was chosen; what came of it."""
-        if choice.mode == "tc" or fast is None:
+        """Attach XDP if it was chosen. Return the mode that the interface has now, and why."""
+        if choice.mode == "tc" or xdp_program is None:
             return choice
         try:
-            if isinstance(fast, Refused):
-                raise fast
+            if isinstance(xdp_program, Refused):
+                raise xdp_program
             await xdp.attach(
-                interface.number, fast, self._pin(interface.number), mode=_MODES[choice.mode]
+                interface.number, xdp_program, self._pin(interface.number), mode=_MODES[choice.mode]
             )
         except Refused as error:
             if self._wanted != "auto":
@@ -212,26 +217,26 @@ class Attachments:
             return Choice("tc", f"{choice.why}, but {error}")
         return choice
 
-    async def _leave_others(self, name: str) -> None:
+    async def _detach_others(self, name: str) -> None:
         wanted = {(index, self._priority) for index in self._indexes.values()}
         for found in await tc.filters(name):
             if (found.interface, found.priority) not in wanted:
                 await tc.detach(found)
-        fast = {self._pin(index) for index in self.fast}
+        pins = {self._pin(index) for index in self.xdp_interfaces}
         for pin in _links(self._pin_path):
-            if pin not in fast:
+            if pin not in pins:
                 xdp.detach(pin)
 
-    async def whole(self, present: Mapping[str, Interface]) -> bool:
-        """Whether every interface that there is has what it should, and is what it was: a hardware
-        address may have changed."""
+    async def is_complete(self, present: Mapping[str, Interface]) -> bool:
+        """Return whether every selected interface has its programs and is unchanged. The MAC
+        address of an interface may have changed, for example."""
         there = self._select(present)
-        if {each.name: each.number for each in there} != self._indexes or tags_of(
-            there, self.fast
+        if {each.name: each.number for each in there} != self._indexes or accepted_frames(
+            there, self.xdp_interfaces
         ) != self._tags:
             return False
         found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())
-        links = (xdp.read_link(self._pin(index)) for index in self.fast)
+        links = (xdp.read_link(self._pin(index)) for index in self.xdp_interfaces)
         return {each.interface for each in found} >= set(self._indexes.values()) and all(
             link and link.interface for link in links
         )
@@ -251,12 +256,12 @@ def _links(pin_path: Path) -> list[Path]:
 
 
 def _filter_name(pin_path: Path) -> str:
-    """What marks our filters: two instances on one interface have different pin paths."""
+    """Return the name of our filters: two instances on one interface have different pin paths."""
     return f"fairlead:{pin_path.absolute()}"
 
 
 class Attached(NamedTuple):
-    """The programs that are attached with one pin path: filters of tc, and pinned links of XDP."""
+    """The programs that are attached with one pin path: tc filters, and pinned XDP links."""
 
     filters: tuple[tc.Filter, ...] = ()
     links: tuple[Path, ...] = ()
@@ -266,19 +271,19 @@ NOTHING = Attached()
 
 
 async def attached(pin_path: Path) -> Attached:
-    """What is attached with this pin path now, by any process."""
+    """Return the programs that are attached with this pin path now, by any process."""
     return Attached(await tc.filters(_filter_name(pin_path)), tuple(_links(pin_path)))
 
 
-def works_on(before: Attached, worked_on: Map) -> bool:
-    """Whether one of these programs uses this map."""
-    number = worked_on.number
+def uses_map(before: Attached, searched: Map) -> bool:
+    """Return whether one of these tc programs uses the map."""
+    number = searched.number
     return any(number in maps_of(each.program) for each in before.filters)
 
 
 async def detach(pin_path: Path, *, but: Attached = NOTHING) -> list[str]:
-    """Detach every program that was attached with this pin path, except `but`. Returns what was
-    detached, in words."""
+    """Detach every program that was attached with this pin path, except `but`. Return a description
+    of each detached program."""
     found, removed = await attached(pin_path), []
     for pin in found.links:
         if pin not in but.links:

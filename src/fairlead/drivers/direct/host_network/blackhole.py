@@ -1,15 +1,18 @@
-"""A blackhole route for each load-balancer address: what arrives for one and is for none of its
-listeners ends here.
+"""A blackhole route for each load-balancer address, which drops packets that match no listener.
 
-Without it such a packet is routed, back to the router that sent it here because the address is
-routed here, and to and fro until its hop limit is used up. In: the addresses that have listeners.
-Out: the kernel's routes, as `net/blackhole` makes them: for what arrives on the gateway's
-interfaces alone, so that on a node, where the service proxy answers for these addresses, processes
-of the node itself can still call them. Invariant: an address has its route when the change that
-makes its first listener is done, and none after its last. Where somebody else has a route to
-exactly such an address, or the address is this host's own, that stays as it is and ours is left
-out. Nothing of this keeps a Service from being served: what goes wrong is logged, and tried again
-with the next whole read."""
+The router sends packets for such an address to this host. Without the blackhole route, the host
+routes a packet that matches no listener back to the router, and the packet loops until its hop
+limit is used up.
+
+In: the addresses that have listeners. Out: routes in the kernel (`net/blackhole`), which apply only
+to packets that arrive on the gateway's interfaces. On a node, where the service proxy answers for
+these addresses, processes of the node can still connect to them.
+
+Invariant: an address has its route when the change that creates its first listener is done, and no
+route after its last listener is removed. If another owner has a route to exactly this address, or
+the address belongs to this host, no blackhole route is added. An error here never prevents a
+Service from being served: it is logged, and the next audit tries again.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -24,76 +27,81 @@ from fairlead.net.blackhole import Blackholes, Rule
 log = structlog.get_logger()
 
 PROTOCOL = 171
-"""Ours among routing protocols (`ip route show proto 171`)."""
+"""The routing protocol number of our routes (`ip route show proto 171`)."""
 FIRST_TABLE = 7471000
-"""A gateway's table is this and the priority of its filter, which differs between instances on one
-host."""
+"""The number of a gateway's routing table is this plus the priority of its tc filter, which differs
+between instances on one host."""
 
 
 class BlackholeRoutes:
-    """Those of one gateway. Made in its network namespace."""
+    """The blackhole routes of one gateway. Create it in the gateway's network namespace."""
 
     def __init__(self, interfaces: Callable[[], Collection[str]], priority: int) -> None:
-        """`interfaces`: returns the names of the gateway's interfaces; called at each use."""
+        """`interfaces` returns the names of the gateway's interfaces; it is called at each use."""
         self._interfaces = interfaces
-        self._seen: frozenset[str] = frozenset(interfaces())
-        """The interfaces that the rules are for."""
+        self._ruled_interfaces: frozenset[str] = frozenset(interfaces())
+        """The interfaces that have routing rules."""
         self._kernel = Blackholes(FIRST_TABLE + priority, PROTOCOL)
-        self._held: set[str] = set()
-        """Those that have routes, and listeners or soon will."""
-        self._one_at_a_time = asyncio.Lock()
-        """Audits and changes run beside each other, and the kernel's answers come by one socket."""
-        self.elsewhere: tuple[str, ...] = ()
-        """Addresses that others have a route to, or that are this host's own."""
+        self._installed: set[str] = set()
+        """Addresses with a route, which have listeners or will have listeners soon."""
+        self._lock = asyncio.Lock()
+        """Serializes audits and changes, which run concurrently and share one socket to the
+        kernel."""
+        self.routed_elsewhere: tuple[str, ...] = ()
+        """Addresses to which other routes lead, or that belong to this host."""
 
     def close(self) -> None:
-        """Let go; what is in the kernel stays."""
+        """Close the socket. Routes and rules stay in the kernel."""
         self._kernel.close()
 
     @property
     def outdated(self) -> bool:
-        """Whether the rules are for other interfaces than the gateway has now."""
-        return self._seen != frozenset(self._interfaces())
+        """Whether the gateway's interfaces have changed since the rules were written."""
+        return self._ruled_interfaces != frozenset(self._interfaces())
 
-    def lacking(self, addresses: Collection[str]) -> set[str]:
-        """Those of these that should have routes and do not."""
-        return set(addresses) - self._held - set(self.elsewhere)
+    def missing(self, addresses: Collection[str]) -> set[str]:
+        """Return the addresses that still need a blackhole route."""
+        return set(addresses) - self._installed - set(self.routed_elsewhere)
 
-    async def have(self, new: Collection[str]) -> None:
-        """These are about to have listeners, or have just got them."""
-        await self._try(lambda: self._add(set(new)))
+    async def add(self, new: Collection[str]) -> None:
+        """Add routes for addresses that will have listeners, or have just got them."""
+        await self._run(lambda: self._add(set(new)))
 
-    async def give_up(self, addresses: Collection[str]) -> None:
-        """These have no listeners any more."""
-        if gone := self._held.intersection(addresses):
-            await self._try(lambda: self._remove(gone))
+    async def remove(self, addresses: Collection[str]) -> None:
+        """Remove the routes of addresses that have no listeners any more."""
+        if removed := self._installed.intersection(addresses):
+            await self._run(lambda: self._remove(removed))
 
-    async def renew(self, addresses: Collection[str]) -> None:
-        """Have exactly these, and those that are about to have listeners, whatever was done to the
-        routes meanwhile."""
-        await self._try(lambda: self._renew(self._held.union(addresses)))
+    async def sync(self, addresses: Collection[str]) -> None:
+        """Set the routes to exactly these addresses and the addresses that will have listeners
+        soon, regardless of what other processes have changed."""
+        await self._run(lambda: self._sync(self._installed.union(addresses)))
 
     def _add(self, new: set[str]) -> None:
         self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
 
-    def _remove(self, gone: set[str]) -> None:
-        self._held -= gone
-        self._kernel.delete_routes(gone)
+    def _remove(self, removed: set[str]) -> None:
+        self._installed -= removed
+        self._kernel.delete_routes(removed)
 
-    def _renew(self, wanted: set[str]) -> None:
+    def _sync(self, wanted: set[str]) -> None:
         elsewhere = set(self._kernel.routed_elsewhere(sorted(wanted)))
-        there = self._kernel.routes()
-        self._held = there & (wanted - elsewhere)
-        self.elsewhere = tuple(each for each in self.elsewhere if each in elsewhere)
-        self._kernel.delete_routes(there - self._held)
-        self._put(wanted - self._held, elsewhere)
-        self._seen = frozenset(self._interfaces())
+        present = self._kernel.routes()
+        self._installed = present & (wanted - elsewhere)
+        self.routed_elsewhere = tuple(each for each in self.routed_elsewhere if each in elsewhere)
+        self._kernel.delete_routes(present - self._installed)
+        self._put(wanted - self._installed, elsewhere)
+        self._ruled_interfaces = frozenset(self._interfaces())
         self._kernel.add_rules(
-            {Rule(is_ipv6(address), name) for address in self._held for name in self._seen}
+            {
+                Rule(is_ipv6(address), name)
+                for address in self._installed
+                for name in self._ruled_interfaces
+            }
         )
-        # Those of our interfaces stay without routes too, as they do when the last address goes.
+        # The rules of our interfaces stay even if there are no routes, as after the last `remove`.
         self._kernel.delete_rules(
-            {rule for rule in self._kernel.rules() if rule.interface not in self._seen}
+            {rule for rule in self._kernel.rules() if rule.interface not in self._ruled_interfaces}
         )
 
     def _put(self, new: set[str], elsewhere: set[str]) -> None:
@@ -102,24 +110,26 @@ class BlackholeRoutes:
             {Rule(is_ipv6(address), name) for address in usable for name in self._interfaces()}
         )
         self._kernel.add_routes(usable)
-        self._held |= usable
-        if told := sorted((new & elsewhere).difference(self.elsewhere)):
-            self.elsewhere = tuple(sorted({*self.elsewhere, *told}))
+        self._installed |= usable
+        if reported := sorted((new & elsewhere).difference(self.routed_elsewhere)):
+            self.routed_elsewhere = tuple(sorted({*self.routed_elsewhere, *reported}))
             log.warning(
-                "no blackhole route: another route leads there", addresses=told[:5], count=len(told)
+                "no blackhole route: another route leads to the address",
+                addresses=reported[:5],
+                count=len(reported),
             )
 
-    async def _try(self, step: Callable[[], None]) -> None:
-        async with self._one_at_a_time:
+    async def _run(self, step: Callable[[], None]) -> None:
+        async with self._lock:
             try:
                 await asyncio.to_thread(step)
             except FairleadError as error:
-                log.warning("blackhole routes are not as they should be", problem=str(error))
+                log.warning("updating the blackhole routes failed", problem=str(error))
 
 
 def remove(priority: int) -> list[str]:
-    """Take away all that a gateway with this priority left here; says what there was. Raises
-    Refused or Unavailable."""
+    """Remove all routes and rules of a gateway with this priority, and return a description of
+    each. Raise Refused or Unavailable."""
     with closing(Blackholes(FIRST_TABLE + priority, PROTOCOL)) as kernel:
         rules, routes = kernel.rules(), kernel.routes()
         kernel.delete_rules(rules)

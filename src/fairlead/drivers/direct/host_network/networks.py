@@ -1,10 +1,11 @@
-"""What of the data plane depends on this host's networks: programs at interfaces, ways to nodes,
-VLAN tags.
+"""The parts of the data plane that depend on the host's networks: programs at interfaces, next
+hops, VLAN tags.
 
-In: the kernel's facts and events, the nodes in the maps, the nodes of the cluster. Out: the maps
-`ways`, `tags` and `settings` as they should be, programs where they should be. Invariant: each
-method brings all that it is about to what holds now, whatever was missed before. Nothing here knows
-Services."""
+In: the kernel's state and events, the nodes in the maps, the nodes of the cluster. Out: up-to-date
+maps `ways`, `tags` and `settings`, and attached programs. Invariant: each method brings everything
+that it is responsible for to the present state, even if earlier events were missed. This module
+knows nothing of Services.
+"""
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,14 +16,14 @@ import structlog
 from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.host_network.host_network import HostNetwork, NetworkChanges, Node
 from fairlead.drivers.direct.host_network.next_hops import Rules
-from fairlead.drivers.direct.maps.nodes import NO_WAYS, Nodes
+from fairlead.drivers.direct.maps.nodes import NO_NEXT_HOPS, Nodes
 from fairlead.drivers.direct.maps.records import (
-    AMONG_NODES,
-    HERE,
     INDEX,
-    NOWHERE,
+    IS_NODE,
+    LOCAL,
+    REPORT_ENTRIES,
     SETTINGS,
-    TELL,
+    UNREACHABLE,
     NextHop,
 )
 from fairlead.errors import FairleadError
@@ -35,22 +36,25 @@ _ONLY = INDEX.pack(0)
 
 
 class Limits(NamedTuple):
-    """What goes into the map `settings` as it is configured. `tell`: new entries are wanted in user
-    space."""
+    """The configured values of the map `settings`.
+
+    `report_entries`: whether the program reports new flow entries to user space.
+    """
 
     inserts_per_s: int
     notes_per_s: int
     messages_per_s: int
-    tell: bool = False
+    report_entries: bool = False
 
 
-def among_nodes(ways: Iterable[NextHop | FairleadError]) -> bool:
-    """Whether this host is one of the nodes to which these ways lead."""
-    return any(isinstance(way, NextHop) and way.kind == HERE for way in ways)
+def is_node_of_cluster(hops: Iterable[NextHop | FairleadError]) -> bool:
+    """Return whether this host is one of the nodes with these next hops."""
+    return any(isinstance(hop, NextHop) and hop.kind == LOCAL for hop in hops)
 
 
 class Networks:
-    """Close it. Its methods are not to run beside each other."""
+    """The host's networks as the data plane needs them. The caller must close it. Its methods must
+    not run concurrently, except `next_changes`."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Networks:
         programs: Programs,
     ) -> None:
         self.attachments = attachments
-        self._surroundings = HostNetwork(rules)
+        self._host_network = HostNetwork(rules)
         self._rules = rules
         self._limits = limits
         self._maps = maps
@@ -73,16 +77,15 @@ class Networks:
         (_, _, _, flags, _) = SETTINGS.unpack(
             maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
         )
-        self._set(
-            among=bool(flags & AMONG_NODES)
-        )  # as a predecessor knew it, until `find_ways` does
+        # The value of the previous process holds until `update_next_hops` knows better.
+        self._set(is_node=bool(flags & IS_NODE))
 
     def close(self) -> None:
-        """Hear of nothing more; what is attached stays."""
-        self._surroundings.close()
+        """Stop receiving events. Attached programs stay."""
+        self._host_network.close()
 
-    def _set(self, *, among: bool) -> None:
-        flags = AMONG_NODES * among | TELL * self._limits.tell
+    def _set(self, *, is_node: bool) -> None:
+        flags = IS_NODE * is_node | REPORT_ENTRIES * self._limits.report_entries
         port = self._rules.vxlan_port.to_bytes(2, "big")
         limits = self._limits
         record = SETTINGS.pack(
@@ -92,23 +95,23 @@ class Networks:
             self._maps["settings"].update(_ONLY, record)
 
     def check(self) -> None:
-        """Raises as `Attachments.check`."""
-        self.attachments.check(self._surroundings.interfaces())
+        """Raise the errors of `Attachments.check`."""
+        self.attachments.check(self._host_network.interfaces())
 
     async def attach(self) -> None:
-        """Have our programs on every interface. Raises as `Attachments.attach`."""
+        """Attach our programs to every interface. Raise the errors of `Attachments.attach`."""
         before = self.attachments.shown
         try:
             await self.attachments.attach(
-                self._programs, self._maps["tags"], self._surroundings.interfaces()
+                self._programs, self._maps["tags"], self._host_network.interfaces()
             )
         finally:
-            self._surroundings.fast = self.attachments.fast
+            self._host_network.xdp_interfaces = self.attachments.xdp_interfaces
             for each in set(self.attachments.shown) - set(before):
                 log.info("attached", interface=each.name, attach=each.attach, why=each.why)
-            self._tell_unmatched()
+            self._log_unmatched()
 
-    def _tell_unmatched(self) -> None:
+    def _log_unmatched(self) -> None:
         """Log the selectors that match no interface, when they have changed."""
         unmatched = self.attachments.unmatched
         if unmatched and unmatched != self._unmatched:
@@ -116,69 +119,72 @@ class Networks:
         self._unmatched = unmatched
 
     async def reattach(self) -> None:
-        """Put back what an interface has lost. Raises as `Attachments.attach`."""
-        if not await self.attachments.whole(self._surroundings.interfaces()):
+        """Attach the programs again if an interface has lost one. Raise the errors of
+        `Attachments.attach`."""
+        if not await self.attachments.is_complete(self._host_network.interfaces()):
             await self.attach()
 
-    async def ways(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
-        """The way to each of these nodes, or why there is none."""
-        asked = tuple(nodes)
-        return await asyncio.to_thread(self._surroundings.ways, asked) if asked else {}
+    async def find_next_hops(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
+        """Return the next hop of each node, or why there is none."""
+        wanted = tuple(nodes)
+        return await asyncio.to_thread(self._host_network.find_next_hops, wanted) if wanted else {}
 
-    async def find_ways(self) -> set[str]:
-        """Have the ways to all nodes be as they are now. The nodes that have lost one."""
-        ways = await self.ways({*self._nodes.addresses(), *(self._cluster or ())})
-        self._surroundings.watch_only(way for way in ways.values() if isinstance(way, NextHop))
+    async def update_next_hops(self) -> set[str]:
+        """Bring the next hops of all nodes to the present state. Return the nodes that have become
+        unreachable."""
+        hops = await self.find_next_hops({*self._nodes.addresses(), *(self._cluster or ())})
+        self._host_network.watch_only(hop for hop in hops.values() if isinstance(hop, NextHop))
         if self._cluster is not None:
-            self._set(among=among_nodes(ways[node] for node in self._cluster))
-        return self.settle(ways)
+            self._set(is_node=is_node_of_cluster(hops[node] for node in self._cluster))
+        return self.write_next_hops(hops)
 
     @property
     def next_hops(self) -> frozenset[str]:
-        """The addresses that frames are sent to."""
-        ways = (way for both in self._nodes.by_name.values() for way in both)
-        return frozenset(way.next_hop for way in ways if way.kind not in (NOWHERE, HERE))
+        """The addresses to which frames are sent."""
+        hops = (hop for both in self._nodes.next_hops.values() for hop in both)
+        return frozenset(hop.next_hop for hop in hops if hop.kind not in (UNREACHABLE, LOCAL))
 
-    def settle(self, ways: Mapping[Node, NextHop | FairleadError]) -> set[str]:
-        """Write those that differ from what is there. The nodes that have lost theirs."""
+    def write_next_hops(self, hops: Mapping[Node, NextHop | FairleadError]) -> set[str]:
+        """Write the next hops that have changed. Return the nodes that have become unreachable."""
         lost = set()
-        for (name, address), way in ways.items():
-            ipv6, present = is_ipv6(address), self._nodes.by_name.get(name, NO_WAYS)
-            if present[ipv6].address != address:
-                continue  # no Service needs it, or it was set anew meanwhile
+        for (name, address), hop in hops.items():
+            ipv6, installed = is_ipv6(address), self._nodes.next_hops.get(name, NO_NEXT_HOPS)
+            if installed[ipv6].address != address:
+                continue  # no Service needs it, or it was changed meanwhile
             reachable = self._nodes.reachable(name, ipv6=ipv6)
-            if not isinstance(way, FairleadError):
-                if way != present[ipv6] or not reachable:
-                    self._nodes.set_way(name, way, ipv6=ipv6)
+            if not isinstance(hop, FairleadError):
+                if hop != installed[ipv6] or not reachable:
+                    self._nodes.set_next_hop(name, hop, ipv6=ipv6)
             elif reachable:
                 lost.add(name)
-                self._nodes.doubt(name, ipv6=ipv6)
+                self._nodes.mark_unreachable(name, ipv6=ipv6)
         return lost
 
-    async def among(self, cluster: Collection[Node]) -> None:
-        """These are the nodes of the cluster, whether Services need them or not."""
+    async def set_cluster(self, cluster: Collection[Node]) -> None:
+        """Set the nodes of the cluster, including nodes that no Service needs."""
         self._cluster = tuple(sorted(cluster))
-        await self.find_ways()
+        await self.update_next_hops()
 
-    async def news(self) -> NetworkChanges:
-        """Wait until something has changed. May run beside the other methods."""
-        return await self._surroundings.news()
+    async def next_changes(self) -> NetworkChanges:
+        """Wait until something has changed, and return it. May run beside the other methods."""
+        return await self._host_network.next_changes()
 
-    async def apply_changes(self, news: NetworkChanges) -> set[str]:
-        """Bring what the news is about to what holds now. The nodes that have lost their way."""
-        if not news.networks and self._cluster is None:
-            return self.settle(dict(self._by_way_of(news.neighbours)))
+    async def apply_changes(self, changes: NetworkChanges) -> set[str]:
+        """Bring everything that these changes concern to the present state. Return the nodes that
+        have become unreachable."""
+        if not changes.networks and self._cluster is None:
+            return self.write_next_hops(dict(self._hops_via(changes.neighbours)))
         try:
-            if news.networks:
-                self._surroundings.renew()
+            if changes.networks:
+                self._host_network.refresh()
                 await self.reattach()
         except FairleadError as error:
-            log.warning("not attached", error=str(error))
-        return await self.find_ways()
+            log.warning("attaching the programs failed", error=str(error))
+        return await self.update_next_hops()
 
-    def _by_way_of(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, NextHop]]:
-        """The ways that lead over these next hops, with the hardware addresses of now."""
-        for name, ways in self._nodes.by_name.items():
-            for way in ways:
-                if (way.interface, way.next_hop) in next_hops:
-                    yield (name, way.address), self._surroundings.with_mac(way)
+    def _hops_via(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, NextHop]]:
+        """Yield the next hops that use these neighbours, with their present MAC addresses."""
+        for name, hops in self._nodes.next_hops.items():
+            for hop in hops:
+                if (hop.interface, hop.next_hop) in next_hops:
+                    yield (name, hop.address), self._host_network.with_mac(hop)

@@ -1,14 +1,17 @@
 """Send the gateway's probes of a node through the same tunnel as forwarded packets.
 
-In: the addresses of the nodes that are probed, the kernel's routes and events. Out: the program of
-bpf/probe.bpf.c at the egress of the interfaces by which tunnels leave, with its own maps, which
-hold the way to each of these nodes. The program puts packets of marked sockets
-(`net.httpprobe.PROBE_MARK`) into the same envelopes as clients' packets. If a node is on a link
-with the gateway, or is this host, probes take the path of forwarded packets without the program,
-because `ways` takes interface and next hop from the host's route: such a node has no entry, and its
-probes pass the program untouched. Nothing is pinned: the attached program keeps its maps. A start
-fills new maps and replaces its predecessor's program in one step of the kernel. What a killed
-gateway leaves does no harm: no other process sets this mark."""
+In: the addresses of probed nodes, the kernel's routes and events. Out: the program of
+bpf/probe.bpf.c at the egress of each interface by which a tunnel leaves, with its own maps, which
+contain the next hop of each of these nodes. The program encapsulates packets of marked sockets
+(`net.httpprobe.PROBE_MARK`) in the same way as clients' packets. If a node is on a link with the
+gateway, or is this host, probes take the path of forwarded packets without the program, because
+`find_next_hops` takes interface and next hop from the host's route: such a node has no map entry,
+and its probes pass the program unchanged.
+
+Nothing is pinned, because the attached program keeps its maps. A start fills new maps, and the
+kernel replaces the program of the previous process in one step. A program that a killed gateway
+leaves does no harm, because no other process sets this mark.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +21,7 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.direct.host_network.host_network import HostNetwork
-from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES, Rules
+from fairlead.drivers.direct.host_network.next_hops import METHOD_NAMES, Rules
 from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.drivers.direct.maps.records import (
     INDEX,
@@ -42,16 +45,17 @@ FOLLOW_PAUSE_S = 0.5
 """Time to wait after a change of the networks, so that changes that follow are handled together
 with it."""
 AUDIT_S = 60.0
-"""Period after which programs that others detached are attached again."""
+"""Period after which programs that another process has detached are attached again."""
 
 
 class ProbePaths(Component):
-    """Call `open` first and `close` last, in the gateway's network namespace. Without a tunnel in
-    `rules` it does nothing.
+    """The paths of probes. Call `open` first and `close` last, in the gateway's network namespace.
+    Without a tunnel in `rules` it does nothing.
 
-    pin_path, priority: of the gateway's own filters, whose name and priority these filters share.
-    tell: called with the kind of the tunnel that each node is asked through, by address, when that
-    changes."""
+    `pin_path`, `priority`: of the gateway's own filters, from which these filters take their name
+    and priority. `on_change`: called with the kind of tunnel of each probed node, by address, when
+    it changes.
+    """
 
     name = "probe paths"
 
@@ -59,7 +63,7 @@ class ProbePaths(Component):
         self,
         rules: Rules,
         pin_path: Path,
-        tell: Callable[[Mapping[str, str]], None],
+        on_change: Callable[[Mapping[str, str]], None],
         *,
         priority: int = 100,
     ) -> None:
@@ -69,17 +73,17 @@ class ProbePaths(Component):
         """Whether any node may be behind a tunnel."""
         self._rules = rules
         self._filter_name, self._priority = filter_name(pin_path), priority
-        self._tell = tell
-        self._asked: set[str] = set()
-        self._ways: dict[str, NextHop] = {}
-        self._surroundings: HostNetwork | None = None
+        self._on_change = on_change
+        self._probed: set[str] = set()
+        self._hops: dict[str, NextHop] = {}
+        self._host_network: HostNetwork | None = None
         self._maps: dict[str, Map] = {}
         self.program: Program | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Load the program into the kernel, but do not attach it. Raises Refused if the kernel or
-        the rights forbid it."""
+        """Load the program into the kernel, but do not attach it. Raise Refused if the kernel or
+        missing privileges prevent it."""
         if not self.needed:
             await detach(self._filter_name)
             return
@@ -97,41 +101,44 @@ class ProbePaths(Component):
             program_type=PROGRAM_TYPE_SCHED_CLS,
             license_name=object_file.license,
         )
-        self._surroundings = HostNetwork(self._rules)
+        self._host_network = HostNetwork(self._rules)
 
     async def close(self) -> None:
         """Release the maps and the program; what is attached stays."""
-        for each in (self._surroundings, self.program, *self._maps.values()):
+        for each in (self._host_network, self.program, *self._maps.values()):
             if each is not None:
                 each.close()
-        self._surroundings, self.program, self._maps = None, None, {}
+        self._host_network, self.program, self._maps = None, None, {}
 
-    async def have(self, addresses: Collection[str]) -> None:
-        """From now on probes of these nodes take the path of forwarded packets. Probes of a node
-        without a way follow the host's routes: the driver that forwards says what is wrong."""
-        if self._surroundings is None or self._asked.issuperset(addresses):
+    async def add(self, addresses: Collection[str]) -> None:
+        """From now on, send probes of these nodes on the path of forwarded packets.
+
+        Probes of a node without a next hop follow the host's routes. The driver that forwards
+        reports what is wrong.
+        """
+        if self._host_network is None or self._probed.issuperset(addresses):
             return
-        async with self._turn:
-            new = set(addresses) - self._asked
-            self._asked |= new
-            await self._find(new)
+        async with self._lock:
+            new = set(addresses) - self._probed
+            self._probed |= new
+            await self._update(new)
 
     async def remove(self) -> list[str]:
         return await detach(self._filter_name)
 
     async def run(self) -> None:
-        """Update the ways after changes of the host's networks, until cancelled."""
-        if self._surroundings is None:
+        """Update the next hops after changes of the host's networks, until cancelled."""
+        if self._host_network is None:
             return
         while True:
             try:
                 async with asyncio.timeout(AUDIT_S):
-                    while not (await self._surroundings.news()).networks:
+                    while not (await self._host_network.next_changes()).networks:
                         pass
             except TimeoutError:
                 pass
             try:
-                await self.look()
+                await self.refresh()
             except FairleadError as problem:
                 log.warning(
                     "probes keep their previous paths: reading the host's networks failed",
@@ -139,45 +146,48 @@ class ProbePaths(Component):
                 )
             await asyncio.sleep(FOLLOW_PAUSE_S)
 
-    async def look(self) -> None:
-        """Update the ways to all nodes from the host's present networks, and attach again what
-        others detached."""
-        if self._surroundings is None:
+    async def refresh(self) -> None:
+        """Bring the next hops of all nodes to the present state, and attach programs again that
+        another process has detached."""
+        if self._host_network is None:
             return
-        async with self._turn:
-            self._surroundings.renew()
-            await self._find(self._asked)
+        async with self._lock:
+            self._host_network.refresh()
+            await self._update(self._probed)
 
-    async def _find(self, addresses: Collection[str]) -> None:
-        """Update the ways to these nodes, and attach the program at the interfaces by which they
-        leave."""
-        assert self._surroundings is not None
+    async def _update(self, addresses: Collection[str]) -> None:
+        """Update the next hops of these nodes, and attach the program to the interfaces by which
+        they leave."""
+        assert self._host_network is not None
         found = await asyncio.to_thread(
-            self._surroundings.ways, [(address, address) for address in addresses]
+            self._host_network.find_next_hops, [(address, address) for address in addresses]
         )
         tunnels = {
-            node[1]: way
-            for node, way in found.items()
-            if isinstance(way, NextHop) and way.kind in (IPIP, VXLAN)
+            node[1]: hop
+            for node, hop in found.items()
+            if isinstance(hop, NextHop) and hop.kind in (IPIP, VXLAN)
         }
-        before = dict(self._ways)
-        self._ways = {
-            address: way for address, way in before.items() if address not in addresses
+        before = dict(self._hops)
+        self._hops = {
+            address: hop for address, hop in before.items() if address not in addresses
         } | tunnels
-        ways = self._maps["probe_paths"]
-        ways.update_all(
-            {pack_address(address): pack_next_hop(way) for address, way in tunnels.items()}
+        hops = self._maps["probe_paths"]
+        hops.update_all(
+            {pack_address(address): pack_next_hop(hop) for address, hop in tunnels.items()}
         )
-        ways.delete_all([pack_address(address) for address in before.keys() - self._ways.keys()])
+        hops.delete_all([pack_address(address) for address in before.keys() - self._hops.keys()])
         await self._attach()
-        if self._ways != before:
-            self._tell({address: WAY_NAMES[way.kind] for address, way in self._ways.items()})
+        if self._hops != before:
+            self._on_change(
+                {address: METHOD_NAMES[hop.kind] for address, hop in self._hops.items()}
+            )
 
     async def _attach(self) -> None:
-        """Attach the program at every interface by which a tunnel leaves, and at no other."""
+        """Attach the program to every interface by which a tunnel leaves, and to no other."""
         assert self.program is not None
-        interfaces = {way.interface for way in self._ways.values()}
+        interfaces = {hop.interface for hop in self._hops.values()}
         for interface in sorted(interfaces):
+            # The interface was just removed: an event of the kernel follows.
             try:
                 await tc.attach(
                     interface,
@@ -186,9 +196,7 @@ class ProbePaths(Component):
                     priority=self._priority,
                     egress=True,
                 )
-            except (
-                Unavailable
-            ) as problem:  # the interface was just removed: an event of the kernel follows
+            except Unavailable as problem:
                 log.warning(
                     "probes do not go through the tunnel yet",
                     interface=interface,
@@ -198,14 +206,14 @@ class ProbePaths(Component):
 
 
 def filter_name(pin_path: Path) -> str:
-    """The name of our filters: two gateways on one host have different pin paths."""
+    """Return the name of our filters: two gateways on one host have different pin paths."""
     return f"fairlead-probe:{pin_path.absolute()}"
 
 
 async def detach(name: str, *, but: Collection[int] = ()) -> list[str]:
-    """Take the program of this name off all interfaces but these. Returns what was detached, in
-    words."""
+    """Detach the program with this name from all interfaces except `but`. Return a description of
+    each."""
     found = [each for each in await tc.filters(name, egress=True) if each.interface not in but]
     for each in found:
         await tc.detach(each)
-    return [f"probes' program at interface {each.interface}" for each in found]
+    return [f"probe program at interface {each.interface}" for each in found]

@@ -1,11 +1,12 @@
-"""What a gateway needs of its host: room in the kernel's tables of neighbours for all nodes on
-links with it.
+"""What a gateway requires of its host: neighbour tables that are large enough for all nodes on
+links with it. Pure.
 
-In: the next hops of its ways. Out: `Need`s. Pure. Where a table is full the kernel takes in a new
-neighbour only if it can throw another out that has not been used for 5 s; to one that is not taken
-in nothing can be sent ("neighbor table overflow" in the kernel's log). The limit is one for all
-network namespaces of the machine, and shown in the first of them alone. Follows Linux
-Documentation/networking/ip-sysctl.rst, gc_thresh3."""
+In: the addresses to which the gateway sends frames. Out: `Need`s. If the kernel's neighbour table
+is full, the kernel adds a neighbour only if it can remove another that has not been used for 5 s.
+Packets to a neighbour that cannot be added are lost ("neighbor table overflow" in the kernel's
+log). The limit applies to all network namespaces of the machine together, and can be read in the
+initial one only. Follows Linux Documentation/networking/ip-sysctl.rst, gc_thresh3.
+"""
 
 from collections.abc import Collection
 
@@ -13,21 +14,24 @@ from fairlead.drivers.need import Need
 from fairlead.net.address import is_ipv6
 
 _WHY = (
-    "the kernel keeps no more neighbours of this family, and the gateway sends to more: to "
-    "some of them nothing can be sent"
+    "the kernel keeps no more neighbours of this family, and the gateway sends to more: packets "
+    "to some of them are lost"
 )
 
 
 def needs_of(next_hops: Collection[str]) -> tuple[Need, ...]:
-    """The needs of a gateway that sends to these addresses."""
+    """Return the requirements of a gateway that sends frames to these addresses."""
     ipv6 = sum(is_ipv6(each) for each in next_hops)
     return (*_room("ipv4", len(next_hops) - ipv6), *_room("ipv6", ipv6))
 
 
 def _room(family: str, count: int) -> tuple[Need, ...]:
-    """There are other neighbours too: routers, clients, those of pods. So room for just these is
-    too little, and what should be is twice as much, as a power of two: it is not another figure
-    with every node that comes."""
+    """Return the requirement for `count` neighbours of one family.
+
+    The table also contains other neighbours: routers, clients, pods. So `count` alone is too
+    little, and the recommended value is twice `count`, rounded up to a power of two. The rounding
+    keeps the value from changing with every new node.
+    """
     should = 1 << (2 * count - 1).bit_length() if count else 0
     need = Need(
         f"net/{family}/neigh/default/gc_thresh3",

@@ -1,9 +1,10 @@
-"""The map `listeners`, which the program reads through a cache on each CPU.
+"""The map `listeners`, which the eBPF program reads through a cache on each CPU.
 
-In: records by key. Out: nothing; once a call has returned, packets find what it has written.
-Invariant: whatever changes a record changes `generation` after that, and no CPU takes for valid
-what it found before. A process that ended in between left the old tables whole, which nobody frees
-but the next one, and that begins with another generation."""
+In: records by key. When a call has returned, packets find the records that it has written.
+Invariant: every change of a record is followed by a change of `generation`, which invalidates the
+records that CPUs have cached. If a process ends between the two, the old tables are still intact:
+only the next process could free them, and it begins with a new generation.
+"""
 
 import ctypes
 import os
@@ -15,38 +16,38 @@ _UNCACHED = 0
 
 
 class Listeners:
-    """maps: `listeners` and `generation`. One process writes.
+    """The maps `listeners` and `generation`, which one process writes.
 
-    kernel: what it says of itself. Where it is one for real time, programs of one CPU may interrupt
-    each other, and nothing is cached."""
+    `kernel`: the version string of the kernel. On a real-time kernel, programs on one CPU may
+    interrupt each other, so nothing is cached.
+    """
 
     def __init__(self, maps: Mapping[str, Map], *, kernel: str = os.uname().version) -> None:
         self._records = maps["listeners"]
         self._memory = maps["generation"].memory()
         self._cached = "PREEMPT_RT" not in kernel
-        self.renew()
+        self.invalidate_caches()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory of `generation`."""
         self._memory.close()
 
     def set(self, records: Mapping[bytes, bytes]) -> None:
-        """Have these listeners have these records. Where that fails some may have theirs, and
-        packets find them."""
+        """Write these records. After an error, some of them may be written and in effect."""
         try:
             self._records.update_all(records)
         finally:
-            self.renew()
+            self.invalidate_caches()
 
     def remove(self, key: bytes) -> None:
-        """Take one away."""
+        """Remove one record."""
         try:
             self._records.delete(key)
         finally:
-            self.renew()
+            self.invalidate_caches()
 
-    def renew(self) -> None:
-        """Have each CPU read anew what it needs."""
-        # One store of a word: no program may see half of it.
+    def invalidate_caches(self) -> None:
+        """Make each CPU read the records again."""
+        # The number must be written as one 64-bit store, so that no program reads half of it.
         number = ctypes.c_uint64.from_buffer(self._memory)
         number.value = number.value + 1 if self._cached else _UNCACHED

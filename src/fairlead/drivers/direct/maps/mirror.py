@@ -1,8 +1,8 @@
-"""What the maps hold, as this process last read or wrote it, and what only a plan could say of it.
+"""The content of the maps as this process last read or wrote it, with the plan for each listener.
 
-In: listeners as they are read or set. Out: the answers to questions about them, at once and without
-a system call. Invariant: indexes and listeners agree. A new mirror takes the place of the old one
-whole, once it is filled."""
+In: listeners as they are read or set. Out: answers to queries about them, without a system call.
+Invariant: the indexes agree with the listeners.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,8 +18,7 @@ from fairlead.net.transition import Slots
 
 
 class Draining(NamedTuple):
-    """A node that keeps connections of a listener, gets no new ones, and may keep them for `left_s`
-    seconds more."""
+    """A draining node, which may keep its connections of a listener for `left_s` more seconds."""
 
     service: ServiceKey
     listener: ListenerKey
@@ -30,11 +29,12 @@ class Draining(NamedTuple):
 class InstalledListener(NamedTuple):
     """A listener as it is in the maps.
 
-    `spec`: what its slots were last set for, None until a plan has said it. `idle_since`: of the
-    nodes that get no new connections, since when that is so, in monotonic seconds; without a spec,
-    of all that may have any, since this process began. `digest`: of its tables in the arena, to see
-    whether they are still what was read or written. `short`: what it lacks of its spec, and why;
-    empty if it lacks nothing, or if no plan has named it yet."""
+    `spec`: the plan for which its slots were last set; None until a plan contains it. `idle_since`:
+    for each node that gets no new connections, the monotonic time in seconds since when this is so;
+    without a spec, all nodes that may have connections, with the start of this process. `digest`: a
+    hash of its tables in the arena, by which a survey recognizes unchanged tables. `shortfall`:
+    what it lacks of its spec, and why; empty if it lacks nothing, or if no plan contains it yet.
+    """
 
     service: ServiceKey
     uid: str
@@ -43,11 +43,11 @@ class InstalledListener(NamedTuple):
     digest: int
     spec: ListenerSpec | None
     idle_since: Mapping[str, float]
-    short: str = ""
+    shortfall: str = ""
 
     @property
     def uses(self) -> set[str]:
-        """The nodes that slots name, or that connection entries may name."""
+        """The nodes that slots name, or that flow entries may name."""
         return {
             *self.slots.nodes,
             *(self.spec.retained_nodes if self.spec else ()),
@@ -55,23 +55,23 @@ class InstalledListener(NamedTuple):
         }
 
     @property
-    def keeping(self) -> tuple[str, ...]:
-        """The nodes that may have connections."""
+    def nodes_with_connections(self) -> tuple[str, ...]:
+        """The nodes that may have connections, sorted."""
         return tuple(
             sorted({*self.spec.retained_nodes, *self.spec.left} if self.spec else self.idle_since)
         )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
-        """Of the nodes that get no new connections, for how long."""
+        """Return for each node that gets no new connections for how many seconds this is so."""
         return tuple((node, now_s - since_s) for node, since_s in self.idle_since.items())
 
     def drains(self, key: ListenerKey, now_s: float) -> list[Draining]:
-        """The nodes that have a limit to meet."""
+        """Return the draining nodes that may keep connections for a limited time only."""
         if self.spec is None or not self.spec.drain_s:
             return []
-        limit_s, waning = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
+        limit_s, draining = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
         since = sorted(
-            (node, since_s) for node, since_s in self.idle_since.items() if node in waning
+            (node, since_s) for node, since_s in self.idle_since.items() if node in draining
         )
         return [
             Draining(self.service, key, node, since_s + limit_s - now_s) for node, since_s in since
@@ -79,39 +79,45 @@ class InstalledListener(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A listener whose tables are written, and what is needed to put them into force. `packed`: its
-    key as the maps have it. `retained_nodes`: numbers of the nodes whose entries count. `over`: the tables
-    are to be written over the old ones."""
+    """A listener whose tables are written but do not take effect yet.
+
+    `packed`: its key as bytes. `retained_nodes`: the numbers of the nodes whose flow entries are
+    followed. `in_place`: the tables are not written yet; they will overwrite the present tables.
+    """
 
     key: ListenerKey
     packed: bytes
     new: InstalledListener
     old: InstalledListener | None
     retained_nodes: frozenset[int]
-    over: bool = False
+    in_place: bool = False
 
     @property
-    def moves(self) -> bool:
-        """Whether the tables are other ones than before."""
+    def has_new_tables(self) -> bool:
+        """Whether the tables differ from the present ones."""
         return self.old is None or self.old.slots != self.new.slots
 
 
 class Mirror:
-    """Listeners by key, and what follows from them. `quotas`: record the memory and the listeners
-    of each namespace."""
+    """The listeners by key, and indexes of them. `quotas` records the memory and listeners that
+    each namespace uses."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
         self.listeners: dict[ListenerKey, InstalledListener] = {}
         self.of_service: dict[ServiceKey, set[ListenerKey]] = {}
+        """The listeners of each Service."""
         self.uses: Counter[str] = Counter()
+        """The number of listeners that use each node, see `InstalledListener.uses`."""
         self.addresses: Counter[str] = Counter()
+        """The number of listeners at each address."""
         self.draining: set[ListenerKey] = set()
+        """Listeners with draining nodes that have a drain time."""
         self.unplanned = 0
-        """How many listeners no plan has spoken of yet."""
+        """The number of listeners that no plan has contained yet."""
 
     def put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
-        """Note it; what was there before it."""
+        """Store the listener, and return the listener that it replaces."""
         old = self.take(key)
         self.listeners[key] = installed
         self.of_service.setdefault(installed.service, set()).add(key)
@@ -125,7 +131,7 @@ class Mirror:
         return old
 
     def take(self, key: ListenerKey) -> InstalledListener | None:
-        """Forget it; what was there."""
+        """Remove and return a listener."""
         old = self.listeners.pop(key, None)
         if old:
             _subtract(self.uses, old.uses)
@@ -138,8 +144,11 @@ class Mirror:
         return old
 
     def count(self, old: InstalledListener | None, new: InstalledListener | None) -> None:
-        """Record in the quotas that `new` replaces `old`. Many listeners are prepared before they
-        come into force."""
+        """Record in the quotas that `new` replaces `old`.
+
+        This is separate from `put`, because many listeners are prepared before one of them takes
+        effect.
+        """
         before, after = (
             (each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new)
         )
@@ -148,7 +157,7 @@ class Mirror:
         self._quotas.listeners.change(before, after)
 
     def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:
-        """All that these Services have."""
+        """Return all listeners of these Services."""
         return [
             self.listeners[key] for service in services for key in self.of_service.get(service, ())
         ]
@@ -156,39 +165,44 @@ class Mirror:
     def actual(
         self,
         services: Collection[ServiceKey] | None,
-        usable: Callable[[str], Iterable[tuple[str, str]]],
+        reachable_addresses: Callable[[str], Iterable[tuple[str, str]]],
         ranges_of: Callable[[ServiceKey], tuple[str, ...]],
         is_used: Callable[[InstalledListener], bool],
         now_s: float,
     ) -> dict[ServiceKey, DirectActual]:
-        """What these Services have, or all of them. `usable` says of a node its addresses that can
-        be used, `ranges_of` of a Service its source ranges, `is_used` whether packets have been
-        sent on for a listener."""
+        """Return the actual state of these Services, or with None of all Services.
+
+        `reachable_addresses` returns (node, address) for each address at which a node can be
+        reached, `ranges_of` the source ranges of a Service, and `is_used` whether the listener has
+        forwarded packets.
+        """
         wanted: Iterable[ServiceKey] = self.of_service if services is None else services
         found = {}
         for service in wanted:
             if keys := sorted(self.of_service.get(service, ())):
-                mine = [self.listeners[key] for key in keys]
+                installed = [self.listeners[key] for key in keys]
                 listeners = tuple(
                     ActualListener(
                         key,
                         each.slots,
                         each.spec,
-                        each.keeping,
+                        each.nodes_with_connections,
                         each.idle_s(now_s),
                         is_used(each),
-                        bool(each.short),
+                        bool(each.shortfall),
                     )
-                    for key, each in zip(keys, mine, strict=True)
+                    for key, each in zip(keys, installed, strict=True)
                 )
-                names = sorted({name for each in mine for name in each.slots.nodes})
-                addresses = tuple(chain.from_iterable(map(usable, names)))
-                found[service] = DirectActual(mine[0].uid, listeners, addresses, ranges_of(service))
+                names = sorted({name for each in installed for name in each.slots.nodes})
+                addresses = tuple(chain.from_iterable(map(reachable_addresses, names)))
+                found[service] = DirectActual(
+                    installed[0].uid, listeners, addresses, ranges_of(service)
+                )
         return found
 
 
 def _subtract(counts: Counter[str], names: Iterable[str]) -> None:
-    """One less of each; none left is none at all."""
+    """Decrement each count, and drop the names that reach zero."""
     for name in names:
         counts[name] -= 1
         if not counts[name]:

@@ -1,9 +1,10 @@
-"""The nodes in the maps: which number stands for which node, and where what it gets is sent.
+"""The nodes in the maps: the number of each node, and its next hops.
 
-In: names and ways. Out: numbers for slots. Names are pinned beside the records, so that a successor
-knows them. Invariant: a number is taken from a node only after a grace period without any use (a
-slot, or a Service whose connection entries count), and numbers are reused as late as can be,
-because an entry that does not count may still hold one."""
+In: names and next hops. Out: numbers for slots. The names are pinned beside the records, so that
+the next process knows them. Invariant: a node loses its number only after a grace period in which
+neither a slot uses it nor a Service whose flow entries are followed. Numbers are reused as late as
+possible, because an entry that is no longer followed may still contain one.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -23,123 +24,133 @@ from fairlead.errors import Refused
 from fairlead.net.bpf import Map
 
 NextHops = tuple[NextHop, NextHop]
-"""How packets get to one node: IPv4, IPv6."""
+"""The next hops of one node: IPv4, IPv6."""
 
-NO_WAYS = (NextHop(), NextHop())
+NO_NEXT_HOPS = (NextHop(), NextHop())
 
 
 class NodesFound(NamedTuple):
     """The nodes as they were found in the maps."""
 
     numbers: dict[str, int]
-    by_name: dict[str, NextHops]
+    next_hops: dict[str, NextHops]
 
     def names(self) -> dict[int, str]:
-        """Which node each number stands for."""
+        """Return the name of each number's node."""
         return {number: name for name, number in self.numbers.items()}
 
     def addresses(self) -> list[tuple[str, str]]:
-        """(node, address) of all that have a way, sorted."""
-        return _addresses(self.by_name)
+        """Return (node, address) for every next hop, sorted."""
+        return _addresses(self.next_hops)
 
 
-def _addresses(by_name: Mapping[str, NextHops]) -> list[tuple[str, str]]:
+def _addresses(next_hops: Mapping[str, NextHops]) -> list[tuple[str, str]]:
     return sorted(
-        (name, way.address) for name, ways in by_name.items() for way in ways if way.address
+        (name, hop.address) for name, hops in next_hops.items() for hop in hops if hop.address
     )
 
 
 class Nodes:
-    """The maps `ways` and `node_names`, mirrored. Times are monotonic seconds."""
+    """The maps `ways` (next hops) and `node_names`, mirrored. Times are monotonic seconds."""
 
-    def __init__(self, ways: Map, names: Map, statistics: Map) -> None:
-        self._ways, self._names, self._statistics = ways, names, statistics
+    def __init__(self, hops: Map, names: Map, statistics: Map) -> None:
+        self._next_hops_map, self._names, self._statistics = hops, names, statistics
         self._next = 0
         self._unused_since: dict[str, float] = {}
-        self.touched: set[str] = set()
-        """Nodes that were changed since whoever surveys has emptied it."""
+        self.changed_since_survey: set[str] = set()
+        """Nodes that were changed since the last survey began."""
         self.numbers: dict[str, int] = {}
-        self.by_name: dict[str, NextHops] = {}
-        self._within_reach: tuple[set[str], set[str]] = (set(), set())
-        """Those that can get packets over IPv4, over IPv6."""
-        self._usable: dict[str, tuple[tuple[str, str], ...]] = {}
-        """What `usable` has been asked for since it last changed: every change of a Service asks
-        for each of its nodes."""
+        self.next_hops: dict[str, NextHops] = {}
+        self._reachable: tuple[set[str], set[str]] = (set(), set())
+        """Nodes that can be reached over IPv4, and over IPv6."""
+        self._reachable_addresses: dict[str, tuple[tuple[str, str], ...]] = {}
+        """Cached results of `reachable_addresses`, which every change of a Service calls for each
+        of its nodes."""
 
     def survey(self) -> Iterator[tuple[str, int, NextHops]]:
-        """Read the maps anew, a node at a time; changes nothing."""
+        """Read the maps: name, number and next hops of one node at a time. Nothing is changed."""
         named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
         names = {number: name for number, name in named if name}
-        records = self._ways.rows(2 * number + place for number in names for place in (0, 1))
+        records = self._next_hops_map.rows(
+            2 * number + place for number in names for place in (0, 1)
+        )
         for (at, ipv4), (_, ipv6) in zip(records, records, strict=True):
             yield names[at // 2], at // 2, (unpack_next_hop(ipv4), unpack_next_hop(ipv6))
 
     def adopt(self, found: NodesFound) -> None:
-        """Have the mirror be what was found, but for what was changed since."""
-        for name in self.numbers.keys() - found.numbers.keys() - self.touched:
+        """Set the mirror to what was found, except for nodes that have changed since the survey
+        began."""
+        for name in self.numbers.keys() - found.numbers.keys() - self.changed_since_survey:
             self._drop(name)
         for name, number in found.numbers.items():
-            ways = found.by_name[name]
-            if name in self.touched or (self.numbers.get(name), self.by_name.get(name)) == (
+            hops = found.next_hops[name]
+            if name in self.changed_since_survey or (
+                self.numbers.get(name),
+                self.next_hops.get(name),
+            ) == (
                 number,
-                ways,
+                hops,
             ):
                 continue
-            self.numbers[name], self.by_name[name] = number, ways
+            self.numbers[name], self.next_hops[name] = number, hops
             for ipv6 in (False, True):
-                self._reach(name, bool(ways[ipv6].address), ipv6=ipv6)
-        # Only a start has to guess: later the numbers that were taken away last would be the next.
+                self._set_reachable(name, bool(hops[ipv6].address), ipv6=ipv6)
+        # Only the first survey has to guess. Later, the guess would be the numbers that were freed
+        # last.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
 
     def _drop(self, name: str) -> None:
-        del self.numbers[name], self.by_name[name]
+        del self.numbers[name], self.next_hops[name]
         self._unused_since.pop(name, None)
-        self._reach(name, False, ipv6=False)
-        self._reach(name, False, ipv6=True)
+        self._set_reachable(name, False, ipv6=False)
+        self._set_reachable(name, False, ipv6=True)
 
-    def _write(self, number: int, ways: NextHops) -> None:
-        for place, way in enumerate(ways):
-            self._ways.update(INDEX.pack(2 * number + place), pack_next_hop(way))
+    def _write(self, number: int, hops: NextHops) -> None:
+        for place, hop in enumerate(hops):
+            self._next_hops_map.update(INDEX.pack(2 * number + place), pack_next_hop(hop))
 
     def names(self) -> dict[int, str]:
-        """Which node each number stands for."""
+        """Return the name of each number's node."""
         return {number: name for name, number in self.numbers.items()}
 
     def addresses(self) -> list[tuple[str, str]]:
-        """(node, address) of all that have a way, sorted."""
-        return _addresses(self.by_name)
+        """Return (node, address) for every next hop, sorted."""
+        return _addresses(self.next_hops)
 
     def reachable(self, name: str, *, ipv6: bool) -> str:
-        """The address of that family at which the node can get packets; empty if it cannot."""
-        return self.by_name[name][ipv6].address if name in self._within_reach[ipv6] else ""
+        """Return the address of that family at which the node can be reached; empty if there is
+        none."""
+        return self.next_hops[name][ipv6].address if name in self._reachable[ipv6] else ""
 
-    def leads(self, name: str, address: str) -> bool:
-        """Whether the node gets packets at this address."""
-        return (name, address) in self.usable(name)
+    def is_reachable_at(self, name: str, address: str) -> bool:
+        """Return whether the node can be reached at this address."""
+        return (name, address) in self.reachable_addresses(name)
 
-    def within_reach(self, names: Iterable[str], *, ipv6: bool) -> bool:
-        """Whether all of these nodes can get packets of that family."""
-        return self._within_reach[ipv6].issuperset(names)
+    def all_reachable(self, names: Iterable[str], *, ipv6: bool) -> bool:
+        """Return whether all of these nodes can be reached over that family."""
+        return self._reachable[ipv6].issuperset(names)
 
     def unreachable(self, names: Set[str], *, ipv6: bool) -> list[str]:
-        """Those of these nodes that cannot get packets of that family, sorted."""
-        return sorted(names - self._within_reach[ipv6])
+        """Return the nodes that cannot be reached over that family, sorted."""
+        return sorted(names - self._reachable[ipv6])
 
-    def usable(self, name: str) -> tuple[tuple[str, str], ...]:
-        """(node, address) for each address at which the node can get packets, sorted."""
-        if (found := self._usable.get(name)) is None:
+    def reachable_addresses(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return (node, address) for each address at which the node can be reached, sorted."""
+        if (found := self._reachable_addresses.get(name)) is None:
             addresses = {self.reachable(name, ipv6=False), self.reachable(name, ipv6=True)} - {""}
-            found = self._usable[name] = tuple((name, address) for address in sorted(addresses))
+            found = self._reachable_addresses[name] = tuple(
+                (name, address) for address in sorted(addresses)
+            )
         return found
 
     def numbers_of(self, names: Iterable[str]) -> "array[int]":
-        """The numbers that stand for these nodes, in their order. Raises what `number` raises."""
+        """Return the numbers of these nodes, in the same order. Raise the errors of `number`."""
         known = self.numbers
         return array("H", [known[name] if name in known else self.number(name) for name in names])
 
     def number(self, name: str) -> int:
-        """The number that stands for the node, a new one if it has none. Raises Refused when there
-        are no more."""
+        """Return the number of the node, a new one if it has none. Raise Refused if none is
+        left."""
         if name in self.numbers:
             return self.numbers[name]
         limit, taken = self._names.spec.max_entries, set(self.numbers.values())
@@ -151,44 +162,48 @@ class Nodes:
         number = next(free, None)
         if number is None:
             raise Refused(
-                f"no number is left for node {name}", fix=f"one gateway can serve {limit} nodes"
+                f"node {name} cannot be served: all {limit} node numbers are in use",
+                fix=f"one gateway can serve {limit} nodes",
             )
-        self.touched.add(name)
-        self._write(number, NO_WAYS)
+        self.changed_since_survey.add(name)
+        self._write(number, NO_NEXT_HOPS)
         self._statistics.clear_values(INDEX.pack(number))
         self._names.update(INDEX.pack(number), NODE_NAME.pack(pack_text(name, 256)))
         self._next = number + 1
-        self.numbers[name], self.by_name[name] = number, NO_WAYS
+        self.numbers[name], self.next_hops[name] = number, NO_NEXT_HOPS
         return number
 
-    def set_way(self, name: str, way: NextHop, *, ipv6: bool) -> None:
-        """Send what the node gets in that family this way from now on."""
+    def set_next_hop(self, name: str, hop: NextHop, *, ipv6: bool) -> None:
+        """Set the next hop of one family, which takes effect at once."""
         number = self.number(name)
-        self.touched.add(name)
-        self._ways.update(INDEX.pack(2 * number + ipv6), pack_next_hop(way))
-        ipv4_way, ipv6_way = self.by_name[name]
-        self.by_name[name] = (ipv4_way, way) if ipv6 else (way, ipv6_way)
-        self._reach(name, bool(way.address), ipv6=ipv6)
+        self.changed_since_survey.add(name)
+        self._next_hops_map.update(INDEX.pack(2 * number + ipv6), pack_next_hop(hop))
+        ipv4_hop, ipv6_hop = self.next_hops[name]
+        self.next_hops[name] = (ipv4_hop, hop) if ipv6 else (hop, ipv6_hop)
+        self._set_reachable(name, bool(hop.address), ipv6=ipv6)
 
-    def doubt(self, name: str, *, ipv6: bool) -> None:
-        """There is no way for that family any more: not usable until one is set anew. The kernel's
-        record stays: open connections lose nothing by going on as before."""
-        self.touched.add(name)
-        self._reach(name, False, ipv6=ipv6)
+    def mark_unreachable(self, name: str, *, ipv6: bool) -> None:
+        """Record that the node has no route for that family until a next hop is set.
 
-    def _reach(self, name: str, can: bool, *, ipv6: bool) -> None:
-        (self._within_reach[ipv6].add if can else self._within_reach[ipv6].discard)(name)
-        self._usable.pop(name, None)
+        The kernel's record stays: open connections lose nothing if their packets take the previous
+        path.
+        """
+        self.changed_since_survey.add(name)
+        self._set_reachable(name, False, ipv6=ipv6)
+
+    def _set_reachable(self, name: str, can: bool, *, ipv6: bool) -> None:
+        (self._reachable[ipv6].add if can else self._reachable[ipv6].discard)(name)
+        self._reachable_addresses.pop(name, None)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
-        """Take the numbers from nodes that have not been used for the grace period."""
+        """Free the numbers of nodes that were in no call's `used` for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [
             each for each, since in self._unused_since.items() if now_s - since >= GRACE_S
         ]:
-            self.touched.add(name)
+            self.changed_since_survey.add(name)
             number = self.numbers[name]
-            self._write(number, NO_WAYS)
+            self._write(number, NO_NEXT_HOPS)
             self._names.update(INDEX.pack(number), NODE_NAME.pack(b""))
             self._drop(name)

@@ -1,12 +1,16 @@
-"""Make the maps, or adopt those that a predecessor left pinned.
+"""Create the maps, or adopt the maps that a previous process pinned.
 
-In: the directory for pins, the objects, sizes. Out: `Pins`: the maps, programs on them, and what
-older layouts lie beside. The maps of one layout lie in `<pin path>/layout-<digest>`, the digest
-taken over its description (see `upgrade`), so that a program never meets records of another shape.
-`settings` is pinned last: a directory without it was left half made, and is made anew. What another
-layout holds is carried over into ours before our program takes the other's place. Invariant: one
-process at a time works with a pin path; a lock on the directory, which ends with its process, sees
-to that."""
+In: the directory for pins, the object files, sizes. Out: `Pins`: the maps, the programs that use
+them, and the directories of older layouts.
+
+The maps of one layout are in `<pin path>/layout-<digest>`. The digest is that of the layout's
+description (see `upgrade`), so a program never finds records of another shape. `settings` is pinned
+last: a directory without it is incomplete, and is recreated. The content of another layout is
+copied into our maps before our program replaces the program of that layout.
+
+Invariant: one process at a time uses a pin path. It holds a lock on the directory, which ends with
+the process.
+"""
 
 import fcntl
 import hashlib
@@ -37,19 +41,19 @@ _IN_MIB = ("size_mib", "configured_mib", "used_mib")
 
 
 class Sizes(NamedTuple):
-    """Sizes of maps that are made, in locked memory. Those of flows stay as a predecessor has made
-    them."""
+    """The sizes of maps that are created, in locked memory. Maps of flows that a previous process
+    created keep their sizes."""
 
     arena_bytes: int = 128 << 20
-    """For slots: 2 KiB to 128 KiB a listener, twice that while old connections are kept in place.
-    The tables of a predecessor are copied into memory of this size, if they fit."""
+    """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while slots are in transition.
+    The tables of a previous process are copied into memory of this size if they fit."""
     connections: int = 131072
-    """Entries for TCP connections in slots that changed; some 100 bytes each."""
+    """Flow entries for TCP and SCTP connections in slots that changed; about 100 bytes each."""
     datagrams: int = 65536
-    """Entries for UDP flows."""
+    """Flow entries for UDP."""
 
     def entries(self) -> dict[str, int]:
-        """How many each map has, by its name."""
+        """Return the number of entries of each map, by name."""
         return {
             "arena": self.arena_bytes // CHUNK_BYTES,
             "connections": self.connections,
@@ -58,64 +62,73 @@ class Sizes(NamedTuple):
 
 
 class Pins(NamedTuple):
-    """The maps by name, and the objects whose programs work on them."""
+    """The maps by name, and the objects whose programs use them."""
 
     maps: dict[str, Map]
     object_file: ObjectFile
     objects: Path
     older: tuple[Path, ...]
-    """Directories of other layouts, the newest last: its program may still be forwarding."""
+    """Directories of other layouts, the newest last. The program of the newest may still be
+    forwarding."""
     description: upgrade.Description
-    predecessor: upgrade.Description | None
-    """Of the newest, if what it holds could be carried over, and so is in our maps."""
+    copied_description: upgrade.Description | None
+    """The description of the newest other layout, if its content was copied into our maps."""
     copied: upgrade.Copied
-    """What its tables of flows held when they were last read. Empty where another process carried
-    them over and ended."""
+    """The content of the other layout's flow tables when they were last read. Empty if another
+    process copied them and ended."""
     directory: Path
-    """Where the maps are pinned."""
+    """The directory in which the maps are pinned."""
     empty: bool
-    """Whether this start has made the maps with nothing in them, neither adopted nor carried
-    over."""
+    """Whether this start has created the maps without content: neither adopted nor copied."""
 
     def tc(self) -> Program:
-        """The complete program, for tc."""
+        """Load the complete program, for tc."""
         return _load(self.object_file, self.maps, PROGRAM_TYPE_SCHED_CLS)
 
     def xdp(self) -> Program:
-        """The program for XDP."""
+        """Load the program for XDP."""
         return _load(read_object(self.objects / _XDP_OBJECT), self.maps, PROGRAM_TYPE_XDP)
 
     @property
-    def whole(self) -> bool:
-        """Whether our maps hold all there is to forward by. If not, the program of an older layout
-        is to go on."""
-        return not self.older or self.predecessor is not None
+    def complete(self) -> bool:
+        """Whether our maps contain everything that forwarding needs. If not, the program of an
+        older layout has to continue."""
+        return not self.older or self.copied_description is not None
 
-    def follow_older(self, *, forwarding: bool) -> None:
-        """Have in our tables of flows what an older program has changed in its own since. See
-        `upgrade.follow_up`."""
-        if self.older and self.predecessor:
-            upgrade.follow_up(
-                *(self.older[-1], self.predecessor, self.description, self.maps, self.copied),
+    def copy_changes_of_older(self, *, forwarding: bool) -> None:
+        """Copy to our flow tables what an older program has changed in its own tables since the
+        last copy.
+
+        `forwarding`: whether our program forwards already. See `upgrade.copy_changes`.
+        """
+        if self.older and self.copied_description:
+            upgrade.copy_changes(
+                *(
+                    self.older[-1],
+                    self.copied_description,
+                    self.description,
+                    self.maps,
+                    self.copied,
+                ),
                 forwarding=forwarding or not self.copied,
             )
 
-    def leave_older(self) -> Self:
-        """Take away what older layouts left, now that our program forwards: but for it, nothing
-        works on their maps."""
-        self.follow_older(forwarding=True)
+    def remove_older(self) -> Self:
+        """Remove the maps of older layouts. Our program must be forwarding: no other program uses
+        them then."""
+        self.copy_changes_of_older(forwarding=True)
         for path in self.older:
             bpffs.remove(path)
-        return self._replace(older=(), predecessor=None, copied={})
+        return self._replace(older=(), copied_description=None, copied={})
 
     def discard(self) -> None:
-        """Remove the pins of empty maps again, so that a start that failed leaves no memory in use.
-        Other pins stay."""
+        """Remove the pins of maps that this start created empty, so that a failed start leaves no
+        memory in use. Other pins stay."""
         if self.empty:
             bpffs.remove(self.directory)
 
     def close(self) -> None:
-        """Let go of everything; what is pinned or attached stays."""
+        """Close all maps. Pinned maps and attached programs stay."""
         for each in self.maps.values():
             each.close()
 
@@ -130,8 +143,9 @@ def _load(object_file: ObjectFile, maps: Mapping[str, Map], program_type: int) -
 
 
 def lock(pin_path: Path) -> int:
-    """Have the pin path to ourselves until the descriptor that is returned is closed. Makes the
-    directory, mounts the bpffs."""
+    """Lock the pin path for this process, and return the descriptor that holds the lock until it is
+    closed. Create the directory and mount the bpffs if they do not exist. Raise Refused if another
+    process holds the lock."""
     bpffs.prepare(pin_path)
     descriptor = os.open(pin_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -139,16 +153,16 @@ def lock(pin_path: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise Refused(
-            f"another process works with the pins in {pin_path}",
+            f"another process uses the pins in {pin_path}",
             fix="stop it first, or use another pin path",
         ) from error
     return descriptor
 
 
 def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
-    """The maps below `pin_path`. Takes some 100 ms when they are made anew.
+    """Return the maps below `pin_path`. Creating them takes about 100 ms.
 
-    `objects`: the folder of the programs.
+    `objects`: the directory of the compiled programs.
     """
     entries = sizes.entries()
     object_file = read_object(objects / OBJECT.name)
@@ -157,10 +171,10 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     directory = pin_path / f"layout-{_digest(description)}"
     others = [path for path in pin_path.glob("layout-*") if path != directory]
     older = [path for path in others if (path / _COMPLETE).exists()]
-    for half_made in set(others) - set(older):
-        bpffs.remove(half_made)
+    for incomplete in set(others) - set(older):
+        bpffs.remove(incomplete)
     older.sort(key=lambda path: (path / _COMPLETE).stat().st_mtime_ns)
-    predecessor = _describe_predecessor(older, description)
+    copied_description = _copyable_description(older, description)
     copied: upgrade.Copied = {}
     adopted = (directory / _COMPLETE).exists()
     if adopted:
@@ -170,33 +184,43 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
             name: spec._replace(max_entries=entries.get(name, spec.max_entries))
             for name, spec in object_file.maps.items()
         }
-        if predecessor:
-            maps, copied = upgrade.carry_over(older[-1], predecessor, description, specs)
+        if copied_description:
+            maps, copied = upgrade.carry_over(older[-1], copied_description, description, specs)
         else:
             maps = create_maps([*specs.values()])
         _pin(maps, description, directory)
-    empty = not adopted and predecessor is None
+    empty = not adopted and copied_description is None
     return Pins(
-        maps, object_file, objects, tuple(older), description, predecessor, copied, directory, empty
+        maps,
+        object_file,
+        objects,
+        tuple(older),
+        description,
+        copied_description,
+        copied,
+        directory,
+        empty,
     )
 
 
 def remove(pin_path: Path) -> list[str]:
-    """Remove the maps that are pinned here, of every layout. Returns what was removed, in words.
+    """Remove the maps of every layout that are pinned here, and return a description of each.
+
     Everything else below the path, such as the pins of another gateway whose path is longer,
-    belongs to another owner and stays."""
+    belongs to another owner and stays.
+    """
     layouts = list(pin_path.glob("layout-*"))
     for layout in layouts:
         bpffs.remove(layout)
     existed = pin_path.exists()
-    with suppress(OSError):  # it does not exist, or another owner's pins are in it
+    with suppress(OSError):  # it does not exist, or contains the pins of another owner
         pin_path.rmdir()
     return [f"pins in {pin_path}"] if layouts or (existed and not pin_path.exists()) else []
 
 
 def _arena_entries(pin_path: Path, wanted: int) -> int:
-    """The number of chunks that the arena is to have: `wanted`, or the present number if its tables
-    would not fit."""
+    """Return the number of chunks for the arena: `wanted`, or the present number if the present
+    tables would not fit into `wanted`."""
     complete = sorted(
         pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns
     )
@@ -210,7 +234,7 @@ def _arena_entries(pin_path: Path, wanted: int) -> int:
     if present > wanted and (used := upgrade.chunks_in_use(newest)) > wanted:
         mib = (each * CHUNK_BYTES / (1 << 20) for each in (present, wanted, used))
         log.warning(
-            "the table memory keeps its size: its tables need more",
+            "the table memory keeps its size, because its tables would not fit into the new size",
             **dict(zip(_IN_MIB, mib, strict=True)),
         )
         return present
@@ -218,20 +242,21 @@ def _arena_entries(pin_path: Path, wanted: int) -> int:
 
 
 def _digest(description: upgrade.Description) -> str:
-    """Equal for objects that can work on each other's maps."""
+    """Return a digest that is equal for objects that can use each other's maps."""
     return hashlib.blake2b(msgspec.json.encode(description), digest_size=6).hexdigest()
 
 
-def _describe_predecessor(
+def _copyable_description(
     older: Sequence[Path], ours: upgrade.Description
 ) -> upgrade.Description | None:
-    """What lies in the newest of the older layouts, if it can be carried over."""
+    """Return the description of the newest older layout if its content can be copied, otherwise
+    None."""
     theirs = upgrade.read(older[-1]) if older else None
     if theirs:
         try:
             upgrade.check(theirs, ours)
         except Refused as error:
-            log.warning("not carried over", error=str(error))
+            log.warning("the maps of the previous version are not copied", error=str(error))
             return None
     return theirs
 

@@ -1,12 +1,15 @@
-"""How much each namespace may use of the resources of a gateway whose size is fixed: table memory,
+"""The share of each namespace in the resources of a gateway whose size is fixed: table memory,
 listeners, retained nodes and source ranges.
 
 In: how much each namespace uses. Out: how much more it may use now, or the error that says why it
-may not; and the Services that wait for a resource of which some was released. Invariant: new use
-leaves the reserve free, an eighth of each resource, which is for changes of Services that are
-served. No namespace gets more than its share of what the other namespaces leave, so some is always
-free for another namespace (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on
-Networking 6(2), 1998). What is in use already is never taken away."""
+may not; and the Services that wait for a resource of which some was released.
+
+Invariant: new usage leaves the reserve free, an eighth of each resource, which is for changes of
+Services that are served already. No namespace gets more than its share of what the other namespaces
+leave free, so some of the resource is always free for another namespace (dynamic thresholds:
+Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). A resource that is in use is
+never taken away.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -26,22 +29,24 @@ NO_USE: Use = ("", 0)
 
 
 class OutOfMemory(Unavailable):
-    """A resource of fixed size is used up. The Service is retried as soon as some of it is free."""
+    """A resource of fixed size is used up. The Service is retried as soon as part of the resource
+    is free."""
 
 
-class Filled(NamedTuple):
-    """How much of a resource is used, and how much of it there is."""
+class Usage(NamedTuple):
+    """How much of a resource is used, and its size."""
 
     used: int
-    most: int
+    capacity: int
 
 
 class Quota:
-    """One resource. For messages: `what` names the resource, `users` names what uses it, and
-    `remedy` says how to get more of it.
+    """The usage of one resource by namespaces.
 
-    share: the part of what other namespaces leave that one namespace may have; 1: there is no limit
-    for a namespace."""
+    For messages, `what` names the resource, `users` names what uses it, and `remedy` says how to
+    get more of it. `share`: the fraction that one namespace may have of what other namespaces leave
+    free; with 1 a namespace has no limit.
+    """
 
     def __init__(self, what: str, users: str, capacity: int, share: float, remedy: str) -> None:
         self._what, self._users, self._remedy = what, users, remedy
@@ -49,7 +54,7 @@ class Quota:
         self.capacity = capacity
         self.used = 0
         self.waiting: set[ServiceKey] = set()
-        """Services that did not get all that they ask for."""
+        """Services that did not get everything that they requested."""
         self._freed = False
         self._of: Counter[str] = Counter()
 
@@ -63,16 +68,18 @@ class Quota:
                 if not self._of[namespace]:
                     del self._of[namespace]
 
-    def room(self, namespace: str, *, changing: bool = False) -> int:
-        """How much more the namespace may take now. `changing`: for a Service that is served, which
-        may use the reserve."""
-        own = self._of[namespace]
-        most = self.capacity if changing else self.capacity - self.capacity // RESERVE
-        return max(0, int(self._share * (most - (self.used - own))) - own)
+    def available(self, namespace: str, *, changing: bool = False) -> int:
+        """Return how much more the namespace may use now.
 
-    def relieved(self) -> set[ServiceKey]:
-        """The Services that wait, if some of the resource was released since the last call. They
-        are then no longer registered as waiting, until they are refused again."""
+        `changing`: the request is of a Service that is served already, and may use the reserve.
+        """
+        own = self._of[namespace]
+        usable = self.capacity if changing else self.capacity - self.capacity // RESERVE
+        return max(0, int(self._share * (usable - (self.used - own))) - own)
+
+    def take_retriable(self) -> set[ServiceKey]:
+        """Return the waiting Services if some of the resource was released since the last call, and
+        remove them from `waiting`. They wait again when they are refused again."""
         if not self._freed:
             return set()
         self._freed = False
@@ -80,8 +87,8 @@ class Quota:
         return waiting
 
     def refusal(self, service: ServiceKey) -> OutOfMemory:
-        """The error for a Service that may not have what it asks for. The Service is registered as
-        waiting. The text does not change while the cause lasts."""
+        """Return the error for a Service that may not have what it requests, and add the Service to
+        `waiting`. The text does not change while the cause lasts."""
         self.waiting.add(service)
         if self._of[service.namespace] and self._share < 1:
             return OutOfMemory(
@@ -95,29 +102,29 @@ class Quota:
         )
 
     @property
-    def filled(self) -> Filled:
-        """For gauges."""
-        return Filled(self.used, self.capacity)
+    def usage(self) -> Usage:
+        """The usage of the whole resource, for gauges."""
+        return Usage(self.used, self.capacity)
 
 
 class Quotas(NamedTuple):
-    """The quotas of a gateway. `memory` counts chunks; a listener counts there with both its
-    tables, see `sizing.claim`."""
+    """The quotas of a gateway. `memory` counts chunks, and counts two tables for each listener, see
+    `sizing.claim`."""
 
     memory: Quota
     listeners: Quota
     retained: Quota
     ranges: Quota
 
-    def relieved(self) -> set[ServiceKey]:
-        """The Services that wait for a resource of which some was released since the last call."""
-        return set().union(*(each.relieved() for each in self))
+    def take_retriable(self) -> set[ServiceKey]:
+        """Return the Services that wait for a resource of which some was released since the last
+        call."""
+        return set().union(*(each.take_retriable() for each in self))
 
-    def filled(self) -> dict[str, Filled]:
-        """How full each resource is, by the name that metrics have for it. Table memory is in
-        bytes."""
-        memory = Filled(*(each * CHUNK_BYTES for each in self.memory.filled))
-        rest = (self.listeners.filled, self.retained.filled, self.ranges.filled)
+    def usage(self) -> dict[str, Usage]:
+        """Return the usage of each resource, by its name in metrics. Table memory is in bytes."""
+        memory = Usage(*(each * CHUNK_BYTES for each in self.memory.usage))
+        rest = (self.listeners.usage, self.retained.usage, self.ranges.usage)
         return dict(
             zip(
                 ("table_memory", "listeners", "retained_nodes", "source_ranges"),
@@ -128,8 +135,10 @@ class Quotas(NamedTuple):
 
     @classmethod
     def of(cls, capacities: Mapping[str, int], share: float) -> "Quotas":
-        """The quotas for maps of these capacities. `capacities`: number of entries by the name of
-        the map."""
+        """Return the quotas for maps of these sizes.
+
+        `capacities`: the number of entries of each map, by name.
+        """
         gateways = "use more gateways with fewer Services each"
         return cls(
             Quota(
@@ -140,14 +149,20 @@ class Quotas(NamedTuple):
                 "raise gateway.tableMemoryMiB",
             ),
             Quota(
-                "room for listeners",
+                "capacity for listeners",
                 "ports and addresses",
                 capacities["listeners"],
                 share,
                 gateways,
             ),
             Quota(
-                "room for retained nodes", "ports", capacities["retained_nodes"], share, gateways
+                "capacity for retained nodes",
+                "ports",
+                capacities["retained_nodes"],
+                share,
+                gateways,
             ),
-            Quota("room for source ranges", "source ranges", capacities["ranges"], share, gateways),
+            Quota(
+                "capacity for source ranges", "source ranges", capacities["ranges"], share, gateways
+            ),
         )

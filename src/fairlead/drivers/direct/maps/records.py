@@ -1,7 +1,9 @@
-"""The records of bpf/structs.h as bytes, in the machine's byte order but for addresses and ports.
+"""The records of bpf/structs.h as bytes, in host byte order except for addresses and ports.
 
-In: addresses, names, numbers. Out: keys and values for the maps, and back. A test compares each
-with the object's own types. An IPv4 address stands as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2)."""
+In: addresses, names, numbers. Out: keys and values of the maps, and back. A test compares each
+record with the types in the object file. IPv4 addresses are stored as IPv4-mapped IPv6 addresses
+(RFC 4291, 2.5.5.2).
+"""
 
 import socket
 import struct
@@ -14,16 +16,16 @@ from fairlead.net.address import pack_address, unpack_address
 
 CHUNK_BYTES = 64
 BY_SOURCE, PREVIOUS_BY_SOURCE, RANGES, CONVERGING, REFUSES = 1, 2, 4, 8, 16
-AMONG_NODES, TELL = 1, 2
+IS_NODE, REPORT_ENTRIES = 1, 2
 CLOSING = 0x10000
-"""With the node of an entry that is told: its connection ends."""
-NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
+"""Added to the node number of a reported flow entry whose connection is closing."""
+UNREACHABLE, LINK, LOCAL, IPIP, VXLAN = range(5)
 HOPS_LEFT = 16
-"""The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a
-gateway (bpf/hops.h)."""
+"""The hop limit of packets that the gateway sends to nodes. A packet that arrives with this hop
+limit or less has passed a gateway already (bpf/hops.h)."""
 DROPS = (
     "no_member",
-    "no_way",
+    "no_next_hop",
     "hop_limit",
     "fragment",
     "forbidden",
@@ -32,20 +34,20 @@ DROPS = (
     "returned",
     "no_endpoints",
 )
-"""Why packets of a listener are dropped, in the order of `enum event`."""
+"""The reasons for drops, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sB5x")
 LISTENER = struct.Struct("=7I4x")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
 FLOW = struct.Struct("=4s4x")
-WAY = struct.Struct("=III2sH6s6sI16s16s16s")
+NEXT_HOP = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
 SETTINGS = struct.Struct("=4I2s2x")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
-KEEPER = struct.Struct("=II")
+RETAINED_NODE = struct.Struct("=II")
 TAG_KEY = struct.Struct("=II")
 MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
@@ -61,7 +63,7 @@ _NAMES = {number: name for name, number in _PROTOCOLS.items()}
 
 
 class ListenerRecord(NamedTuple):
-    """Where a listener's tables are. Offsets in chunks of the arena, sizes in slots."""
+    """The locations of a listener's tables: offsets in chunks of the arena, sizes in slots."""
 
     current_offset: int
     current_size: int
@@ -73,30 +75,32 @@ class ListenerRecord(NamedTuple):
 
     @property
     def converging(self) -> bool:
-        """Whether all its connections get entries."""
+        """Whether all its connections are tracked."""
         return bool(self.flags & CONVERGING)
 
     @property
-    def sets(self) -> int | None:
-        """The number of the Service's sets of source ranges; None if everybody is let in."""
+    def range_sets(self) -> int | None:
+        """The number of the Service's range sets; None if every source may connect."""
         return self.ranges >> 1 if self.flags & RANGES else None
 
-    def following(self, sets: int | None, *, ipv6: bool) -> "ListenerRecord":
-        """The record with these sets of source ranges, of which its family's is the one that
-        counts."""
-        if sets is None:
+    def with_range_sets(self, range_sets: int | None, *, ipv6: bool) -> "ListenerRecord":
+        """Return the record with these range sets. The record names the set of its own address
+        family."""
+        if range_sets is None:
             if not self.flags & RANGES and not self.ranges:
-                return self  # as mostly
+                return self  # the common case
             return self._replace(flags=self.flags & ~RANGES, ranges=0)
-        return self._replace(flags=self.flags | RANGES, ranges=2 * sets + ipv6)
+        return self._replace(flags=self.flags | RANGES, ranges=2 * range_sets + ipv6)
 
 
 class NextHop(NamedTuple):
-    """How packets of one family get to a node. `kind`: NOWHERE where they cannot. Hardware
-    addresses are 6 bytes, zeros where they are not known. `lower`: the parent of a VLAN's
-    interface, 0 for others. See `struct way`."""
+    """How packets of one address family get to a node; see `struct next_hop`.
 
-    kind: int = NOWHERE
+    `kind`: UNREACHABLE if they cannot. MAC addresses are 6 bytes, all zero if they are unknown.
+    `lower`: the parent of a VLAN interface; 0 for other interfaces.
+    """
+
+    kind: int = UNREACHABLE
     interface: int = 0
     next_hop: str = ""
     outer_source: str = ""
@@ -110,51 +114,51 @@ class NextHop(NamedTuple):
 
     @property
     def address(self) -> str:
-        """The node's address, if it can be reached there."""
+        """The address at which the node is reached; empty if there is none."""
         return self.outer_destination or self.next_hop
 
 
 def pack_listener_key(key: ListenerKey) -> bytes:
-    """The key of a listener."""
+    """Return the key of a listener as bytes."""
     return LISTENER_KEY.pack(
         pack_address(key.address), key.port.to_bytes(2, "big"), _PROTOCOLS[key.protocol]
     )
 
 
 def unpack_listener_key(data: bytes) -> ListenerKey:
-    """The listener that a key stands for."""
+    """Return the listener of a key."""
     address, port, protocol = LISTENER_KEY.unpack(data)
-    # The maps hold what pack_listener_key wrote: one of its protocols.
+    # The maps contain only keys of `pack_listener_key`, so the protocol is one of its protocols.
     name = cast(ListenerProtocol, _NAMES[protocol])
     return ListenerKey(unpack_address(address), int.from_bytes(port, "big"), name)
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
-    """Of a connection entry: the key of its listener as `pack_listener_key` makes it, and the
-    number of its node."""
+    """Return the packed key of a flow entry's listener, as `pack_listener_key` returns it, and the
+    number of the entry's node."""
     return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
 
 
-def pack_next_hop(way: NextHop) -> bytes:
-    """The record of a way."""
+def pack_next_hop(hop: NextHop) -> bytes:
+    """Return the record of a next hop."""
     addresses = (
         pack_address(each) if each else bytes(16)
-        for each in (way.next_hop, way.outer_source, way.outer_destination)
+        for each in (hop.next_hop, hop.outer_source, hop.outer_destination)
     )
     link = (
-        way.interface,
-        way.lower or way.interface,
-        way.tag.to_bytes(2, "big"),
-        way.mtu,
-        way.mac,
-        way.own_mac,
+        hop.interface,
+        hop.lower or hop.interface,
+        hop.tag.to_bytes(2, "big"),
+        hop.mtu,
+        hop.mac,
+        hop.own_mac,
     )
-    return WAY.pack(way.kind, *link, way.vni, *addresses)
+    return NEXT_HOP.pack(hop.kind, *link, hop.vni, *addresses)
 
 
 def unpack_next_hop(data: bytes) -> NextHop:
-    """The way that a record stands for."""
-    kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = WAY.unpack(data)
+    """Return the next hop of a record."""
+    kind, interface, lower, tag, mtu, mac, own_mac, vni, *addresses = NEXT_HOP.unpack(data)
     next_hop, source, destination = (
         unpack_address(each) if any(each) else "" for each in addresses
     )
@@ -175,27 +179,27 @@ def unpack_next_hop(data: bytes) -> NextHop:
 
 
 def pack_text(text: str, size: int) -> bytes:
-    """Text of at most `size` bytes, padded with zeros by whoever packs it. Raises Refused when it
-    is longer."""
+    """Return the text as bytes. Padding with zeros is left to the caller. Raise Refused if the text
+    is longer than `size` bytes."""
     data = text.encode()
     if len(data) > size:
-        raise Refused(f"the name {text} is longer than {size} bytes", fix="choose a shorter one")
+        raise Refused(f"the name {text} is longer than {size} bytes", fix="choose a shorter name")
     return data
 
 
 def unpack_text(data: bytes) -> str:
-    """The text without the zeros after it."""
+    """Return the text without the zeros after it."""
     return data.rstrip(b"\0").decode(errors="replace")
 
 
 def pack_owner(service: ServiceKey, uid: str) -> bytes:
-    """The mark that says whose a listener is."""
+    """Return the record of a listener's owner."""
     return OWNER.pack(
         pack_text(service.namespace, 64), pack_text(service.name, 64), pack_text(uid, 40)
     )
 
 
 def unpack_owner(data: bytes) -> tuple[ServiceKey, str]:
-    """Whose a listener is: the Service and its UID."""
+    """Return the owner of a listener: the Service and its UID."""
     namespace, name, uid = (unpack_text(part) for part in OWNER.unpack(data))
     return ServiceKey(namespace, name), uid

@@ -1,17 +1,18 @@
-"""Which nodes keep the flows that they have, for each listener: the map `retained_nodes`.
+"""The nodes that keep their open flows, for each listener: the map `retained_nodes`.
 
-In: the place that a listener counts at, numbers of nodes. Out: the same in the kernel, as far as
-there is room. The program follows the entry of a flow as long as its node is one of these: so a
-node whose time to keep connections is over also loses connections that have entries. Invariant:
-what this mirrors is in the map. A node is added before slots name it, and taken out after they have
-ceased to."""
+In: the index at which a listener counts, numbers of nodes. Out: the same in the kernel, as far as
+there is room. The program follows the flow entry of a flow only while the entry's node is one of
+these nodes. So a node whose drain time is over also loses connections that have flow entries.
+Invariant: the map contains what is mirrored here. A node is added before slots name it, and removed
+after no slot names it any more.
+"""
 
 from collections.abc import Iterator, Mapping, Set
 
 import structlog
 
 from fairlead.drivers.direct.maps.quota import NO_USE, Quota
-from fairlead.drivers.direct.maps.records import INDEX, KEEPER
+from fairlead.drivers.direct.maps.records import INDEX, RETAINED_NODE
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
 
@@ -22,24 +23,27 @@ _NONE = frozenset[int]()
 
 
 class RetainedNodes:
-    """The map, mirrored: the namespace of a listener and numbers of nodes, by the index that the
-    listener counts at."""
+    """The map, mirrored: for each index of a listener, the listener's namespace and numbers of
+    nodes."""
 
     def __init__(self, retained_nodes: Map, quota: Quota) -> None:
         self._map = retained_nodes
         self._quota = quota
         self._of: dict[int, tuple[str, frozenset[int]]] = {}
-        self.touched: set[int] = set()
-        """Indexes whose nodes were changed since whoever surveys has emptied it."""
+        self.changed_since_survey: set[int] = set()
+        """Indexes whose nodes were changed since the last survey began."""
 
     def survey(self) -> Iterator[tuple[int, int]]:
-        """What is in the map, an index and a node at a time; changes nothing."""
-        return (KEEPER.unpack(key) for key, _ in self._map.items())
+        """Yield each index and node of the map. Nothing is changed."""
+        return (RETAINED_NODE.unpack(key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[int]], namespaces: Mapping[int, str]) -> None:
-        """Set the mirror to what was found, except for what has changed since, and remove what
-        belongs to no listener. `namespaces`: of listeners, by index."""
-        for index in (found.keys() | self._of.keys()) - self.touched:
+        """Set the mirror to what was found, except for indexes that have changed since the survey
+        began, and remove the nodes of indexes without a listener.
+
+        `namespaces`: the namespaces of listeners, by index.
+        """
+        for index in (found.keys() | self._of.keys()) - self.changed_since_survey:
             namespace, nodes = namespaces.get(index, ""), found.get(index, _NONE)
             if self._of.get(index) != (namespace, nodes):
                 self._note(index, namespace, frozenset(nodes))
@@ -48,28 +52,31 @@ class RetainedNodes:
 
     def add(self, index: int, nodes: Set[int], namespace: str, *, changing: bool) -> Set[int]:
         """Let these nodes keep their flows, in addition to the nodes that already do, as far as the
-        quota of the namespace and the kernel have room. Returns the nodes of `nodes` that keep
-        their flows."""
+        quota of the namespace and the kernel permit. Return the nodes of `nodes` that keep their
+        flows.
+
+        `changing`: whether the listener exists already, see `Quota.available`.
+        """
         held = self._held(index)
         new = sorted(nodes - held)
-        granted = new[: self._quota.room(namespace, changing=changing)] if new else new
-        self.touched.add(index)
+        granted = new[: self._quota.available(namespace, changing=changing)] if new else new
+        self.changed_since_survey.add(index)
         try:
-            self._map.update_all({KEEPER.pack(index, node): _PRESENT for node in granted})
+            self._map.update_all({RETAINED_NODE.pack(index, node): _PRESENT for node in granted})
         except FairleadError as error:
-            # Some may have been added. The change must not fail because of this: a dead node could
-            # not be removed then.
-            log.warning("the kernel has no room for more retained nodes", problem=str(error))
-            self._map.delete_all([KEEPER.pack(index, node) for node in granted])
+            # Some nodes may have been added. The change must not fail because of this error:
+            # otherwise a dead node could not be removed from the listener.
+            log.warning("the kernel cannot store more retained nodes", problem=str(error))
+            self._map.delete_all([RETAINED_NODE.pack(index, node) for node in granted])
             granted = []
         self._note(index, namespace, held | frozenset(granted))
         return nodes & self._held(index)
 
     def only(self, index: int, nodes: Set[int]) -> None:
-        """None but these keep their flows any more."""
+        """Remove all nodes of the listener except these."""
         namespace, held = self._of.get(index, ("", _NONE))
-        self.touched.add(index)
-        self._map.delete_all([KEEPER.pack(index, node) for node in held - nodes])
+        self.changed_since_survey.add(index)
+        self._map.delete_all([RETAINED_NODE.pack(index, node) for node in held - nodes])
         self._note(index, namespace, held & nodes)
 
     def _held(self, index: int) -> frozenset[int]:

@@ -1,11 +1,11 @@
-"""Which tables a listener gets when there is no memory for the size that its weights call for.
-Pure.
+"""The table sizes that a listener may get when memory is short. Pure.
 
-In: a change, the existing listener, and how much memory it may use. Out: the slots to try, the best
-first: as they are asked for; then with half as many slots for new connections, a quarter, and so
-on; and at last slots that are written over the old ones. Invariant: an existing listener may keep
-its size, however much its namespace uses, and a node can always be removed from a listener, because
-one of the choices takes no memory."""
+In: a change, the present listener, and how much memory it may use. Out: the slots to try, the best
+first: the requested slots; then slots with half as many entries in the current table, a quarter,
+and so on; and at last slots that overwrite the present ones. Invariant: an existing listener may
+keep its table size regardless of its namespace's usage. A node can always be removed from a
+listener, because the last choice needs no memory.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,54 +16,58 @@ from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
 
 PART = 8
-"""A table may take one part in PART of what its namespace may still use, unless it has the smallest
-size. So tables become smaller before a listener gets none."""
+"""A table larger than the smallest size may use at most one part in PART of what its namespace may
+still use. So tables become smaller before a listener gets none."""
 
 
 class Fitting(NamedTuple):
-    """Slots that a listener may have. `over`: they are written over its present slots."""
+    """Slots that a listener may get. `in_place`: they overwrite its present slots."""
 
     slots: Slots
-    over: bool = False
+    in_place: bool = False
 
 
 def chunks(size: int) -> int:
-    """Chunks of the arena that a table of this many slots takes."""
+    """Return the number of chunks that a table of this many slots needs."""
     return -(-size * 2 // CHUNK_BYTES)
 
 
 def claim(record: ListenerRecord) -> int:
-    """Chunks that count as used by a listener: two tables of its present size, because a change
-    needs the second one; two of the smallest size if it has none, because members may come back; or
-    its two present tables, if they are larger."""
+    """Return the number of chunks that a listener is charged for: two tables of its present size,
+    because a change needs the second one; two tables of the smallest size if it has none, because
+    members may return; or its present two tables, if they are larger."""
     current = chunks(max(record.current_size, maglev.SMALLEST))
     return current + max(current, chunks(record.previous_size))
 
 
-def fittings(change: SetListener, old: Slots | None, room: int, granted: int) -> Iterator[Fitting]:
-    """The choices for a listener that has the slots `old`, or is new (None). `room`: chunks that it
-    may use. `granted`: the size that it may have independent of the room; less than 0: none."""
+def fittings(
+    change: SetListener, old: Slots | None, available: int, granted: int
+) -> Iterator[Fitting]:
+    """Yield the choices for a listener that has the slots `old`, or is new (None).
+
+    `available`: the chunks that it may use. `granted`: the table size that it may have
+    regardless of `available`; negative if there is none.
+    """
     before = Slots() if change.afresh or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
         needed, part = (
             (2 * chunks(size), PART) if size > maglev.SMALLEST else (2 * chunks(maglev.SMALLEST), 1)
         )
-        if size > granted and part * needed > room:
+        if size > granted and part * needed > available:
             continue
         if size == wanted:
             yield Fitting(change.slots)
-        elif (
-            change.listener.weights
-        ):  # without weights no node can be reached, and there is no smaller table
+        # Without weights no node can be reached, and there is no smaller table.
+        elif change.listener.weights:
             yield Fitting(
                 slots_of(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
-        yield Fitting(_over(change, old, has), over=True)
+        yield Fitting(_overwriting_slots(change, old, has), in_place=True)
 
 
-def _over(change: SetListener, old: Slots, size: int) -> Slots:
+def _overwriting_slots(change: SetListener, old: Slots, size: int) -> Slots:
     weights, listener = change.listener.weights, change.listener
     if not weights and change.slots.current:
         return old

@@ -1,12 +1,15 @@
-"""The source ranges of Services in the map `ranges`: for each Service two sets, one for each
-family.
+"""The source ranges of Services in the map `ranges`, which contains two sets for each Service, one
+for each address family.
 
-In: CIDRs as a plan writes them. Out: the same in a trie that the program asks for every packet of a
-listener with RANGES. The sets of a Service are 2 * n for IPv4 and 2 * n + 1 for IPv6 and `struct
-listener` names the one of its own family, so that ::/0 lets no IPv4 client in. A set may be empty:
-then nobody is let in. Invariant: what this mirrors is in the map. A set is changed in place, what
-comes before what goes; of a change that fails only what is to go has gone, so that an error lets
-nobody in who should not be."""
+In: CIDRs of a plan. Out: a trie in which the program looks up the source of every packet of a
+listener with the flag RANGES. The sets of a Service have the numbers 2 * n for IPv4 and 2 * n + 1
+for IPv6, and `struct listener` names the set of its own family: so ::/0 admits no IPv4 client. An
+empty set admits no client.
+
+Invariant: the map contains what is mirrored here. A set is changed in place: new ranges are added
+before old ones are removed. If adding fails, only the removal is carried out, so an error never
+admits a client that should be excluded.
+"""
 
 import socket
 import struct
@@ -25,8 +28,8 @@ _VALUE = struct.pack("=I", 1)
 
 
 class Sets(NamedTuple):
-    """The sets of one Service: their number n, what is in them, and what a plan said that made them
-    so."""
+    """The sets of one Service: their number n, their keys, and the CIDRs of the plan from which
+    they were made."""
 
     number: int
     members: frozenset[bytes]
@@ -34,7 +37,8 @@ class Sets(NamedTuple):
 
 
 class Ranges:
-    """The map, mirrored. What is read (`survey`) changes nothing; `adopt` makes it count."""
+    """The map, mirrored. `survey` reads it and changes nothing; `adopt` puts the result into the
+    mirror."""
 
     def __init__(self, ranges: Map, quota: Quota) -> None:
         self._map = ranges
@@ -42,24 +46,27 @@ class Ranges:
         self._of: dict[ServiceKey, Sets] = {}
         self._free: list[int] = []
         self._next = 0
-        self.touched: set[int] = set()
-        """Numbers of sets that were changed since whoever surveys has emptied it."""
+        self.changed_since_survey: set[int] = set()
+        """Numbers of sets that were changed since the last survey began."""
 
     def survey(self) -> Iterator[tuple[int, bytes]]:
-        """What is in the map, a number and one of its ranges at a time; changes nothing."""
+        """Yield the number of the sets and the key of each range. Nothing is changed."""
         return ((RANGE_KEY.unpack(key)[1] >> 1, key) for key, _ in self._map.items())
 
     def adopt(self, found: Mapping[int, Set[bytes]], named: Mapping[ServiceKey, int]) -> None:
-        """Have the mirror be what was found, but for what was changed since. `named`: the number
-        that a Service's listeners name. What none names is left of an interrupted change, and
-        goes."""
+        """Set the mirror to what was found, except for sets that have changed since the survey
+        began.
+
+        `named`: the number that the listeners of each Service name. Sets that no listener names are
+        left over from an interrupted change, and are removed.
+        """
         for service, sets in tuple(self._of.items()):
-            if sets.number not in self.touched and named.get(service) != sets.number:
+            if sets.number not in self.changed_since_survey and named.get(service) != sets.number:
                 self._note(service, None)
-        for number in found.keys() - set(named.values()) - self.touched:
+        for number in found.keys() - set(named.values()) - self.changed_since_survey:
             self._map.delete_all(found[number])
         for service, number in named.items():
-            if number in self.touched:
+            if number in self.changed_since_survey:
                 continue
             members, old = frozenset(found.get(number, ())), self._of.get(service)
             if old is None or (old.number, old.members) != (number, members):
@@ -69,30 +76,35 @@ class Ranges:
         self._free = [number for number in range(self._next) if number not in used]
 
     def has(self, service: ServiceKey) -> bool:
-        """Whether the Service has sets, be they empty."""
+        """Return whether the Service has sets, which may be empty."""
         return service in self._of
 
     def of(self, service: ServiceKey) -> tuple[str, ...]:
-        """The CIDRs that the Service's sets have."""
+        """Return the CIDRs of the Service's sets."""
         return self._of[service].cidrs if service in self._of else ()
 
     def number(self, service: ServiceKey) -> int:
-        """The number of the Service's sets; made, and empty, if it has none yet."""
+        """Return the number of the Service's sets. Create empty sets if the Service has none."""
         if service not in self._of:
             number = self._free.pop() if self._free else self._next
             self._next = max(self._next, number + 1)
             self._note(service, Sets(number, frozenset(), ()))
-            self.touched.add(number)
+            self.changed_since_survey.add(number)
         return self._of[service].number
 
     def set(self, service: ServiceKey, cidrs: tuple[str, ...]) -> None:
-        """Set the range sets of the Service. Raises OutOfMemory if its namespace may not have as many,
-        and the kernel's error if the kernel has no room."""
+        """Set the CIDRs of the Service.
+
+        Raise OutOfMemory if the quota of its namespace does not permit them, and the kernel's error
+        if the map is full.
+        """
         number = self.number(service)
         held, wanted = self._of[service].members, packed(number, cidrs)
-        self.touched.add(number)
+        self.changed_since_survey.add(number)
         try:
-            if len(wanted) - len(held) > self._quota.room(service.namespace, changing=bool(held)):
+            if len(wanted) - len(held) > self._quota.available(
+                service.namespace, changing=bool(held)
+            ):
                 raise self._quota.refusal(service)
             self._map.update_all(dict.fromkeys(wanted - held, _VALUE))
         except FairleadError:
@@ -105,15 +117,15 @@ class Ranges:
         self._note(service, Sets(number, wanted, cidrs))
 
     def remove(self, service: ServiceKey) -> None:
-        """Take the Service's sets away. No listener may name them any more."""
-        if (gone := self._of.get(service)) is not None:
-            self.touched.add(gone.number)
-            self._map.delete_all(gone.members)
+        """Remove the Service's sets. No listener may name them any more."""
+        if (removed := self._of.get(service)) is not None:
+            self.changed_since_survey.add(removed.number)
+            self._map.delete_all(removed.members)
             self._note(service, None)
-            self._free.append(gone.number)
+            self._free.append(removed.number)
 
     def _note(self, service: ServiceKey, sets: Sets | None) -> None:
-        """Record the sets that the Service has from now on."""
+        """Record the present sets of the Service."""
         before = self._of.pop(service, None)
         if sets is not None:
             self._of[service] = sets
@@ -124,7 +136,7 @@ class Ranges:
 
 
 def packed(number: int, cidrs: Collection[str]) -> frozenset[bytes]:
-    """The keys of these CIDRs in the sets of this number."""
+    """Return the keys of these CIDRs in the sets with this number."""
     return frozenset(_key(number, cidr) for cidr in cidrs)
 
 
@@ -139,7 +151,7 @@ def _key(number: int, cidr: str) -> bytes:
 
 
 def _texts(members: Iterable[bytes]) -> tuple[str, ...]:
-    """The CIDRs, sorted as plans sort them."""
+    """Return the CIDRs, sorted as in plans."""
     return tuple(sorted(map(_text, members)))
 
 

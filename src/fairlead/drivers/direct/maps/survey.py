@@ -1,8 +1,9 @@
-"""Read from the maps what listeners there are, whose they are, and what belongs to them.
+"""Read from the maps which listeners exist, their owners, and everything that belongs to them.
 
-In: the maps, and what is known already: what has not changed since need not be read in full. Out: a
-`Survey`, in parts, so that others may have their turn between them. It changes nothing; what
-changes meanwhile `ListenerMaps.adopt` knows better."""
+In: the maps, and the known state: unchanged listeners need not be decoded again. Out: a `Survey`,
+read in parts, so that other tasks can run in between. A survey changes nothing. If objects change
+during a survey, `ListenerMaps.adopt` keeps the changes.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -31,45 +32,46 @@ from fairlead.net.address import unpack_address
 from fairlead.net.bpf import Map
 from fairlead.net.transition import Slots, nodes_in, renumber
 
-NOBODY = ServiceKey("", "")
-"""Owner of a listener without a mark. It is wanted by no plan, so it is taken away."""
+NO_OWNER = ServiceKey("", "")
+"""The owner of a listener without an owner record. No plan contains it, so the listener is
+removed."""
 
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 AT_ONCE = 50
-"""Listeners, or nodes, that are looked at in one part: a millisecond or two."""
+"""Listeners, or nodes, that are read in one part, which takes a millisecond or two."""
 PAIRS_AT_ONCE = 250
-"""Elements of other maps, which are only taken in."""
+"""Elements of other maps that are read in one part. They are only stored."""
 
 
-class Known(NamedTuple):
-    """What is known when a survey begins: what has not changed need not be read in full."""
+class Baseline(NamedTuple):
+    """The known state when a survey begins. Unchanged objects need not be decoded again."""
 
     listeners: Mapping[ListenerKey, InstalledListener]
     names: dict[int, str]
 
 
 class Survey(NamedTuple):
-    """What was found in the maps."""
+    """The content that was found in the maps."""
 
     changed: Mapping[ListenerKey, InstalledListener]
-    """Listeners that are other than was known, or were not known."""
-    gone: frozenset[ListenerKey]
-    """Listeners that were known and are not there."""
+    """Listeners that differ from the baseline, or are not in it."""
+    removed: frozenset[ListenerKey]
+    """Listeners of the baseline that do not exist any more."""
     nodes: NodesFound
-    stale_marks: tuple[bytes, ...]
-    """Marks without a listener: what an interrupted change left."""
+    stale_owners: tuple[bytes, ...]
+    """Keys of owner records without a listener, which an interrupted change has left."""
     retained_nodes: Mapping[int, Set[int]]
-    """Numbers of nodes that keep their UDP flows, by the index of the listener's counters."""
+    """Numbers of the nodes that keep their open flows, by the index of the listener's counters."""
     ranges: Mapping[int, Set[bytes]]
-    """Source ranges, by the number of their sets."""
+    """Keys of source ranges, by the number of their sets."""
     addresses: Set[str]
 
 
 class Surveyor:
-    """Reads the maps that `ListenerMaps` writes. `memory`: the arena's."""
+    """Reads the maps that `ListenerMaps` writes. `memory`: the memory of the arena."""
 
     def __init__(
         self,
@@ -87,48 +89,47 @@ class Surveyor:
         )
         self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
         self._memory, self._clock = memory, clock
-        self._nodes, self._ranges, self._keepers = nodes, ranges, retained_nodes
+        self._nodes, self._ranges, self._retained_nodes = nodes, ranges, retained_nodes
 
-    def survey(self, known: Known, *, with_entries: bool = False) -> Iterator[Survey | None]:
-        """Read the maps anew. Gives None after each part, and the whole at last: for 10,000
-        listeners that takes a third of a second. It changes nothing, so that it may be run in a
-        thread.
+    def survey(self, baseline: Baseline, *, with_entries: bool = False) -> Iterator[Survey | None]:
+        """Read the maps. Yield None after each part, and the survey at last. 10,000 listeners take
+        a third of a second. Nothing is changed, so this may run in another thread.
 
-        with_entries: also which nodes the connection entries name. The first survey needs it, later
-        the plan has said more."""
+        `with_entries`: also find the nodes that flow entries name. Only the first survey needs
+        this; later the plan knows more.
+        """
         nodes = NodesFound({}, {})
-        for count, (name, node, ways) in enumerate(self._nodes.survey(), 1):
-            nodes.numbers[name], nodes.by_name[name] = node, ways
+        for count, (name, node, hops) in enumerate(self._nodes.survey(), 1):
+            nodes.numbers[name], nodes.next_hops[name] = node, hops
             if count % AT_ONCE == 0:
                 yield None
         names = nodes.names()
-        decode = cache(
-            partial(_decode, names)
-        )  # most Services have several listeners with equal tables
-        renamed = {name for _, name in names.items() ^ known.names.items()}
+        # Most Services have several listeners with equal tables, so decoded tables are cached.
+        decode = cache(partial(_decode, names))
+        renamed = {name for _, name in names.items() ^ baseline.names.items()}
         entries = self._named_by_entries(names) if with_entries else {}
         retained_nodes: dict[int, set[int]] = {}
-        yield from _group(self._keepers.survey(), retained_nodes)
+        yield from _group(self._retained_nodes.survey(), retained_nodes)
         owners: dict[bytes, bytes] = {}
         yield from _gather(self._owners.items(), owners)
         changed: dict[ListenerKey, InstalledListener] = {}
-        gone = set(known.listeners)
+        removed = set(baseline.listeners)
         for number, (packed, value) in enumerate(self._listeners.items(), 1):
             key, record = unpack_listener_key(packed), ListenerRecord(*LISTENER.unpack(value))
-            owner = unpack_owner(owners.pop(packed)) if packed in owners else (NOBODY, "")
+            owner = unpack_owner(owners.pop(packed)) if packed in owners else (NO_OWNER, "")
             tables = self._table(*record[:2]), self._table(*record[2:4])
-            old, digest = known.listeners.get(key), hash(tables)
-            gone.discard(key)
+            old, digest = baseline.listeners.get(key), hash(tables)
+            removed.discard(key)
             same = old and (old[:2], old.record, old.digest) == (owner, record, digest)
             if not (same and old and renamed.isdisjoint(old.slots.nodes)):
                 slots = decode(*tables, record.flags)
-                keeping = {
+                retained = {
                     names[number]
                     for number in retained_nodes.get(record.statistics, ())
                     if number in names
                 }
                 idle_since = dict.fromkeys(
-                    {*slots.nodes, *entries.get(packed, ()), *keeping}, self._clock()
+                    {*slots.nodes, *entries.get(packed, ()), *retained}, self._clock()
                 )
                 changed[key] = InstalledListener(*owner, slots, record, digest, None, idle_since)
             if number % AT_ONCE == 0:
@@ -140,10 +141,17 @@ class Surveyor:
             ((unpack_address(key), value) for key, value in self._addresses.items()), addresses
         )
         yield Survey(
-            changed, frozenset(gone), nodes, tuple(owners), retained_nodes, ranges, addresses.keys()
+            changed,
+            frozenset(removed),
+            nodes,
+            tuple(owners),
+            retained_nodes,
+            ranges,
+            addresses.keys(),
         )
 
     def _named_by_entries(self, names: dict[int, str]) -> dict[bytes, set[str]]:
+        """Return the nodes that flow entries name, by the packed key of the listener."""
         found: dict[bytes, set[str]] = {}
         for listener, number in {
             unpack_entry(key, value) for entries in self._entries for key, value in entries.items()
@@ -153,12 +161,12 @@ class Surveyor:
         return found
 
     def _table(self, offset: int, size: int) -> bytes:
-        """A table as the arena holds it, with the numbers of nodes."""
+        """Return a table as the arena contains it, with the numbers of nodes."""
         return self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + size * 2]
 
 
 def _gather(pairs: Iterable[tuple[T, V]], found: dict[T, V]) -> Iterator[None]:
-    """Take these in, in parts."""
+    """Store the pairs, in parts."""
     left = iter(pairs)
     while some := dict(islice(left, PAIRS_AT_ONCE)):
         found |= some
@@ -166,7 +174,7 @@ def _gather(pairs: Iterable[tuple[T, V]], found: dict[T, V]) -> Iterator[None]:
 
 
 def _group(pairs: Iterable[tuple[int, T]], found: dict[int, set[T]]) -> Iterator[None]:
-    """The same, where there may be many under one number."""
+    """Store the pairs, in parts, and collect all values of each number."""
     for count, (number, each) in enumerate(pairs, 1):
         found.setdefault(number, set()).add(each)
         if count % PAIRS_AT_ONCE == 0:
@@ -174,8 +182,8 @@ def _group(pairs: Iterable[tuple[int, T]], found: dict[int, set[T]]) -> Iterator
 
 
 def _decode(names: dict[int, str], current: bytes, previous: bytes, flags: int) -> Slots:
-    """Slots by node name, from tables of numbers. A number that stands for nobody gives the empty
-    name, which no plan wants."""
+    """Return slots with node names, from tables of node numbers. A number without a node is decoded
+    to the empty name, which no plan contains."""
     tables = array("H", current), array("H", previous)
     numbers = nodes_in(*tables)
     nodes = tuple(sorted({names.get(number, "") for number in numbers}))

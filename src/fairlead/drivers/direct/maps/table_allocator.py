@@ -1,9 +1,11 @@
-"""Where the tables of listeners are in the arena's memory, and at which places their packets are
-counted.
+"""Where the tables of listeners are in the memory of the arena, and at which indexes their packets
+are counted.
 
-In: the slots of a listener, and the record that it has now. Out: a record with room of its own, and
-the tables in it. Invariant: memory that a record in force names is neither given to another record
-nor written, except by `rewrite`; memory that was in force is not reused for a while."""
+In: the slots of a listener, and its present record. Out: a record with memory of its own, and the
+tables in this memory. Invariant: memory that a record in force names is neither given to another
+record nor written, except by `rewrite`. Memory that was in force is not reused during a grace
+period.
+"""
 
 import ctypes
 from array import array
@@ -23,11 +25,11 @@ from fairlead.errors import FairleadError
 from fairlead.net.transition import Slots, renumber, renumber_at
 
 Encoded = tuple[bytes, bytes]
-"""The tables as the arena holds them: the current one, the previous one."""
+"""The tables as the arena contains them: current table, previous table."""
 
 
 def regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where the tables of a listener are: offset and length, in chunks."""
+    """Return the regions of a listener's tables: offset and length, in chunks."""
     return (
         (record.current_offset, chunks(record.current_size)),
         (record.previous_offset, chunks(record.previous_size)),
@@ -35,32 +37,32 @@ def regions(record: ListenerRecord) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class TableAllocator:
-    """The memory of `size` chunks, all free at first."""
+    """The memory of `size` chunks, which are all free at first."""
 
     def __init__(
-        self, memory: mmap, size: int, places: CounterIndexPool, clock: Callable[[], float]
+        self, memory: mmap, size: int, counter_indexes: CounterIndexPool, clock: Callable[[], float]
     ) -> None:
         self._memory = memory
         self._size = size
-        self._places = places
+        self._counter_indexes = counter_indexes
         self._clock = clock
         self._arena = Arena(size)
 
-    def find(self, records: Collection[ListenerRecord]) -> None:
-        """See anew what is free, where these records are in force."""
+    def set_in_force(self, records: Collection[ListenerRecord]) -> None:
+        """Set the records that are in force; all other memory is free."""
         self._arena = Arena(
             self._size,
             (region for each in records for region in regions(each)),
-            self._arena.resting,
+            self._arena.in_grace,
         )
-        self._places.all_but({each.statistics for each in records})
+        self._counter_indexes.set_in_use({each.statistics for each in records})
 
     def reserve(self, slots: Slots, old: ListenerRecord | None) -> ListenerRecord:
-        """Allocate room for the tables, and a place for counters: the place of `old`, if the
-        listener replaces that. Raises OutOfMemory."""
+        """Reserve memory for the tables, and an index for counters: the index of `old`, if the
+        listener replaces it. Raise OutOfMemory if there is not enough memory."""
         current, previous, now_s = len(slots.current) // 2, len(slots.previous) // 2, self._clock()
         flags = BY_SOURCE * slots.by_source | PREVIOUS_BY_SOURCE * slots.previous_by_source
-        statistics = old.statistics if old else self._places.take()
+        statistics = old.statistics if old else self._counter_indexes.allocate()
         record = ListenerRecord(0, 0, 0, 0, flags, statistics)
         try:
             offset = self._arena.reserve(chunks(current), now_s) if current else 0
@@ -69,26 +71,27 @@ class TableAllocator:
                 offset = self._arena.reserve(chunks(previous), now_s)
                 record = record._replace(previous_offset=offset, previous_size=previous)
         except FairleadError:
-            self.give_back(record, old)
+            self.cancel(record, old)
             raise
         return record
 
-    def give_back(self, reserved: ListenerRecord, old: ListenerRecord | None) -> None:
-        """What was reserved in the place of `old` is not needed."""
+    def cancel(self, reserved: ListenerRecord, old: ListenerRecord | None) -> None:
+        """Release a reservation that was made to replace `old`, and that did not come into
+        force."""
         self.release(reserved, old)
         if old is None:
-            self._places.give_back(reserved.statistics)
+            self._counter_indexes.release(reserved.statistics)
 
     def release(self, record: ListenerRecord, but: ListenerRecord | None = None) -> None:
-        """The tables of the record are no longer in force, except the tables that are in `but` as
-        well."""
+        """Release the tables of a record that is no longer in force, except tables that `but` names
+        as well."""
         kept = regions(but) if but else ()
         for region in regions(record):
             if region not in kept:
-                self._arena.give_back(*region, self._clock())
+                self._arena.release(*region, self._clock())
 
     def encode(self, slots: Slots, numbers: "array[int]") -> Encoded:
-        """The tables with the numbers of nodes."""
+        """Return the tables with the numbers of nodes."""
         current, previous = (
             renumber(array("H", table), numbers).tobytes() if table else b""
             for table in (slots.current, slots.previous)
@@ -101,9 +104,12 @@ class TableAllocator:
             self._memory[offset * CHUNK_BYTES : offset * CHUNK_BYTES + len(data)] = data
 
     def rewrite(self, slots: Slots, record: ListenerRecord, numbers: "array[int]") -> None:
-        """Write the tables to memory in which packets are being looked up, each slot as one store:
-        a packet finds the old node or the new one. The previous table is written first: its nodes
-        are right for a slot that still has the old current node."""
+        """Write the tables to memory in which packets are being looked up.
+
+        Each slot is written as one store, so a packet finds either the old node or the new one. The
+        previous table is written first: its nodes are also right for a slot that still has the old
+        current node.
+        """
         (current_at, _), (previous_at, _) = regions(record)
         for table, offset in ((slots.previous, previous_at), (slots.current, current_at)):
             if table:
@@ -111,4 +117,4 @@ class TableAllocator:
                     self._memory, offset * CHUNK_BYTES
                 )
                 renumber_at(array("H", table), numbers, ctypes.addressof(live))
-                del live  # the memory cannot be unmapped while a reference to it exists
+                del live  # the memory cannot be unmapped while a reference exists

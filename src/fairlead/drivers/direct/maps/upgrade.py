@@ -1,16 +1,19 @@
-"""Copy the contents of the maps to those of a program of another layout, or to other table memory,
-so that no connection moves.
+"""Copy the content of maps with another layout, or to table memory of another size, so that no
+connection moves.
 
-In: a directory of pins of another layout, with the description that lies there, and our own
-description. Out: a map for each of ours: the same one where nothing of it has changed, else a new
-one, filled. A record is copied field by field, by name: fields that are new are zero, those that
-have grown are filled up with zeros. What is counted by reason is copied by reasons' names.
-Invariant: the maps that are there are only read. Their program goes on changing its tables of flows
-until ours takes its place, some seconds later. What it has changed is done to ours as well
-(`follow_up`) right before and once more right after that, because entries are the one thing that
-only the kernel knows. A description is JSON in a map of one element: a bpffs holds no files. Table
-memory of another size is filled table by table without gaps, because it may be smaller; the
-listeners, which contain the offsets of their tables, are copied with it."""
+In: the pin directory of another layout, which contains its description, and the description of our
+layout. Out: our maps. A map whose layout has not changed is shared. Every other map is created and
+filled. Records are copied field by field, by name: new fields are zero, and grown fields are padded
+with zeros. Counters by reason are copied by the names of the reasons.
+
+Invariant: the existing maps are only read. Their program changes its flow tables until our program
+replaces it some seconds later. `copy_changes` copies these changes right before and once more right
+after the replacement, because flow entries are the one content that only the kernel knows.
+
+A description is JSON in a map with one element, because a bpffs cannot contain files. Table memory
+of another size is filled table by table without gaps, because it may be smaller; the listeners,
+which contain the offsets of their tables, are rewritten.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,25 +34,29 @@ DESCRIPTION = "description"
 
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
-_PASSING = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
-"""Maps whose contents mean something for a moment only."""
+_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
+"""Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS = "arena", "listeners"
-_NOTES = "new_"
-"""What the names of the tables begin with that hold flows of which one packet was seen."""
-_OWN = "listener_cache"
-"""What a program keeps of `listeners`: two that may not work on the same ones must not share it."""
+_ONE_PACKET_PREFIX = "new_"
+"""The prefix of the names of tables for flows of which one packet was seen."""
+_CACHE = "listener_cache"
+"""The program's cache of `listeners`. Programs that do not share `listeners` must not share the
+cache."""
 
 Copied = dict[str, dict[bytes, bytes]]
-"""Of each table of flows that had to be translated what was in it, as the older program wrote
-it."""
+"""The content of each flow table that was translated, as the older program wrote it."""
 
 FieldPlace = tuple[str, int, int]
-"""Name, offset and size in bytes. A record that is no struct is one field without a name."""
+"""Name, offset and size in bytes of a field. A record that is not a struct is one field without a
+name."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A map without its number of entries, which can be configured. `least`: for an array, the
-    number of entries that programs, or process and program together, need."""
+    """The layout of a map. The number of entries is not part of it, because it can be configured.
+
+    `least`: for an array, the number of entries that the programs, or process and program together,
+    require.
+    """
 
     type: int
     flags: int
@@ -61,8 +68,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """All that programs must agree on to work on the same maps. `events`: what is counted, with the
-    numbers."""
+    """Everything on which programs that share maps must agree. `events`: the counted events and
+    their numbers."""
 
     maps: Mapping[str, Shape]
     events: Mapping[str, int]
@@ -71,7 +78,8 @@ class Description(msgspec.Struct, frozen=True):
 def describe(
     object_file: ObjectFile, entries: Mapping[str, int] = MappingProxyType({})
 ) -> Description:
-    """The description of an object's maps, with these numbers of entries."""
+    """Return the description of an object's maps. `entries`: numbers of entries that differ from
+    the object file."""
     shapes = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
@@ -87,7 +95,7 @@ def describe(
 
 
 def write(description: Description, directory: Path) -> None:
-    """Put it beside the maps."""
+    """Pin the description beside the maps."""
     data = msgspec.json.encode(description)
     with Map.create(MapSpec(DESCRIPTION, _ARRAY, 4, len(data), 1)) as made:
         made.update(_FIRST, data)
@@ -95,7 +103,8 @@ def write(description: Description, directory: Path) -> None:
 
 
 def read(directory: Path) -> Description | None:
-    """The description that lies there; None where a version without descriptions made the maps."""
+    """Return the description in this directory; None if the maps are of a version without
+    descriptions."""
     if not (directory / DESCRIPTION).exists():
         return None
     with Map.open(directory / DESCRIPTION) as opened:
@@ -103,17 +112,17 @@ def read(directory: Path) -> Description | None:
 
 
 def check(before: Description, after: Description) -> None:
-    """Whether all that the maps of `before` hold can be carried over. Raises Refused that names
-    what cannot."""
+    """Check that the whole content of the maps in `before` can be copied. Raise Refused with the
+    first obstacle."""
     for name, new in after.maps.items():
         old = before.maps.get(name)
-        if old is None or name in _PASSING:
+        if old is None or name in _TRANSIENT:
             continue
         same_keys = (old.key_size, old.key) == (new.key_size, new.key)
         if old.type != new.type or (
             not same_keys and new.type in (_LPM_TRIE, _ARRAY, MAP_TYPE_PERCPU_ARRAY)
         ):
-            raise _refusal(name, "it is of another kind")
+            raise _refusal(name, "its type has changed")
         for fields, others in ((old.key, new.key), (old.value, new.value)):
             sizes = {field: size for field, _, size in others}
             for field, _, size in fields:
@@ -122,7 +131,7 @@ def check(before: Description, after: Description) -> None:
 
 
 def chunks_in_use(directory: Path) -> int:
-    """How many chunks of table memory the listeners at this path use."""
+    """Return the number of chunks of table memory that the listeners in this directory use."""
     description = read(directory)
     if description is None:
         return 0
@@ -139,7 +148,7 @@ def chunks_in_use(directory: Path) -> int:
 
 def _refusal(name: str, why: str) -> Refused:
     return Refused(
-        f"map {name} cannot be carried over to this version: {why}",
+        f"the content of map {name} cannot be copied to this version: {why}",
         fix="open connections in transition may move",
     )
 
@@ -147,25 +156,29 @@ def _refusal(name: str, why: str) -> Refused:
 def carry_over(
     old: Path, before: Description, after: Description, specs: Mapping[str, MapSpec]
 ) -> tuple[dict[str, Map], Copied]:
-    """Our maps, with what those in `old` hold. `check` has passed. Raises Refused where there is
-    not enough memory or room."""
+    """Return our maps with the content of the maps in `old`, and the content of translated flow
+    tables.
+
+    The caller has called `check`. Raise Refused if there is not enough memory, or a map is too
+    small.
+    """
     made: dict[str, Map] = {}
     copied: Copied = {}
     moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
-            shared = name != _OWN and not (name == "events" and before.events != after.events)
+            shared = name != _CACHE and not (name == "events" and before.events != after.events)
             if present == after.maps[name] and shared and not (moved and name == _LISTENERS):
                 made[name] = Map.open(old / name)
                 continue
             made[name] = Map.create(spec)
-            if present and name not in _PASSING and name != _ARENA:
+            if present and name not in _TRANSIENT and name != _ARENA:
                 with Map.open(old / name) as source:
-                    there = dict(source.items())
-                made[name].update_all(dict(_translated(name, there.items(), before, after)))
+                    content = dict(source.items())
+                made[name].update_all(dict(_translated(name, content.items(), before, after)))
                 if spec.type == _LRU_HASH:
-                    copied[name] = there
+                    copied[name] = content
         if moved:
             with Map.open(old / _ARENA) as source:
                 _move_tables(made[_LISTENERS], source, made[_ARENA])
@@ -196,7 +209,7 @@ def _move_tables(listeners: Map, source: Map, target: Map) -> None:
     listeners.update_all(moved)
 
 
-def follow_up(
+def copy_changes(
     old: Path,
     before: Description,
     after: Description,
@@ -205,48 +218,59 @@ def follow_up(
     *,
     forwarding: bool,
 ) -> None:
-    """Do to our tables of flows what was done to those in `old` since they were `copied`, which
-    then says what these hold now.
+    """Apply to our flow tables the changes since the last copy in the flow tables of `old`, and
+    update `copied`.
 
-    forwarding: our program has taken the other's place. What ours have changed since is newer then,
-    and stays."""
-    # Notes first: a flow whose note becomes an entry meanwhile is then found in one of the two
-    # tables, or in both.
-    for name, shape in sorted(after.maps.items(), key=lambda each: not each[0].startswith(_NOTES)):
+    `forwarding`: our program has replaced the other one. Entries that it has changed since are
+    newer, and stay.
+    """
+    # Tables of flows with one packet come first: a flow that moves to another table meanwhile is
+    # then found in one of the two tables, or in both.
+    for name, shape in sorted(
+        after.maps.items(), key=lambda each: not each[0].startswith(_ONE_PACKET_PREFIX)
+    ):
         if (
             shape.type == _LRU_HASH
-            and name not in _PASSING
+            and name not in _TRANSIENT
             and before.maps.get(name, shape) != shape
         ):
             with Map.open(old / name) as source:
-                there = dict(source.items())
-            had, ours = copied.get(name, {}), maps[name]
-            other = [key for key in there.keys() | had.keys() if had.get(key) != there.get(key)]
-            # Mostly few: a full table takes a second to translate.
-            was, now = (
+                present = dict(source.items())
+            previous, ours = copied.get(name, {}), maps[name]
+            changed = [
+                key
+                for key in present.keys() | previous.keys()
+                if previous.get(key) != present.get(key)
+            ]
+            # Only changed entries are translated. They are mostly few, while a full table takes a
+            # second.
+            old_entries, new_entries = (
                 dict(
                     _translated(
-                        name, ((key, each[key]) for key in other if key in each), before, after
+                        name, ((key, each[key]) for key in changed if key in each), before, after
                     )
                 )
-                for each in (had, there)
+                for each in (previous, present)
             )
             if forwarding:
                 newer = {
                     key
-                    for key in was.keys() | now.keys()
-                    if ours.lookup(key) not in (None, was.get(key))
+                    for key in old_entries.keys() | new_entries.keys()
+                    if ours.lookup(key) not in (None, old_entries.get(key))
                 }
-                was, now = ({key: each[key] for key in each.keys() - newer} for each in (was, now))
-            ours.update_all(now)
-            ours.delete_all([key for key in was if key not in now])
-            copied[name] = there
+                old_entries, new_entries = (
+                    {key: each[key] for key in each.keys() - newer}
+                    for each in (old_entries, new_entries)
+                )
+            ours.update_all(new_entries)
+            ours.delete_all([key for key in old_entries if key not in new_entries])
+            copied[name] = present
 
 
 def _translated(
     name: str, elements: Iterable[tuple[bytes, bytes]], before: Description, after: Description
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The elements of the map of this name as our program reads them."""
+    """Yield the elements of the map in the layout of our program."""
     old, new = before.maps[name], after.maps[name]
     reasons = {
         before.events[event]: number
@@ -261,9 +285,11 @@ def _translated(
             continue
         stride = -(-old.value_size // 8) * 8 if old.type == MAP_TYPE_PERCPU_ARRAY else len(value)
         values = (value[at : at + stride] for at in range(0, len(value), stride))
-        room = -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
+        padded = (
+            -(-new.value_size // 8) * 8 if new.type == MAP_TYPE_PERCPU_ARRAY else new.value_size
+        )
         translated = (
-            translate(each, old.value, new.value, new.value_size, reasons).ljust(room, b"\0")
+            translate(each, old.value, new.value, new.value_size, reasons).ljust(padded, b"\0")
             for each in values
         )
         yield translate(key, old.key, new.key, new.key_size, {}), b"".join(translated)
@@ -276,8 +302,10 @@ def translate(
     size: int,
     reasons: Mapping[int, int],
 ) -> bytes:
-    """The record with its fields where they are now. `reasons`: the new number for each old one,
-    for the field `drops`."""
+    """Return the record with its fields at their new offsets.
+
+    `reasons`: the new number of each old reason, for the field `drops`.
+    """
     made = bytearray(size)
     places = {name: (offset, length) for name, offset, length in before}
     for name, offset, length in after:
@@ -292,7 +320,7 @@ def translate(
 
 
 def _by_reason(counts: bytes, length: int, reasons: Mapping[int, int]) -> bytes:
-    """An array of 64-bit counters, one for each reason, in the new order."""
+    """Return an array of 64-bit counters, one for each reason, in the new order."""
     made = bytearray(length)
     for old, new in reasons.items():
         if old * 8 < len(counts) and new * 8 < length:

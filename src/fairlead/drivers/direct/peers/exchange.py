@@ -1,20 +1,23 @@
-"""One gateway's side of what gateways tell each other: what to say of its maps, and what to do
-about what others say.
+"""One gateway's side of the exchange between gateways: what it sends of its maps, and how it merges
+what peers send.
 
-In: the tables, the maps, the news of the program in the kernel; messages of other gateways. Out:
-messages; changed maps. Where no slot is in transition there is nothing to say: every gateway has
-made the same tables from the same objects. For slots in transition these hold, whatever each
-gateway has gone through:
-  entries  each gateway has those of all, so a connection may pass from one to another. The newest counts: one that another
-           connection of the same ports has replaced is replaced, or taken out, everywhere; when
-           gateways meet that could not tell each other for a while, each says for how long what it
-           has met meanwhile has been so
-  tracked  a slot that is tracked at one is tracked at all, or entries of it would not be asked for; no connection moves by that
-  tables   a listener that this gateway has no tables of begins with those of a peer. One that has been away, because it was
-           not running or could reach nobody, takes what a peer says of connections without entries:
-           they passed to others meanwhile. Otherwise its own word counts, as only it knows what
-           went through it.
-Invariant: nothing here decides who gets new connections; that is the plan's alone, on each gateway.
+In: the tables, the maps, the flow entries that the eBPF program reports; messages of other
+gateways. Out: messages; changed maps. For a slot that is not in transition nothing is sent, because
+every gateway computes the same tables from the same objects. For slots in transition, these rules
+hold regardless of the history of each gateway:
+
+- Flow entries: each gateway has the entries of all gateways, so a connection may move from one
+  gateway to another. The newest entry counts: an entry that another connection with the same ports
+  has replaced is replaced or removed on every gateway. After gateways could not reach each other
+  for a while, each sends the age of every entry that changed meanwhile.
+- Tracked slots: a slot that is tracked on one gateway is tracked on all gateways, because otherwise
+  its entries would not be looked up. Tracking moves no connection.
+- Tables: a listener that does not exist here begins with the tables of a peer. A gateway that was
+  away, because it was not running or could reach no peer, adopts a peer's tables for connections
+  without entries, because these connections passed through other gateways meanwhile. Otherwise its
+  own tables count, because only this gateway knows which connections it has forwarded.
+
+Invariant: nothing here decides which node gets new connections. Only the plan of each gateway does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -26,8 +29,8 @@ import structlog
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import InstalledListener
 from fairlead.drivers.direct.maps.records import CLOSING, FLOW, INDEX
-from fairlead.drivers.direct.peers.messages import ENTRY, MOST_ENTRIES, FlowsMessage, TablesMessage
-from fairlead.drivers.direct.peers.recent import Recent
+from fairlead.drivers.direct.peers.messages import ENTRY, MAX_ENTRIES, FlowsMessage, TablesMessage
+from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import FairleadError, Refused
 from fairlead.model import ServiceKey
@@ -39,182 +42,203 @@ from fairlead.net.transition import NONE, Slots, by_rule, tracked_as
 log = structlog.get_logger()
 
 _PROTOCOL_AT = ENTRY.size - INDEX.size - 4
-_GONE = INDEX.pack(NONE)
+_NO_ENTRY = INDEX.pack(NONE)
 _TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
-_ENDING = "closing_connections"
-_TABLES = ("connections", "datagrams", _ENDING)
+_CLOSING_TABLE = "closing_connections"
+_TABLES = ("connections", "datagrams", _CLOSING_TABLE)
 
 
 class Exchange:
-    """To be made once the tables hold what is in the maps. Not to be used after the driver was
-    closed."""
+    """The state that this gateway exchanges with its peers.
+
+    Create it when the tables match the content of the maps. Do not use it after the driver is
+    closed.
+    """
 
     def __init__(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
         self._ring = RingBuffer(maps["news"])
         self.descriptor = self._ring.descriptor
-        """Readable while there is news."""
+        """Readable while the program has reported new entries."""
         self.received = 0
-        """Entries that were taken over."""
+        """The number of entries that were received and stored."""
 
     def close(self) -> None:
-        """Let go of the ring."""
+        """Close the ring buffer."""
         self._ring.close()
 
-    def news(self) -> Iterator[FlowsMessage]:
-        """The entries that have come to be since it was asked last."""
-        while records := self._ring.read(MOST_ENTRIES):
+    def new_entries(self) -> Iterator[FlowsMessage]:
+        """Yield the entries that the program has reported since the last call."""
+        while records := self._ring.read(MAX_ENTRIES):
             yield self.entries(records)
 
-    def unread(self) -> Set[bytes]:
-        """The flows that there is news of, which counts as told then. If no process was there to
-        tell it, others know only what was before."""
+    def drain_unread(self) -> Set[bytes]:
+        """Read the entries that the program has reported, and return their flows. They count as
+        sent. If no process was there to send them, peers know only the earlier entries."""
         flows = set[bytes]()
-        while records := self._ring.read(MOST_ENTRIES):
+        while records := self._ring.read(MAX_ENTRIES):
             flows.update(record[: -INDEX.size] for record in records)
         return flows
 
-    def present(self, recent: Recent, now_s: float) -> Iterator[FlowsMessage]:
-        """The entries of these flows as they are now, and of which there is none; since when."""
-        for records in _batched(flow + self._present(flow) for flow in tuple(recent.flows)):
-            ages_s = tuple(now_s - recent.met_s(record[: -INDEX.size]) for record in records)
+    def current_entries(self, recent: RecentFlows, now_s: float) -> Iterator[FlowsMessage]:
+        """Yield the present entries of recently changed flows, with their ages, including flows
+        that have no entry any more."""
+        for records in _batched(flow + self._current_node(flow) for flow in tuple(recent.flows)):
+            ages_s = tuple(now_s - recent.changed_s(record[: -INDEX.size]) for record in records)
             yield msgspec.structs.replace(self.entries(records), ages_s=ages_s)
 
-    def touched(self) -> set[ListenerKey]:
-        """The listeners whose tables have changed since it was asked last."""
-        touched, self._tables.touched = self._tables.touched, set()
-        return touched
+    def take_changed_listeners(self) -> set[ListenerKey]:
+        """Return the listeners whose tables have changed since the last call."""
+        changed, self._tables.changed_listeners = self._tables.changed_listeners, set()
+        return changed
 
     def listeners(self) -> set[ListenerKey]:
-        """All that there are."""
+        """Return the keys of all listeners."""
         return self._tables.keys()
 
     def tables(self, key: ListenerKey) -> TablesMessage | None:
-        """Those of a listener, if it is there."""
+        """Return the tables of a listener; None if it does not exist or a slot names an unknown
+        node."""
         found = self._tables.installed(key)
-        if found is None or not all(
-            found.slots.nodes
-        ):  # a slot that names nobody is of no use to others
+        # Slots that name an unknown node are of no use to peers.
+        if found is None or not all(found.slots.nodes):
             return None
-        whose = (found.service.namespace, found.service.name), found.uid
-        keeping = tuple(filter(None, found.keeping))
+        owner = (found.service.namespace, found.service.name), found.uid
+        nodes_with_connections = tuple(filter(None, found.nodes_with_connections))
         return TablesMessage(
-            *(key.address, key.port, key.protocol, *whose, *found.slots, keeping),
-            restricted=found.record.sets is not None,
+            *(key.address, key.port, key.protocol, *owner, *found.slots, nodes_with_connections),
+            restricted=found.record.range_sets is not None,
             used=self._tables.is_used(found),
             converging=found.record.converging,
         )
 
-    def stored(self) -> Iterator[list[bytes]]:
-        """Every entry there is, as records. It reads the kernel's maps: to be gone through in a
+    def all_entries(self) -> Iterator[list[bytes]]:
+        """Yield all entries as records, in batches. This reads the kernel's maps: run it in a
         thread.
 
-        Those of which one packet was seen (new_connections) are left out: a flood of such would
-        push out what matters."""
+        Entries of flows of which one packet was seen (`new_connections`, `new_datagrams`) are left
+        out, because a flood of them would displace entries that matter.
+        """
         for name in _TABLES:
-            yield from _batched(key + _told(name, value) for key, value in self._maps[name].items())
+            yield from _batched(
+                key + _encode_node(name, value) for key, value in self._maps[name].items()
+            )
 
-    def _present(self, flow: bytes) -> bytes:
-        """Where a flow is now, as it is told."""
-        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _ENDING):
+    def _current_node(self, flow: bytes) -> bytes:
+        """Return the present node of a flow in the form in which it is sent."""
+        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _CLOSING_TABLE):
             if value := self._maps[name].lookup(flow):
-                return _told(name, value)
-        return _GONE
+                return _encode_node(name, value)
+        return _NO_ENTRY
 
     def entries(self, records: list[bytes]) -> FlowsMessage:
-        """The records, with the names of their nodes."""
+        """Return a message with these records and the names of their nodes."""
         names = self._tables.nodes.names()
         numbers = {_node(record[-INDEX.size :]) for record in records}
         return FlowsMessage(
             {number: names[number] for number in numbers & names.keys()}, b"".join(records)
         )
 
-    def put(self, message: FlowsMessage, *, known: Sequence[Set[bytes]] = ()) -> None:
-        """Have these entries too, but for flows in one of the sets `known`. One whose node is not
-        named says nothing."""
+    def merge_flows(self, message: FlowsMessage, *, ignored: Sequence[Set[bytes]] = ()) -> None:
+        """Store these entries, except for flows in one of the sets `ignored`. Entries whose node
+        has no name in the message are skipped."""
         numbers = self._numbers(message.names)
         sets: dict[str, dict[bytes, bytes]] = {name: {} for name in _TABLES}
         deletes: dict[str, list[bytes]] = {name: [] for name in _TABLES}
-        for key, told in split(message.records):
+        for key, node_field in split(message.records):
             table = _TABLE_OF.get(key[_PROTOCOL_AT])
-            if table is None or any(key in each for each in known):
+            if table is None or any(key in each for each in ignored):
                 continue
-            ending, node = _is_ending(told), _node(told)
-            if told != _GONE and node not in numbers:
+            closing, node = _is_closing(node_field), _node(node_field)
+            if node_field != _NO_ENTRY and node not in numbers:
                 continue
             if (
-                ending
+                closing
                 and (present := sets[table].get(key) or self._maps[table].lookup(key))
                 and (present[: INDEX.size] != numbers[node])
             ):
-                continue  # a connection that came after the one that ends, with the same ports
-            # Of two about one flow the later one counts.
-            if told == _GONE or ending:
+                # A newer connection with the same ports has an entry.
+                continue
+            # Of two records of one flow, the later one counts.
+            if node_field == _NO_ENTRY or closing:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
-            if told == _GONE or not ending:
-                sets[_ENDING].pop(key, None)
-                deletes[_ENDING].append(key)
-            if told != _GONE:
-                sets[_ENDING if ending else table][key] = FLOW.pack(numbers[node])
+            if node_field == _NO_ENTRY or not closing:
+                sets[_CLOSING_TABLE].pop(key, None)
+                deletes[_CLOSING_TABLE].append(key)
+            if node_field != _NO_ENTRY:
+                sets[_CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
             self._maps[table].update_all(elements)
             self.received += len(elements)
 
     def _numbers(self, names: Mapping[int, str]) -> dict[int, bytes]:
-        """Of the peer's numbers our own. A node that our plan does not know yet gets one: it will,
-        in a moment."""
+        """Return our number of each node, as a packed value, by the peer's number. A node that our
+        plan does not contain yet gets a number, because the plan will contain it in a moment."""
         found = {}
         for number, name in names.items():
             try:
                 found[number] = INDEX.pack(self._tables.nodes.number(name))
             except Refused as error:
-                log.warning("entries of a peer not taken over", node=name, problem=str(error))
+                log.warning("entries of a peer are not stored", node=name, problem=str(error))
         return found
 
-    def known(self) -> Set[bytes]:
-        """The flows that have an entry here. It reads the kernel's maps: to be asked for in a
+    def present_flows(self) -> Set[bytes]:
+        """Return the flows that have an entry here. This reads the kernel's maps: run it in a
         thread."""
         return {key for name in _TABLES for key, _ in self._maps[name].items()}
 
     def end_convergence(self) -> None:
-        """See `TablesMessage.end_convergence`."""
+        """See `ListenerMaps.end_convergence`."""
         self._tables.end_convergence()
 
-    def begin_with(self, message: TablesMessage) -> None:
-        """Before anything is planned: have this listener as the peer has it."""
+    def inherit_tables(self, message: TablesMessage) -> None:
+        """Give the listener the peer's tables, before anything is planned."""
         own = self._tables.installed(message.key)
-        self._carry_over(message, tracked_as(message.slots, own.slots) if own else message.slots)
+        self._set_peer_slots(
+            message, tracked_as(message.slots, own.slots) if own else message.slots
+        )
 
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
-        """Track what the peer tracks. `behind`: this gateway has been away, so the peer's word
-        counts for what has no entry; as it does for a listener of which no packet has come here. Of
-        one that is not here nothing is kept: the plan will tell of it, or has taken it away."""
+        """Track the slots that the peer tracks.
+
+        `behind`: this gateway was away, so the peer's tables count for connections without entries.
+        They also count for a listener that has forwarded no packet here. A listener that does not
+        exist here is ignored: the plan will contain it, or has removed it.
+        """
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
         if behind or not self._tables.is_used(own):
-            self._carry_over(message, tracked_as(_caught_up(own, message), own.slots))
+            self._set_peer_slots(message, tracked_as(_slots_after_outage(own, message), own.slots))
         else:
-            self._carry_over(message, tracked_as(own.slots, message.slots))
+            self._set_peer_slots(message, tracked_as(own.slots, message.slots))
 
-    def _carry_over(self, message: TablesMessage, slots: Slots) -> None:
+    def _set_peer_slots(self, message: TablesMessage, slots: Slots) -> None:
         try:
-            self._tables.carry_over(
-                *(message.key, ServiceKey(*message.service), message.uid, slots, message.keeping),
+            self._tables.set_peer_slots(
+                *(
+                    message.key,
+                    ServiceKey(*message.service),
+                    message.uid,
+                    slots,
+                    message.nodes_with_connections,
+                ),
                 restricted=message.restricted,
                 used=message.used,
                 converging=message.converging,
             )
         except FairleadError as error:
             log.warning(
-                "tables of a peer not taken over", listener=str(message.key), problem=str(error)
+                "tables of a peer are not stored", listener=str(message.key), problem=str(error)
             )
 
 
-def _caught_up(own: InstalledListener, message: TablesMessage) -> Slots:
-    """What the peer has, and from there to what serves new connections here."""
-    retained_nodes = frozenset((*own.keeping, *message.keeping, *message.nodes))
+def _slots_after_outage(own: InstalledListener, message: TablesMessage) -> Slots:
+    """Return the slots of the peer, with a transition to the present table of this gateway."""
+    retained_nodes = frozenset(
+        (*own.nodes_with_connections, *message.nodes_with_connections, *message.nodes)
+    )
     return by_rule(
         message.slots,
         Table(own.slots.nodes, own.slots.current),
@@ -224,7 +248,7 @@ def _caught_up(own: InstalledListener, message: TablesMessage) -> Slots:
 
 
 def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and node of each."""
+    """Yield the flow key and the node field of each record."""
     size, key_size = ENTRY.size, ENTRY.size - INDEX.size
     return (
         (records[at : at + key_size], records[at + key_size : at + size])
@@ -232,32 +256,32 @@ def split(records: bytes) -> Iterator[tuple[bytes, bytes]]:
     )
 
 
-def parts_of(message: FlowsMessage, most: int) -> Iterator[FlowsMessage]:
-    """Yield the entries of the message, in their order, as messages of at most `most` entries each.
+def parts_of(message: FlowsMessage, limit: int) -> Iterator[FlowsMessage]:
+    """Yield the entries of the message, in their order, as messages of at most `limit` entries each.
     The ages of the entries are left out."""
-    size = most * ENTRY.size
+    size = limit * ENTRY.size
     for at in range(0, len(message.records), size):
         yield FlowsMessage(message.names, message.records[at : at + size])
 
 
-def _told(table: str, value: bytes) -> bytes:
-    """The node of an entry of this table, as it is told."""
+def _encode_node(table: str, value: bytes) -> bytes:
+    """Return the node of an entry of this table in the form in which it is sent."""
     return (
         INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
-        if table == _ENDING
+        if table == _CLOSING_TABLE
         else value[: INDEX.size]
     )
 
 
-def _node(told: bytes) -> int:
-    number: int = INDEX.unpack(told)[0]
+def _node(node_field: bytes) -> int:
+    number: int = INDEX.unpack(node_field)[0]
     return number & ~CLOSING
 
 
-def _is_ending(told: bytes) -> bool:
-    return bool(INDEX.unpack(told)[0] & CLOSING)
+def _is_closing(node_field: bytes) -> bool:
+    return bool(INDEX.unpack(node_field)[0] & CLOSING)
 
 
 def _batched(records: Iterator[bytes]) -> Iterator[list[bytes]]:
-    while batch := list(islice(records, MOST_ENTRIES)):
+    while batch := list(islice(records, MAX_ENTRIES)):
         yield batch

@@ -1,4 +1,4 @@
-"""What gateways say to each other, as values and as bytes.
+"""The messages between gateways, as values and as bytes.
 
 In: messages. Out: frames (4 bytes of length, big-endian, then MessagePack), and back.
 
@@ -23,19 +23,21 @@ from fairlead.net.maglev import DOUBLINGS, SMALLEST
 from fairlead.net.transition import NONE, TRACKED, Slots
 
 VERSION = 1
-LONGEST_BYTES = 1 << 22
+MAX_BYTES = 1 << 22
+"""Bytes of one message at most."""
 ENTRY = struct.Struct(f"={FLOW_KEY.size}sI")
-"""`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection
-ends; NONE: there is no such entry any more."""
-MOST_ENTRIES = 4096
-"""So many at most in one message."""
+"""`struct entry`: the key of a flow and the number of its node, with CLOSING if the connection is
+closing. NONE instead of a number: the flow has no entry any more."""
+MAX_ENTRIES = 4096
+"""Entries in one message at most."""
 _LENGTH = struct.Struct("!I")
 _SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
 
 
 class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
-    """`instance`: which process this is. `age_s`: so long its tables have followed the cluster
-    without a gap, its own or those that it took over when it started."""
+    """The first message. `instance` identifies the process. `age_s`: for how many seconds the
+    tables have followed the cluster without a gap; they may be the sender's own, or inherited at
+    its start."""
 
     instance: str
     age_s: float
@@ -43,9 +45,12 @@ class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class TablesMessage(msgspec.Struct, frozen=True, tag="tables"):
-    """The slots of a listener, and whose it is. `keeping`: nodes that may have connections of it.
-    `restricted`: not everybody may connect. `used`: packets have been sent on by them. `converging`: all
-    its connections have entries, as it is not certain that other gateways have the same tables."""
+    """The slots of a listener, and its Service.
+
+    `nodes_with_connections`: nodes that may have connections of it. `restricted`: only source
+    ranges may connect. `used`: packets have been forwarded by the slots. `converging`: all its
+    connections are tracked, because other gateways may not have the same tables yet.
+    """
 
     address: str
     port: int
@@ -57,7 +62,7 @@ class TablesMessage(msgspec.Struct, frozen=True, tag="tables"):
     previous: bytes
     by_source: bool
     previous_by_source: bool
-    keeping: tuple[str, ...]
+    nodes_with_connections: tuple[str, ...] = msgspec.field(name="keeping")
     restricted: bool
     used: bool
     converging: bool = False
@@ -74,9 +79,12 @@ class TablesMessage(msgspec.Struct, frozen=True, tag="tables"):
 
 
 class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
-    """Where flows are: `records` are a row of `struct entry`, `names` those of the nodes in them.
-    `ages_s`: for how long each has been so; none at all for what has come to be just now, and for
-    what is told of all that there is."""
+    """Flow entries. `records`: a sequence of `struct entry`; `names`: the names of the nodes in
+    them.
+
+    `ages_s`: for how many seconds each entry has been unchanged. It is empty in messages with new
+    entries, and in those with all entries of a gateway.
+    """
 
     names: dict[int, str]
     records: bytes
@@ -88,11 +96,11 @@ class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
 
 
 class CompleteMessage(msgspec.Struct, frozen=True, tag="whole"):
-    """All that there was has been said."""
+    """The whole state has been sent."""
 
 
 class AliveMessage(msgspec.Struct, frozen=True, tag="alive"):
-    """Nothing new."""
+    """Nothing has changed."""
 
 
 Message = HelloMessage | TablesMessage | FlowsMessage | CompleteMessage | AliveMessage
@@ -102,70 +110,67 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def frame(message: Message) -> bytes:
-    """The message as it is sent."""
+    """Return the message as it is sent."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 async def read_message(reader: asyncio.StreamReader, *, within_s: float) -> Message:
-    """The next message. Raises Unavailable if none comes in time, the line ends, or what comes is
-    none."""
+    """Return the next message. Raise Unavailable if none arrives in time, the connection ends, or
+    the received bytes are not a valid message."""
     try:
         async with asyncio.timeout(within_s):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            if length > LONGEST_BYTES:
-                raise Unavailable(
-                    f"it sent {length} bytes in one message, more than {LONGEST_BYTES}"
-                )
+            if length > MAX_BYTES:
+                raise Unavailable(f"it sent {length} bytes in one message, more than {MAX_BYTES}")
             return decode(await reader.readexactly(length))
     except TimeoutError:
-        raise Unavailable(f"it said nothing for {within_s:g} s") from None
+        raise Unavailable(f"it sent nothing for {within_s:g} s") from None
     except asyncio.IncompleteReadError:
-        raise Unavailable("it hung up") from None
+        raise Unavailable("it closed the connection") from None
     except OSError as error:
         raise Unavailable(f"the connection broke: {error.strerror or error}") from error
 
 
 def decode(body: bytes) -> Message:
-    """The message in these bytes. Raises Unavailable if it is none."""
+    """Return the message in these bytes. Raise Unavailable if they are not a valid message."""
     try:
         message: Message = _decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"it sent what is no message: {error}") from error
+        raise Unavailable(f"it sent an invalid message: {error}") from error
     match message:
         case HelloMessage(version=version) if version != VERSION:
             raise Unavailable(
-                f"it speaks version {version}, not {VERSION}",
+                f"it uses version {version} of the protocol, not {VERSION}",
                 fix="run the same version on all gateways",
             )
-        case TablesMessage() if not _sound(message):
-            raise Unavailable(f"it sent tables of {message.key} that are none")
-        case FlowsMessage() if not _whole(message):
-            raise Unavailable("it sent entries that are none")
+        case TablesMessage() if not _tables_are_valid(message):
+            raise Unavailable(f"it sent invalid tables of {message.key}")
+        case FlowsMessage() if not _flows_are_valid(message):
+            raise Unavailable("it sent invalid entries")
     return message
 
 
-def _whole(message: FlowsMessage) -> bool:
-    """Whether its records are, and its numbers such as nodes have."""
+def _flows_are_valid(message: FlowsMessage) -> bool:
+    """Return whether the records are complete, and the numbers are possible node numbers."""
     records = len(message.records)
     if (
         records % ENTRY.size
-        or records > MOST_ENTRIES * ENTRY.size
+        or records > MAX_ENTRIES * ENTRY.size
         or len(message.ages_s) not in (0, message.count)
     ):
         return False
     return all(0 <= each < NONE for each in message.names)
 
 
-def _sound(message: TablesMessage) -> bool:
-    """Whether it is of a listener that can be, and every slot names a node that the message
-    names."""
+def _tables_are_valid(message: TablesMessage) -> bool:
+    """Return whether the listener is possible, and every slot names a node of the message."""
     count = len(message.nodes)
     if read_address(message.address) != message.address or not 0 < message.port <= 0xFFFF:
         return False
     if not all(message.nodes) or not {len(message.current), len(message.previous)} <= _SIZES:
         return False
-    said = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
+    values = {*memoryview(message.current).cast("H"), *memoryview(message.previous).cast("H")}
     return all(
-        each < count or each == NONE for each in said - {TRACKED}
+        each < count or each == NONE for each in values - {TRACKED}
     ) and TRACKED not in memoryview(message.current).cast("H")

@@ -1,6 +1,7 @@
-"""Metrics of what gateways tell each other.
+"""Metrics of the exchange between gateways.
 
-In: the other gateways, and counts. Out: metric families, read when a scrape asks, in a thread."""
+In: the other gateways, and counts. Out: metric families. A scrape reads them in a thread.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 
-class Heard(Protocol):
+class PeerState(Protocol):
     """Another gateway."""
 
     @property
@@ -19,11 +20,11 @@ class Heard(Protocol):
     def connected(self) -> bool: ...
 
 
-class Exchanges(Protocol):
-    """What gateways tell each other."""
+class PeersState(Protocol):
+    """The state of the exchange with other gateways."""
 
     @property
-    def shown(self) -> Sequence[Heard]: ...
+    def shown(self) -> Sequence[PeerState]: ...
 
     @property
     def followers(self) -> int: ...
@@ -36,30 +37,30 @@ class Exchanges(Protocol):
 
 
 class PeersCollector(Collector):
-    """Whether other gateways are heard, and what they tell each other."""
+    """The connections to other gateways, and the entries that were exchanged."""
 
-    def __init__(self, peers: Exchanges) -> None:
+    def __init__(self, peers: PeersState) -> None:
         self._peers = peers
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        heard = GaugeMetricFamily(
-            "fairlead_peer_connected", "Whether this gateway follows that one", labels=["peer"]
+        connected = GaugeMetricFamily(
+            "fairlead_peer_connected", "Whether this gateway follows the peer", labels=["peer"]
         )
         for peer in self._peers.shown:
-            heard.add_metric([peer.address], peer.connected)
+            connected.add_metric([peer.address], peer.connected)
         return [
-            heard,
+            connected,
             GaugeMetricFamily(
                 "fairlead_peer_followers", "Gateways that follow this one", self._peers.followers
             ),
             CounterMetricFamily(
                 "fairlead_peer_entries_sent",
-                "Entries of flows told to other gateways",
+                "Flow entries sent to other gateways",
                 self._peers.sent,
             ),
             CounterMetricFamily(
                 "fairlead_peer_entries_received",
-                "Entries taken over from them",
+                "Flow entries received from other gateways and stored",
                 self._peers.received,
             ),
         ]

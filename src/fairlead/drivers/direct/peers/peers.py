@@ -1,11 +1,13 @@
-"""Gateways tell each other about slots in transition, so that losing, adding or returning one moves
-no connection.
+"""The exchange between gateways about slots in transition, so that no connection moves when a
+gateway is lost, added or restarted.
 
-In: where to listen, and the other gateways. Out: their tables before this one forwards, their
-entries from then on; ours for them. Each follows all others, over TCP. A gateway may follow if its
-address is known and, with `tls`, its certificate is accepted (`peer_tls`). Without `tls`, a host
-that can take a peer's address can direct connections to a wrong node. A gateway that is alone
-starts and works as one without peers; no packet waits for anything here."""
+In: the address to listen on, and the other gateways. Out: their tables before this gateway
+forwards, and their flow entries from then on; our tables and entries for them. Each gateway follows
+all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate
+is accepted (see `tls`). Without `tls`, a host that can take a peer's address can send connections
+to a wrong node. A gateway without reachable peers starts and forwards like one without peers: no
+packet waits for anything here.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,6 @@ import structlog
 from fairlead.backoff import Backoff
 from fairlead.drivers import Component
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
-from fairlead.drivers.direct.peers.entry import Entry, entered
 from fairlead.drivers.direct.peers.exchange import Exchange, parts_of, split
 from fairlead.drivers.direct.peers.followers import STALLED_S, Follower
 from fairlead.drivers.direct.peers.messages import (
@@ -34,72 +35,54 @@ from fairlead.drivers.direct.peers.messages import (
     read_message,
 )
 from fairlead.drivers.direct.peers.metrics import PeersCollector
-from fairlead.drivers.direct.peers.recent import Recent
+from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
-from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
+from fairlead.drivers.direct.peers.server import PeerServer, serving
+from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, describe
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
-from fairlead.model import Value
 from fairlead.net.address import split_host_port
 from fairlead.net.bpf import Map
+from fairlead.role_state import PeersState, PeerState
 
 log = structlog.get_logger()
 
 HELLO_S = 2.0
-"""A start waits so long for a peer to answer, and so long again for each thing that one tells."""
-TELL_S = 0.002
-"""New entries are collected for so long."""
+"""A start waits this long for a connection and a hello, and this long again for each message."""
+COLLECT_S = 0.002
+"""New entries are collected for this time before they are sent."""
 TABLES_S = 0.1
-"""TablesMessage that changed are told so often."""
-HEED_S = 0.5
-"""What peers say of tables is heeded so often: mostly all gateways make the same change in the same
-moment, and nothing is left to do by then."""
+"""Period in which changed tables are sent."""
+MERGE_S = 0.5
+"""Period in which tables of peers are merged. Usually all gateways make the same change at the same
+moment, and nothing is left to merge after this time."""
 SILENCE_S = 3.5
-"""A peer that says nothing for so long is lost; it says each second that it is alive."""
+"""A peer that sends nothing for this time is lost. A peer without changes sends an AliveMessage
+each second."""
 AWAY_S = 5.0
-"""A gateway that heard no peer for so long has been away."""
-UNNOTICED_S = 15.0
-"""Longer than it takes to notice that a peer hears nothing any more: what it was told within that
-time may not have arrived."""
-INHERIT_AT_ONCE = 128
-"""Number of entries of a peer that are put at once. It takes about half a millisecond."""
-SEASONED_S = 30.0
-"""The word of a peer that has followed the cluster for less than this never counts against our own
-tables. And for so long one that has begun tells each that comes what happened while no process was
-there."""
-
-
-class Peer(Value, frozen=True):
-    """Another gateway, as it is shown."""
-
-    address: str
-    connected: bool
-    problem: str = ""
-
-
-class PeersStatus(Value, frozen=True):
-    """What `/state` shows of the other gateways."""
-
-    peers: tuple[Peer, ...]
-
-
-class NoPeers(Component):
-    """A gateway that is alone."""
-
-    name = "no peers"
-
-    def status(self) -> PeersStatus:
-        return PeersStatus(())
+"""A gateway that had no connection to a peer for this time was away."""
+UNDELIVERED_S = 15.0
+"""Longer than it takes to notice that a peer receives nothing any more. Entries that were sent
+within this time may not have arrived."""
+INHERIT_BATCH = 128
+"""Number of inherited entries that are stored at once. It takes about half a millisecond."""
+TRUSTED_AFTER_S = 30.0
+"""Tables of a peer that has followed the cluster for less than this time never replace our own. For
+this time after its start, a gateway also sends the entries that changed while no process was there
+to every follower that connects."""
 
 
 class Peers(Component):
-    """`listen`: `address:port` for others, `*:port` for all addresses, empty for none. `peers`:
-    theirs; ours may be among them.
+    """The connections to and from the other gateways.
 
-    tls: mutual TLS on all connections. stalled_s: a follower that receives nothing for this time is
-    dropped, and begins again when it reconnects. log_s: the period in which refused connections of
-    one kind are logged once. Call `inherit` before packets are forwarded, then have `run` running
-    until the driver closes."""
+    `listen`: the address on which other gateways can connect, `address:port` or `*:port`; empty for
+    none. `peers`: the addresses of all gateways; our own may be among them. `tls`: mutual TLS on
+    all connections. `stalled_s`: a follower that receives nothing for this time is dropped, and
+    begins again when it reconnects. `log_s`: the period in which refused connections of one kind
+    are logged once.
+
+    Call `inherit` before packets are forwarded, then keep `run` running until the driver closes.
+    """
 
     name = "peers"
 
@@ -119,77 +102,81 @@ class Peers(Component):
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
-        self._heard = {each: Peer(each, False) for each in peers if each != listen}
+        self._peers = {each: PeerState(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
-        self._told: dict[ListenerKey, TablesMessage] = {}
-        self._recent = Recent()
-        """Flows whose entries changed here while no process was there to tell it, or some peer
-        could not be told."""
+        self._received_tables: dict[ListenerKey, TablesMessage] = {}
+        self._recent = RecentFlows()
+        """Flows whose entries changed here while no process could send them, or while a peer could
+        not receive them."""
         self._began_s = self._alone_since_s = time.monotonic()
-        self._fresh_until_s = 0.0
+        self._recent_start_until_s = 0.0
         self.sent = 0
-        """FlowsMessage that came to be here and were told to others."""
+        """The number of new entries that were sent."""
 
     @property
-    def shown(self) -> list[Peer]:
+    def shown(self) -> list[PeerState]:
         """The other gateways."""
-        return list(self._heard.values())
+        return list(self._peers.values())
 
-    def status(self) -> PeersStatus:
-        return PeersStatus(tuple(self.shown))
+    def status(self) -> PeersState:
+        """For `/state`. May be called from any thread."""
+        return PeersState(tuple(self.shown), self.followers)
 
     def collectors(self) -> tuple[PeersCollector]:
         return (PeersCollector(self),)
 
     @property
     def followers(self) -> int:
-        """How many others follow this gateway now."""
+        """The number of gateways that follow this gateway now."""
         return len(self._followers)
 
     @property
     def received(self) -> int:
-        """FlowsMessage of others that were taken over."""
+        """The number of entries that were received from peers and stored."""
         return self._exchange.received if self._exchange else 0
 
     async def inherit(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
-        """Begin with what the longest-serving peer has, if one answers. Never fails.
+        """Begin with the state of the peer that has run for longest, if a peer answers. Never
+        fails.
 
-        TablesMessage that are here already are those of a predecessor that has ended, some time ago.
-        Others know more by now, unless they have begun just now themselves; but not of flows that
-        the program has met since, which nobody told them of."""
+        Tables that are in the maps already are of a previous process, which ended some time ago.
+        Peers know more by now, unless they have just started themselves. Peers do not know,
+        however, the flows that the program has recorded since that process ended.
+        """
         self._exchange = exchange = Exchange(tables, maps)
-        patience_s = SEASONED_S if exchange.listeners() else 0.0
-        told = [each for each in await self._ask_all() if each[0].age_s >= patience_s]
+        min_age_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
+        answers = [each for each in await self._fetch_all() if each[0].age_s >= min_age_s]
         self._alone_since_s = time.monotonic()
-        self._recent.meet(exchange.unread(), time.monotonic())
-        if not told:
+        self._recent.record(exchange.drain_unread(), time.monotonic())
+        if not answers:
             return
-        hello, messages = max(told, key=lambda each: each[0].age_s)
+        hello, messages = max(answers, key=lambda each: each[0].age_s)
         self._began_s = time.monotonic() - hello.age_s
         for message in messages:
             match message:
                 case TablesMessage():
-                    exchange.begin_with(message)
+                    exchange.inherit_tables(message)
                 case FlowsMessage():
                     # The program forwards meanwhile. A new connection with the ports of an older
-                    # one is known only from what the program has reported by then, so few entries
-                    # are put at a time.
-                    for part in parts_of(message, INHERIT_AT_ONCE):
-                        self._recent.meet(exchange.unread(), time.monotonic())
-                        exchange.put(part, known=(self._recent.flows,))
-        exchange.touched()
+                    # one is known only from the entries that the program has reported so far, so
+                    # few inherited entries are stored at a time.
+                    for part in parts_of(message, INHERIT_BATCH):
+                        self._recent.record(exchange.drain_unread(), time.monotonic())
+                        exchange.merge_flows(part, ignored=(self._recent.flows,))
+        exchange.take_changed_listeners()
         log.info(
-            "began with what a peer has",
+            "inherited the state of a peer",
             listeners=len(exchange.listeners()),
             entries=exchange.received,
         )
 
-    async def _ask_all(self) -> list[tuple[HelloMessage, list[Message]]]:
+    async def _fetch_all(self) -> list[tuple[HelloMessage, list[Message]]]:
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(self._ask(each)) for each in self._heard]
-        return [answer for task in asking if (answer := task.result()) is not None]
+            fetching = [group.create_task(self._fetch(each)) for each in self._peers]
+        return [answer for task in fetching if (answer := task.result()) is not None]
 
-    async def _ask(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
+    async def _fetch(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
+        """Return the hello and the whole state of the peer; None if it does not answer."""
         messages: list[Message] = []
         try:
             async with self._following(peer) as (hello, reader):
@@ -198,7 +185,7 @@ class Peers(Component):
                 ):
                     messages.append(message)
         except Unavailable as problem:
-            log.info("a peer did not tell what it has", peer=peer, problem=str(problem))
+            log.info("a peer did not send its state", peer=peer, problem=str(problem))
             return None
         return hello, messages
 
@@ -206,9 +193,9 @@ class Peers(Component):
     async def _following(
         self, peer: str
     ) -> AsyncIterator[tuple[HelloMessage, asyncio.StreamReader]]:
-        """A connection to it, and what it says first. Raises Unavailable."""
+        """Connect to the peer, and receive its hello. Raise Unavailable."""
         host, port = split_host_port(peer)
-        # Others know us by the address at which we listen.
+        # Peers know this gateway by the address at which it listens.
         source = None if self._listen[:1] in ("", "*") else (split_host_port(self._listen)[0], 0)
         try:
             async with asyncio.timeout(HELLO_S):
@@ -216,7 +203,7 @@ class Peers(Component):
         except TimeoutError:
             raise Unavailable(f"no answer within {HELLO_S:g} s") from None
         except OSError as error:
-            raise Unavailable(f"connecting failed: {words(error)}") from error
+            raise Unavailable(f"connecting failed: {describe(error)}") from error
         try:
             yield await self._hello_of(host, reader), reader
         finally:
@@ -241,29 +228,29 @@ class Peers(Component):
             hello = await read_message(reader, within_s=HELLO_S)
         except Unavailable as problem:
             if isinstance(problem.__cause__, ssl.SSLError):
-                raise Unavailable(words(problem.__cause__)) from problem
+                raise Unavailable(describe(problem.__cause__)) from problem
             # In TLS 1.3 a server may still refuse the client's certificate after the client has
             # finished the handshake.
             hint = (
                 "it may not accept the certificate of this gateway"
                 if self._tls
-                else "it may want TLS, see gateway.peerTLS"
+                else "it may require TLS, see gateway.peerTLS"
             )
             raise Unavailable(
                 f"{problem.message}, without a hello: {hint}; its log says why"
             ) from problem
         if not isinstance(hello, HelloMessage):
-            raise Unavailable(f"{host} did not say hello")
+            raise Unavailable(f"the first message of {host} is not a hello")
         return hello
 
     async def run(self) -> None:
-        """Follow the others and be followed, until cancelled. Raises Refused if listening is not
-        possible."""
+        """Follow the other gateways and serve followers, until cancelled. Raise Refused if
+        listening is not possible."""
         exchange = self._exchange
         if exchange is None:
-            raise RuntimeError("there is nothing to tell yet")
+            raise RuntimeError("inherit was not called")
         loop = asyncio.get_running_loop()
-        entry = Entry(
+        server = PeerServer(
             self._allowed,
             partial(self._follower, exchange),
             self._hello,
@@ -271,13 +258,13 @@ class Peers(Component):
             Refusals(self._log_s),
             self._tls,
         )
-        self._fresh_until_s = time.monotonic() + SEASONED_S
+        self._recent_start_until_s = time.monotonic() + TRUSTED_AFTER_S
         try:
-            async with entered(entry, self._listen), asyncio.TaskGroup() as group:
-                group.create_task(self._tell_news(exchange))
-                group.create_task(self._tell_tables(exchange))
-                group.create_task(self._heed(exchange))
-                for peer in self._heard:
+            async with serving(server, self._listen), asyncio.TaskGroup() as group:
+                group.create_task(self._send_entries(exchange))
+                group.create_task(self._send_tables(exchange))
+                group.create_task(self._merge_tables(exchange))
+                for peer in self._peers:
                     group.create_task(self._follow(peer, exchange))
         finally:
             loop.remove_reader(exchange.descriptor)
@@ -285,76 +272,77 @@ class Peers(Component):
             self._exchange = None
 
     @property
-    def _fresh(self) -> bool:
-        """Whether this process has begun just now. What is here of other flows may be older than
-        what peers have."""
-        return time.monotonic() <= self._fresh_until_s
+    def _recently_started(self) -> bool:
+        """Whether this process started recently. The entries in its maps may be older than those of
+        peers."""
+        return time.monotonic() <= self._recent_start_until_s
 
     def _follower(self, exchange: Exchange) -> Follower:
-        """One more. What it is told of all entries does not count against those that it has: what
-        is newer it is told again."""
-        return Follower(exchange, lambda: self._again(exchange), stalled_s=self._stalled_s)
+        """Return a new follower. It ignores entries of the whole state for flows that it knows
+        already, so recently changed entries are sent to it again at the end."""
+        return Follower(exchange, lambda: self._recent_entries(exchange), stalled_s=self._stalled_s)
 
-    def _again(self, exchange: Exchange) -> list[bytes]:
-        return [frame(each) for each in exchange.present(self._recent, time.monotonic())]
+    def _recent_entries(self, exchange: Exchange) -> list[bytes]:
+        return [frame(each) for each in exchange.current_entries(self._recent, time.monotonic())]
 
     def _hello(self) -> HelloMessage:
         return HelloMessage(self._instance, time.monotonic() - self._began_s)
 
-    async def _tell_news(self, exchange: Exchange) -> None:
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+    async def _send_entries(self, exchange: Exchange) -> None:
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
         while True:
-            news.clear()
-            loop.add_reader(exchange.descriptor, news.set)
-            await news.wait()
-            loop.remove_reader(exchange.descriptor)  # until then it would be readable all the time
-            await asyncio.sleep(TELL_S)
-            for message in exchange.news():
-                self._tell(message)
-                await asyncio.sleep(0)  # a flood may make news as fast as they are read
+            readable.clear()
+            loop.add_reader(exchange.descriptor, readable.set)
+            await readable.wait()
+            loop.remove_reader(exchange.descriptor)  # otherwise it would be readable all the time
+            await asyncio.sleep(COLLECT_S)
+            for message in exchange.new_entries():
+                self._send(message)
+                # A flood may produce entries as fast as they are read, so other tasks get a turn.
+                await asyncio.sleep(0)
 
-    def _tell(self, news: FlowsMessage) -> None:
-        told = frame(news)
-        self.sent += news.count
-        self._recent.meet((flow for flow, _ in split(news.records)), time.monotonic())
+    def _send(self, message: FlowsMessage) -> None:
+        data = frame(message)
+        self.sent += message.count
+        self._recent.record((flow for flow, _ in split(message.records)), time.monotonic())
         for follower in self._followers:
-            follower.tell((), (told,))
+            follower.enqueue((), (data,))
 
-    async def _tell_tables(self, exchange: Exchange) -> None:
+    async def _send_tables(self, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(TABLES_S)
             exchange.end_convergence()
-            if not self._fresh and all(each.connected for each in self._heard.values()):
-                self._recent.forget(time.monotonic() - UNNOTICED_S)
-            if touched := exchange.touched():
+            if not self._recently_started and all(each.connected for each in self._peers.values()):
+                self._recent.forget_before(time.monotonic() - UNDELIVERED_S)
+            if changed := exchange.take_changed_listeners():
                 for follower in self._followers:
-                    follower.tell(touched, ())
+                    follower.enqueue(changed, ())
 
-    async def _heed(self, exchange: Exchange) -> None:
+    async def _merge_tables(self, exchange: Exchange) -> None:
         while True:
-            await asyncio.sleep(HEED_S)
-            told, self._told = self._told, {}
-            for message in told.values():
+            await asyncio.sleep(MERGE_S)
+            received, self._received_tables = self._received_tables, {}
+            for message in received.values():
                 exchange.merge_peer_tables(message, behind=False)
-                await asyncio.sleep(
-                    0
-                )  # after a change of many listeners it would hold up everything else for seconds
+                # After a change of many listeners this takes seconds, so other tasks get a turn.
+                await asyncio.sleep(0)
 
     async def _follow(self, peer: str, exchange: Exchange) -> None:
-        """Take over what it says, for ever; or until it turns out to be this gateway itself."""
+        """Receive what the peer sends, until cancelled or until the peer turns out to be this
+        gateway."""
         backoff = Backoff(0.1, 1.0)
         while True:
             try:
                 async with self._following(peer) as (hello, reader):
                     if hello.instance == self._instance:
-                        del self._heard[peer]
+                        del self._peers[peer]
                         return
-                    await self._listen_to(peer, hello, reader, exchange, backoff)
+                    await self._receive(peer, hello, reader, exchange, backoff)
             except Unavailable as problem:
                 self._lost(peer, str(problem))
             await asyncio.sleep(backoff.next_s())
 
-    async def _listen_to(
+    async def _receive(
         self,
         peer: str,
         hello: HelloMessage,
@@ -362,47 +350,51 @@ class Peers(Component):
         exchange: Exchange,
         backoff: Backoff,
     ) -> None:
+        """Apply the messages of the peer. Raise Unavailable when the connection ends."""
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
-        behind = away_s >= AWAY_S and hello.age_s >= max(SEASONED_S, away_s)
-        known: tuple[Set[bytes], ...] = (self._recent.flows,)
-        if not behind and not self._fresh:
-            known += (await asyncio.to_thread(exchange.known),)
+        # Only a peer that was there for the whole outage knows what passed meanwhile.
+        behind = away_s >= AWAY_S and hello.age_s >= max(TRUSTED_AFTER_S, away_s)
+        # Until CompleteMessage the peer sends its whole state. For these flows our own entry counts;
+        # entries of the peer that are newer follow with their ages.
+        own: tuple[Set[bytes], ...] = (self._recent.flows,)
+        if not behind and not self._recently_started:
+            own += (await asyncio.to_thread(exchange.present_flows),)
         while True:
             match await read_message(reader, within_s=SILENCE_S):
                 case TablesMessage() as message if behind:
                     exchange.merge_peer_tables(message, behind=True)
                     await asyncio.sleep(0)
                 case TablesMessage() as message:
-                    self._told[message.key] = message
+                    self._received_tables[message.key] = message
                 case FlowsMessage() as message:
-                    if known or message.ages_s:
-                        # What the program has met by now is younger than what the peer has had for
-                        # a while.
-                        for news in exchange.news():
-                            self._tell(news)
-                    exchange.put(
-                        message, known=(self._younger(message),) if message.ages_s else known
+                    if own or message.ages_s:
+                        # Flows that the program has reported so far are newer than entries that the
+                        # peer has had for a while.
+                        for new in exchange.new_entries():
+                            self._send(new)
+                    exchange.merge_flows(
+                        message, ignored=(self._newer_here(message),) if message.ages_s else own
                     )
                 case CompleteMessage():
-                    behind, known = False, ()
-                    self._heard[peer] = Peer(peer, True)
+                    behind, own = False, ()
+                    self._peers[peer] = PeerState(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
-    def _younger(self, message: FlowsMessage) -> Set[bytes]:
-        """Of these flows, those that this gateway has met later than who tells of them."""
+    def _newer_here(self, message: FlowsMessage) -> Set[bytes]:
+        """Return the flows of the message that changed here later than at the sender."""
         now_s = time.monotonic()
         flows = zip(split(message.records), message.ages_s, strict=True)
-        return {flow for (flow, _), age_s in flows if self._recent.met_s(flow) > now_s - age_s}
+        return {flow for (flow, _), age_s in flows if self._recent.changed_s(flow) > now_s - age_s}
 
     @property
     def _connected(self) -> bool:
-        return any(each.connected for each in self._heard.values())
+        return any(each.connected for each in self._peers.values())
 
     def _lost(self, peer: str, problem: str) -> None:
-        if self._heard[peer] != Peer(peer, False, problem):
+        if self._peers[peer] != PeerState(peer, False, problem):
             log.warning("not following a gateway", peer=peer, problem=problem)
         was_connected = self._connected
-        self._heard[peer] = Peer(peer, False, problem)
+        self._peers[peer] = PeerState(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()

@@ -1,7 +1,8 @@
-"""Log refused connections so that strangers cannot fill the log.
+"""Log refused connections in a bounded number of lines.
 
-In: refusals. Out: a log line for the first refusal of a kind; for those that follow within a period
-one line at its end, with their number. The caller must use few kinds."""
+In: refused connections. Out: a log line for the first connection of a kind; then, at the end of
+each period, one line with the number of further connections. The caller must use few kinds.
+"""
 
 import asyncio
 
@@ -13,43 +14,45 @@ PERIOD_S = 60.0
 
 
 class Refusals:
-    """Close it before the event loop ends."""
+    """The log of refused connections. Close it before the event loop ends."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
-        self._untold: dict[str, tuple[int, str, str]] = {}
-        """For each kind in its period: the number of refusals that were not logged, and address and
-        reason of the last one."""
+        self._unlogged: dict[str, tuple[int, str, str]] = {}
+        """For each kind in its period: the number of connections that were not logged, and address
+        and reason of the last one."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.count = 0
-        """The number of all refusals."""
+        """The number of all refused connections."""
 
     def add(self, kind: str, address: str, why: str) -> None:
-        """One more."""
+        """Record a refused connection."""
         self.count += 1
-        if kind in self._untold:
-            self._untold[kind] = self._untold[kind][0] + 1, address, why
+        if kind in self._unlogged:
+            self._unlogged[kind] = self._unlogged[kind][0] + 1, address, why
             return
         log.warning("refused a connection to gateway.peerListen", address=address, why=why)
-        self._begin(kind)
+        self._begin_period(kind)
 
     def close(self) -> None:
-        """Log the refusals that were not logged yet."""
+        """Log the connections that were not logged yet."""
         for kind, timer in tuple(self._timers.items()):
             timer.cancel()
-            self._tell(kind)
+            self._log(kind)
 
-    def _begin(self, kind: str) -> None:
-        self._untold[kind] = 0, "", ""
-        self._timers[kind] = asyncio.get_running_loop().call_later(self._period_s, self._over, kind)
+    def _begin_period(self, kind: str) -> None:
+        self._unlogged[kind] = 0, "", ""
+        self._timers[kind] = asyncio.get_running_loop().call_later(
+            self._period_s, self._end_period, kind
+        )
 
-    def _over(self, kind: str) -> None:
-        if self._tell(kind):
-            self._begin(kind)
+    def _end_period(self, kind: str) -> None:
+        if self._log(kind):
+            self._begin_period(kind)
 
-    def _tell(self, kind: str) -> int:
+    def _log(self, kind: str) -> int:
         del self._timers[kind]
-        count, address, why = self._untold.pop(kind)
+        count, address, why = self._unlogged.pop(kind)
         if count:
             log.warning(
                 "refused more connections to gateway.peerListen",

@@ -4,9 +4,11 @@ In: three PEM files. Out: the TLS settings for a connection in either direction,
 explain failures. A peer is accepted if its certificate is issued by the CA, has not expired, has
 PEER_NAME among its DNS names (RFC 9525) and, if it has an extended key usage, is for clients where
 the peer connects and for servers where this gateway connects (RFC 5280, 4.2.1.12). The name
-excludes other holders of a certificate of the same CA. TLS 1.3 only. Invariant: the files are
-checked for each new connection. If they cannot be used, for example because they are being
-replaced, the previous ones remain in use. Open connections stay open."""
+excludes other holders of a certificate of the same CA. TLS 1.3 only.
+
+Invariant: the files are checked for each new connection. If they cannot be used, for example
+because they are being replaced, the previous ones remain in use. Open connections stay open.
+"""
 
 import ssl
 from pathlib import Path
@@ -45,17 +47,18 @@ class PeerTLS:
         self._problem = ""
 
     def load(self) -> None:
-        """Read the files. Raises Refused if they cannot be used."""
+        """Read the files. Raise Refused if they cannot be used."""
         self._take(self._stamp())
 
     @property
     def server(self) -> ssl.SSLContext:
-        """For accepted connections. `stranger` checks the name of the peer."""
+        """The context for accepted connections. `identity_problem` checks the name of the peer."""
         return self._latest()[1]
 
     @property
     def client(self) -> ssl.SSLContext:
-        """For connections to other gateways, with PEER_NAME as the name of the server."""
+        """The context for connections to other gateways, with PEER_NAME as the name of the
+        server."""
         return self._latest()[2]
 
     def _latest(self) -> tuple[Stamp, ssl.SSLContext, ssl.SSLContext]:
@@ -71,14 +74,14 @@ class PeerTLS:
             if self._made is None:
                 raise
             if str(problem) != self._problem:
-                log.warning("going on with the previous certificate", problem=str(problem))
+                log.warning("the previous certificate remains in use", problem=str(problem))
             self._problem = str(problem)
         assert self._made is not None
         return self._made
 
     def _stamp(self) -> Stamp:
-        """A value that changes when a file changes. The files of a mounted Secret are symbolic
-        links, which are followed."""
+        """Return a value that changes when a file changes. The files of a mounted Secret are
+        symbolic links, which are followed."""
         try:
             found = [
                 Path(each).stat()
@@ -110,7 +113,7 @@ class PeerTLS:
         files = f"{self._files.certificate}, {self._files.key}, {self._files.ca}"
         return Refused(
             f"reading the certificate, key and CA for gateway.peers ({files}) failed: "
-            f"{words(error)}",
+            f"{describe(error)}",
             fix="set gateway.peerTLS to a certificate, its key without a password, and the CA, "
             "each as a PEM file",
         )
@@ -120,8 +123,8 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def stranger(connection: ssl.SSLObject) -> str:
-    """Why the peer of a verified connection is not accepted; empty if it is accepted."""
+def identity_problem(connection: ssl.SSLObject) -> str:
+    """Return why the peer of a verified connection is not accepted; empty if it is accepted."""
     entries = (connection.getpeercert() or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
     if PEER_NAME in names:
@@ -132,22 +135,22 @@ def stranger(connection: ssl.SSLObject) -> str:
     )
 
 
-def words(error: Exception) -> str:
-    """What went wrong, and, where known, what to do."""
+def describe(error: Exception) -> str:
+    """Return what went wrong and, if known, what to do."""
     match error:
         case ssl.SSLCertVerificationError(verify_message=message):
             return f"its certificate is not accepted here: {message.rstrip('.')}"
         case ssl.SSLError(reason=reason):
-            return _words_of_tls(str(reason or error))
+            return _describe_tls(str(reason or error))
         case OSError():
             return str(error.strerror or error)
     return str(error)
 
 
-def _words_of_tls(reason: str) -> str:
+def _describe_tls(reason: str) -> str:
     code, plain = reason.upper(), reason.lower().replace("_", " ")
     if code == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it showed no certificate"
+        return "it presented no certificate"
     if code in _NO_TLS:
         return f"it does not speak TLS: {ALL_OR_NONE}"
     if _ALERT in plain:

@@ -1,9 +1,11 @@
-"""Where other gateways connect to this one, and which connections are accepted.
+"""The listening socket for other gateways, and which connections it accepts.
 
-In: where to listen, the addresses of the other gateways, optional certificates. Out: a Follower for
-each accepted connection. Invariants: a connection from an address that is not a peer's is closed
-before anything is read, sent or stored; each address has at most MOST_FROM_ONE connections,
-including those in a TLS handshake; refusals write a bounded number of lines to the log."""
+In: the address to listen on, the addresses of the other gateways, optional certificates. Out: a
+Follower for each accepted connection. Invariants: a connection from an address that is not a peer's
+is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
+connections, including those in a TLS handshake; refused connections write a bounded number of lines
+to the log.
+"""
 
 import asyncio
 import socket
@@ -17,7 +19,7 @@ import structlog
 from fairlead.drivers.direct.peers.followers import Follower
 from fairlead.drivers.direct.peers.messages import HelloMessage
 from fairlead.drivers.direct.peers.refusals import Refusals
-from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, stranger, words
+from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, describe, identity_problem
 from fairlead.errors import Refused
 from fairlead.net.address import split_host_port
 from fairlead.net.listening import EVERYWHERE, listen
@@ -26,17 +28,17 @@ log = structlog.get_logger()
 
 Address = IPv4Address | IPv6Address
 
-MOST_FROM_ONE = 4
-"""Connections from one address: a gateway may restart while the connection of its predecessor still
-seems to be open."""
+MAX_FROM_ONE = 4
+"""Connections from one address. A gateway may restart while the connection of its previous process
+still seems to be open."""
 HANDSHAKE_S = 2.0
 ACCEPTS = 16
 """Connections that are accepted in one step of the event loop."""
 BACKLOG = 64
 
 
-class Entry:
-    """`followers`: the present followers."""
+class PeerServer:
+    """Serves the gateways that connect. `followers` is the set of present followers."""
 
     def __init__(
         self,
@@ -60,100 +62,100 @@ class Entry:
         """Accept some of the waiting connections."""
         for _ in range(ACCEPTS):
             try:
-                made, (text, *_) = listener.accept()
+                connection, (text, *_) = listener.accept()
             except OSError:  # no connection waits, or the caller has closed it already
                 return
             address = _address(text)
             if address not in self._allowed:
-                made.close()
+                connection.close()
                 self._refusals.add("", text, "its address is not in gateway.peers")
-            elif self._count[address] >= MOST_FROM_ONE:
-                made.close()
+            elif self._count[address] >= MAX_FROM_ONE:
+                connection.close()
                 self._refusals.add(
-                    f"{address} full", text, f"it has {MOST_FROM_ONE} connections already"
+                    f"{address} full", text, f"it has {MAX_FROM_ONE} connections already"
                 )
             else:
                 self._count[address] += 1
-                task = asyncio.create_task(self._serve(made, address))
+                task = asyncio.create_task(self._serve(connection, address))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._refusals.close()
 
-    async def _serve(self, made: socket.socket, address: Address) -> None:
+    async def _serve(self, connection: socket.socket, address: Address) -> None:
         try:
-            async with self._begun(made) as (reader, writer):
-                secured = writer.get_extra_info("ssl_object")
-                if secured is not None and (why := stranger(secured)):
+            async with self._secured(connection) as (reader, writer):
+                tls_object = writer.get_extra_info("ssl_object")
+                if tls_object is not None and (why := identity_problem(tls_object)):
                     self._refusals.add(str(address), str(address), why)
                 else:
-                    await self._tell(reader, writer, address)
+                    await self._serve_follower(reader, writer, address)
         except OSError as error:
-            self._refusals.add(str(address), str(address), words(error))
+            self._refusals.add(str(address), str(address), describe(error))
         finally:
             self._count[address] -= 1
 
     @asynccontextmanager
-    async def _begun(
-        self, made: socket.socket
+    async def _secured(
+        self, connection: socket.socket
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """The connection, after the handshake where there is TLS. Raises OSError, of which
-        ssl.SSLError is one."""
-        made.setblocking(False)
+        """Open the connection, with a TLS handshake if TLS is configured. Raise OSError, of which
+        ssl.SSLError is a subclass."""
+        connection.setblocking(False)
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
-                made,
+                connection,
                 ssl=self._tls.server if self._tls is not None else None,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
             )
-        except ConnectionAbortedError as error:  # asyncio raises it when the time is over
-            made.close()
+        except ConnectionAbortedError as error:  # asyncio raises this at the timeout
+            connection.close()
             raise OSError(
                 f"it did not begin TLS within {HANDSHAKE_S:g} s: {ALL_OR_NONE}"
             ) from error
         except OSError:
-            made.close()
+            connection.close()
             raise
         try:
             yield reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         finally:
             transport.abort()
 
-    async def _tell(
+    async def _serve_follower(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address
     ) -> None:
         follower = self._make_follower()
         self._followers.add(follower)
         log.info("a gateway follows", address=str(address))
-        listening = asyncio.create_task(_said(reader))
-        listening.add_done_callback(
+        watch = asyncio.create_task(_end_reason(reader))
+        watch.add_done_callback(
             lambda task: follower.end(task.result()) if not task.cancelled() else None
         )
         try:
             why = await follower.serve(self._hello(), writer)
             log.info("a gateway no longer follows", address=str(address), why=why)
         finally:
-            listening.cancel()
+            watch.cancel()
             self._followers.discard(follower)
 
 
-async def _said(reader: asyncio.StreamReader) -> str:
-    """Wait until the follower closes the connection or sends data, which no gateway does. Returns
-    what happened, in words."""
+async def _end_reason(reader: asyncio.StreamReader) -> str:
+    """Wait until the follower closes the connection or sends data, which no gateway does. Return a
+    description of the event."""
     try:
         first = await reader.read(1)
     except OSError as error:
-        return words(error)
+        return describe(error)
     if not first:
         return "it closed the connection"
     if first == b"\x16":  # a TLS handshake, RFC 8446, 5.1
@@ -162,33 +164,36 @@ async def _said(reader: asyncio.StreamReader) -> str:
 
 
 def _address(text: str) -> Address:
-    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
+    """Return the address of the caller. A socket for both families reports IPv4 addresses in
+    IPv4-mapped form."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 @asynccontextmanager
-async def entered(entry: Entry, where: str) -> AsyncIterator[None]:
-    """Accept connections at `where` while inside: `address:port`, `*:port` for all addresses, empty
-    for nowhere. Raises Refused if listening fails."""
-    if not where:
+async def serving(server: PeerServer, address: str) -> AsyncIterator[None]:
+    """Accept connections at `address` inside the context. Raise Refused if listening fails.
+
+    `address`: `address:port`, `*:port` for all addresses, empty for none.
+    """
+    if not address:
         yield
         return
-    host, port = split_host_port(where)
+    host, port = split_host_port(address)
     try:
         listeners = listen(port, EVERYWHERE if host == "*" else (host,), backlog=BACKLOG)
     except OSError as error:
         raise Refused(
-            f"listening on {where} for other gateways failed: {error.strerror or error}",
+            f"listening on {address} for other gateways failed: {error.strerror or error}",
             fix="set gateway.peerListen",
         ) from error
     loop = asyncio.get_running_loop()
     try:
         for each in listeners:
-            loop.add_reader(each.fileno(), entry.accept, each)
+            loop.add_reader(each.fileno(), server.accept, each)
         yield
     finally:
         for each in listeners:
             loop.remove_reader(each.fileno())
             each.close()
-        await entry.close()
+        await server.close()

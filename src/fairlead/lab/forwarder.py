@@ -1,9 +1,9 @@
-"""A door into a namespace: connections to a port of this machine are carried on to an address
-inside.
+"""Forward a port of this machine to an address inside a network namespace.
 
-`python -m fairlead.lab.doorway NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and who
-listens there. Out: a free port on 127.0.0.1, named in the ready file as the URL
-`https://127.0.0.1:PORT`. Bytes pass as they are, TLS included."""
+`python -m fairlead.lab.forwarder NAMESPACE ADDRESS PORT READY_FILE`. In: a network namespace and an
+address and port in it. Out: a free port on 127.0.0.1; the ready file contains its URL,
+`https://127.0.0.1:PORT`. Bytes are forwarded unchanged, TLS included.
+"""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Everything from one side to the other, and then its end."""
+    """Copy one direction of a connection until it ends, then end the other side's input."""
     with suppress(ConnectionError):
         while block := await reader.read(BLOCK_BYTES):
             writer.write(block)
@@ -30,22 +30,23 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write_eof()
 
 
-class Doorway:
-    """Serves connections, each with its counterpart inside."""
+class Forwarder:
+    """A TCP forwarder that opens one connection inside the namespace for each connection it
+    accepts."""
 
     def __init__(self, inside: str, address: str, port: int) -> None:
         self._inside = inside
         self._target = (address, port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until both sides have ended it or one has broken it."""
+        """Forward one connection until both sides have ended it or one side has aborted it."""
         try:
             sock = namespace.make_socket(self._inside)
             sock.setblocking(False)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().sock_connect(sock, self._target)
             far_reader, far_writer = await asyncio.open_connection(sock=sock)
-        except OSError:  # nobody listens there now: whoever came meets a closed door, as inside
+        except OSError:  # no listener at the target: reset the client, as a connection inside is
             writer.transport.abort()
             return
         try:
@@ -56,17 +57,19 @@ class Doorway:
 
 
 async def _main(inside: str, address: str, port: str, ready_file: str) -> None:
-    doorway = Doorway(inside, address, int(port))
+    forwarder = Forwarder(inside, address, int(port))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with await asyncio.start_server(doorway.serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(forwarder.serve, "127.0.0.1", 0) as server:
         here = server.sockets[0].getsockname()[1]
-        _write_whole(Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]}))
+        _write_atomically(
+            Path(ready_file), msgspec.json.encode({"urls": [f"https://127.0.0.1:{here}"]})
+        )
         await stop.wait()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Whoever waits for the file never reads half of it."""
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write the file atomically, so that a process that waits for it never reads a part of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)
