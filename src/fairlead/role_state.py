@@ -114,7 +114,7 @@ class ProxyState(Value, frozen=True):
 
 
 class ApiServerState(Value, frozen=True):
-    """What HAProxy finds of one API server. `state`: ready, not ready, away. `open`: connections
+    """What HAProxy finds of one API server. `state`: ready, not ready, down. `open`: connections
     now; `connections`: all so far, of the worker that runs."""
 
     state: str

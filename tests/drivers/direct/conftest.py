@@ -319,7 +319,7 @@ def driver(
         pin_path=pin_path,
         priority=priority,
         sizes=Sizes(arena_bytes, connections=1024, datagrams=1024),
-        look_again=touched,
+        requeue=touched,
         objects=objects,
         clock=clock,
         share=share,

@@ -26,7 +26,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import AttachKind
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
@@ -105,7 +105,7 @@ class DirectDriver(Component):
     that are made. share: the fraction of table memory, listeners, retained nodes and source ranges
     that one namespace may have; see `quota`. drain_s: so long any node may keep connections of a
     Service after it has ceased to get new ones, unless the Service says otherwise; 0: for as long
-    as it has pods of it. A start begins the time anew. look_again: for Services of which nodes
+    as it has pods of it. A start begins the time anew. requeue: for Services of which nodes
     became reachable or unreachable, or that wait for a resource which was released. inherit: called
     once the maps are there, before anything is forwarded by them. With it the program tells of new
     entries. objects: the folder of the programs. clock: seconds that never go back, for graces and
@@ -124,7 +124,7 @@ class DirectDriver(Component):
         sizes: pins.Sizes | None = None,
         share: float = 1.0,
         drain_s: float = 0.0,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         inherit: Inherit | None = None,
         objects: Path = pins.OBJECTS,
         clock: Callable[[], float] = time.monotonic,
@@ -133,7 +133,7 @@ class DirectDriver(Component):
         self._priority = priority
         self._rules = rules or Rules()
         self._pin_path = pin_path
-        self._look_again = look_again
+        self._requeue = requeue
         self._inherit = inherit
         self._objects, self._clock = objects, clock
         self._sizes = sizes or pins.Sizes()
@@ -313,7 +313,7 @@ class DirectDriver(Component):
         if lost:
             self._troubled |= tables.services_of(lost)
         if self._troubled:
-            self._look_again(self._troubled)
+            self._requeue(self._troubled)
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, DirectSpec]:
         """See `spec.render`."""
@@ -419,14 +419,14 @@ class DirectDriver(Component):
         than once in the time after which released memory can be used, and once more at the end of
         that time."""
         if self._look_for_room is None and (relieved := tables.quotas.take_retriable()):
-            self._look_again(relieved)
+            self._requeue(relieved)
             self._look_for_room = asyncio.get_running_loop().call_later(
                 ROOM_AGAIN_S, self._look_again_for_room, tables
             )
 
     def _look_again_for_room(self, tables: ListenerMaps) -> None:
         self._look_for_room = None
-        self._look_again(tables.quotas.memory.waiting.copy())
+        self._requeue(tables.quotas.memory.waiting.copy())
         self._use_what_is_free(tables)
 
     @asynccontextmanager
