@@ -111,7 +111,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         )
         (gateway,) = state
         assert gateway["traffic"]["draining"][0]["node"] == "node2"
-        assert gateway["traffic"]["nodes"]["node1"]["ways"] == ["l2"]
+        assert gateway["traffic"]["nodes"]["node1"]["forwarding"] == ["l2"]
         assert gateway["traffic"]["proxied"]["default/shop"]["open"] == 2
         api = {"state": "not ready", "open": 3, "connections": 8}
         assert gateway["traffic"]["api"] == {

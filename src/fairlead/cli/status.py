@@ -19,7 +19,7 @@ DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
 
 LOST = {
     "untracked": "new flows without an entry, over the limit",
-    "untold": "entries that peers were not told of, as they came too fast",
+    "unsent": "entries that peers were not told of, as they came too fast",
 }
 """What may break connections later, shown where there was any."""
 
@@ -256,14 +256,14 @@ def _nodes(traffic: Mapping[str, Any]) -> None:
     rows = [
         (
             name,
-            ", ".join(each["ways"]),
+            ", ".join(each["forwarding"]),
             ", ".join(each["next_hops"]),
             *(str(each[what]) for what in counted),
         )
         for name, each in traffic.get("nodes", {}).items()
     ]
     click.echo()
-    draw(("NODE", "WAY", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
+    draw(("NODE", "FORWARDING", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
 
 
 def _probed(traffic: Mapping[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import NextHop
 from fairlead.drivers.direct.spec import DirectChange, SetListener, SetNode
-from fairlead.drivers.direct.steps import ChangeRun
 from fairlead.errors import FairleadError
 from fairlead.model import Outcome, ServiceKey
 
@@ -17,8 +17,8 @@ def carry_out(
 ) -> dict[ServiceKey, Outcome]:
     """All of the changes, with these ways to the nodes that they set."""
     run = ChangeRun(tables, ways, changes)
-    run.do(changes)
-    return run.end()
+    run.apply(changes)
+    return run.finish()
 
 
 def set_listener(tables: ListenerMaps, change: SetListener) -> None:

@@ -306,23 +306,23 @@ def driver(
     pin_path: Path = PINS,
     priority: int = 100,
     arena_bytes: int = 1 << 20,
-    wanted: AttachKind = "auto",
+    attach_kind: AttachKind = "auto",
     touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
-    objects: Path = OBJECTS,
+    object_dir: Path = OBJECTS,
     clock: Callable[[], float] = time.monotonic,
-    share: float = 1.0,
+    namespace_share: float = 1.0,
     interfaces: Sequence[str] = ("eth0",),
 ) -> DirectDriver:
     return DirectDriver(
         interfaces,
-        wanted=wanted,
+        attach_kind=attach_kind,
         pin_path=pin_path,
         priority=priority,
         sizes=Sizes(arena_bytes, connections=1024, datagrams=1024),
         look_again=touched,
-        objects=objects,
+        object_dir=object_dir,
         clock=clock,
-        share=share,
+        namespace_share=namespace_share,
     )
 
 

@@ -32,10 +32,10 @@ class Options(msgspec.Struct, frozen=True):
 async def serve(pin_path: Path, options: Options) -> None:
     driver = DirectDriver(
         options.interfaces,
-        wanted=options.attach,
+        attach_kind=options.attach,
         pin_path=pin_path,
         sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
-        objects=Path(options.objects),
+        object_dir=Path(options.objects),
     )
     await driver.open()
     following = asyncio.create_task(driver.run())

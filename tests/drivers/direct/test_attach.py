@@ -104,7 +104,7 @@ def test_an_interface_that_gets_another_hardware_address(run: Run, following: bo
             return {address[:6] for _, address in tags.items()}
 
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
         follow = asyncio.create_task(made.run()) if following else None
@@ -256,7 +256,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
         assert before[0]
         try:
             for wanted in ("xdp", "xdp-generic"):
-                made = driver(wanted=wanted)
+                made = driver(attach_kind=wanted)
                 with pytest.raises(
                     Refused, match=r"XDP program direct \(id \d+, generic\) is there already"
                 ):
@@ -275,7 +275,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
 @pytest.mark.root
 def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         index = socket.if_nametoindex("eth0")
         attached = await xdp.attached(index)
@@ -283,7 +283,7 @@ def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
         assert attached.mode == xdp.GENERIC
         await made.close()
         assert await xdp.attached(index) == attached
-        made = driver(wanted="tc")
+        made = driver(attach_kind="tc")
         await made.open()
         assert await xdp.attached(index) is None
         assert [each for each in os.listdir(PINS) if each.startswith("xdp")] == []
@@ -295,7 +295,7 @@ def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
 @pytest.mark.root
 def test_an_interface_that_is_made_anew_gets_its_programs_by_event(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())

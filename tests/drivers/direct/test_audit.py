@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
 
-from fairlead.drivers.direct.driver import AT_ONCE
+from fairlead.drivers.direct.driver import BATCH_SIZE
 from fairlead.drivers.direct.maps.records import pack_listener_key
 from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.drivers.direct.spec import ListenerKey
@@ -140,14 +140,14 @@ def test_many_changes_leave_turns_to_others(run: Run) -> None:
         task = asyncio.ensure_future(others())
         intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
         found = await made.read(intents.keys())
-        assert turns == COUNT // AT_ONCE - 1
+        assert turns == COUNT // BATCH_SIZE - 1
         changes = made.diff(made.render(intents), found)
         assert len(changes) == COUNT
         assert await made.apply(changes) == {}
-        assert turns == 2 * (COUNT // AT_ONCE - 1)
+        assert turns == 2 * (COUNT // BATCH_SIZE - 1)
         turns = 0
         assert await made.read(None) == await made.read(intents.keys())
-        assert turns >= 2 * (COUNT // AT_ONCE - 1)
+        assert turns >= 2 * (COUNT // BATCH_SIZE - 1)
         task.cancel()
         await made.close(remove=True)
 

@@ -13,7 +13,7 @@ from scapy.packet import Packet
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import remove_pins
-from fairlead.drivers.direct.driver import ASKED_AGAIN_S
+from fairlead.drivers.direct.driver import UNSERVED_TIMEOUT_S
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.blackhole import Blackholes, Rule
@@ -201,7 +201,7 @@ def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run:
     async def scenario() -> None:
         nonlocal ahead_s
         route_back()
-        made = driver(share=0.1, clock=lambda: time.monotonic() + ahead_s)
+        made = driver(namespace_share=0.1, clock=lambda: time.monotonic() + ahead_s)
         await made.open()
         ports = tuple(
             Listener("IPv4", port, "TCP", "Local", 30080, (NODE1,)) for port in range(1, 41)
@@ -216,7 +216,7 @@ def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run:
         assert await answers(80) == []
         await made.read(None)
         assert kernel()[0] == {VIP, "203.0.113.99"}
-        ahead_s = ASKED_AGAIN_S + 1
+        ahead_s = UNSERVED_TIMEOUT_S + 1
         await made.read(None)
         assert kernel()[0] == {"203.0.113.99"}
         await made.close(remove=True)

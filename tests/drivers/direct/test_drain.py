@@ -31,7 +31,7 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
             outcomes.extend(told.values())
 
         async def keeping(*nodes: str) -> None:
-            while (await made.read([WEB]))[WEB].listeners[0].keeping != nodes:
+            while (await made.read([WEB]))[WEB].listeners[0].retained_nodes != nodes:
                 await asyncio.sleep(0.01)
 
         await made.open()
@@ -47,7 +47,7 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         state.subscribers.mark([WEB])
         while not made.draining():
             await asyncio.sleep(0.01)
-        assert (await made.read([WEB]))[WEB].listeners[0].keeping == ("node1", "node2")
+        assert (await made.read([WEB]))[WEB].listeners[0].retained_nodes == ("node1", "node2")
         await keeping("node1")
         assert made.draining() == []
         assert {outcome.state for outcome in outcomes} == {"done"}

@@ -181,7 +181,7 @@ def test_a_node_that_gets_out_of_reach_gives_its_share_to_others_until_it_is_bac
         for name in ("web", "api"):
             assert await shares(made, name) == {"node1"}
             (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
-            assert "node2" in listener.keeping, "open connections stay"
+            assert "node2" in listener.retained_nodes, "open connections stay"
         ip("route", "delete", "unreachable", "192.0.2.22")
         assert await outcomes(made, intents) == {}
         after = await made.read(None)

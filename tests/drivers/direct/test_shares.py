@@ -83,7 +83,7 @@ def slots_by_node(slots: Slots) -> Counter[str]:
 
 def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(arena_bytes=64 << 20, share=0.5)
+        made = driver(arena_bytes=64 << 20, namespace_share=0.5)
         await made.open()
         assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE1, NODE2)) == {}
         large = ServiceKey("calm", "large")
@@ -133,7 +133,7 @@ def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> No
     touched: list[set[ServiceKey]] = []
 
     async def scenario() -> None:
-        made = driver(share=0.5, touched=lambda keys: touched.append(set(keys)))
+        made = driver(namespace_share=0.5, touched=lambda keys: touched.append(set(keys)))
         await made.open()
         first, second = ServiceKey("greedy", "first"), ServiceKey("greedy", "second")
         many = service(first, "203.0.113.1", NODE1, ports=100)

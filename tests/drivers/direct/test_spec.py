@@ -80,7 +80,7 @@ def after(
             case SetNode(node=node, address=address):
                 addresses.add((node, address))
             case SetListener(service=service, uid=uid, listener=listener, slots=slots):
-                keeping = tuple(sorted({*listener.retained_nodes, *listener.left}))
+                keeping = tuple(sorted({*listener.retained_nodes, *listener.departed}))
                 listeners[listener.key] = (
                     service,
                     uid,
@@ -189,7 +189,8 @@ def forgotten(actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, Direct
     """What is read after a start: only what the maps say, and that slots or entries name these
     nodes."""
     listeners = tuple(
-        ActualListener(each.key, each.slots, None, each.keeping) for each in actual[WEB].listeners
+        ActualListener(each.key, each.slots, None, each.retained_nodes)
+        for each in actual[WEB].listeners
     )
     return {WEB: DirectActual(actual[WEB].uid, listeners, actual[WEB].addresses)}
 
@@ -213,7 +214,7 @@ def test_a_listener_with_a_node_out_of_reach_is_set_again_and_again() -> None:
     ]
     change = steps(intent, actual=doubted)[1]
     assert isinstance(change, SetListener)
-    reduced = spec.without(change, frozenset({"node2"}), slots_of(actual))
+    reduced = spec.without_nodes(change, frozenset({"node2"}), slots_of(actual))
     assert {reduced.slots.nodes[i] for i in array("H", reduced.slots.current)} == {"node1"}
     assert "node2" in reduced.slots.nodes  # where its open connections are
     assert [type(each) for each in steps(intent, actual=after((reduced,), actual))] == [SetListener]
@@ -222,7 +223,7 @@ def test_a_listener_with_a_node_out_of_reach_is_set_again_and_again() -> None:
 def test_where_nobody_can_be_reached_the_slots_stay() -> None:
     intent = load_balancer(member("node1"), member("node2"))
     (change,) = (each for each in steps(intent, actual={}) if isinstance(each, SetListener))
-    assert spec.without(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
+    assert spec.without_nodes(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
 
 
 def cluster(
@@ -235,7 +236,7 @@ def cluster(
 def kept(changes: tuple[DirectChange, ...]) -> set[str]:
     """The nodes that the one change of a listener lets keep their connections."""
     (change,) = (each for each in changes if isinstance(each, SetListener))
-    return {*change.listener.retained_nodes, *change.listener.left}
+    return {*change.listener.retained_nodes, *change.listener.departed}
 
 
 def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None:

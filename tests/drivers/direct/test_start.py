@@ -42,9 +42,9 @@ def _without_foreign_pins() -> Iterator[None]:
     bpffs.remove(FOREIGN)
 
 
-def two_interfaces(wanted: AttachKind = "tc") -> DirectDriver:
+def two_interfaces(attach_kind: AttachKind = "tc") -> DirectDriver:
     sizes = Sizes(1 << 20, connections=1024, datagrams=1024)
-    return DirectDriver(["eth0", "eth1"], pin_path=PINS, sizes=sizes, wanted=wanted)
+    return DirectDriver(["eth0", "eth1"], pin_path=PINS, sizes=sizes, attach_kind=attach_kind)
 
 
 async def occupy_xdp(interface: str) -> None:
@@ -63,7 +63,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(run: Run, why: str) -> No
         refusal: type[FairleadError] = Unavailable
         made = two_interfaces()
         if why != "an interface is missing":
-            refusal, made = Refused, two_interfaces(wanted="xdp-generic")
+            refusal, made = Refused, two_interfaces(attach_kind="xdp-generic")
             add_cable("eth1", "198.51.100.10/24")
             await occupy_xdp("eth1")
         with pytest.raises(refusal):

@@ -29,7 +29,7 @@ from fairlead.net.transition import Slots, tracked_as, transition
 pytestmark = pytest.mark.root
 
 KEY = ListenerKey(VIP4, 80, "TCP")
-KEEP_LEFT_S = 60.0
+RETAIN_DEPARTED_S = 60.0
 OTHER = ServiceKey("default", "other")
 
 
@@ -237,7 +237,7 @@ class Clocked:
         changes = spec.diff(
             {SERVICE: DirectSpec("uid", (listener,), addresses)},
             self.tables.actual(None),
-            KEEP_LEFT_S,
+            RETAIN_DEPARTED_S,
         )
         ways = {
             change: NextHop(LINK, 1, change.address)
@@ -286,7 +286,7 @@ def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
     clocked.bring({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     clocked.bring({"node1": 1, "node3": 1})
-    clocked.now_s += KEEP_LEFT_S - 1
+    clocked.now_s += RETAIN_DEPARTED_S - 1
     clocked.bring({"node1": 1})
     assert "node2" in clocked.nodes(OLD, "A").values()
     clocked.now_s += 2
@@ -295,7 +295,7 @@ def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
     clocked.now_s += GRACE_S
     clocked.bring({"node1": 1})
     assert clocked.tables.nodes.numbers.keys() == {"node1", "node3"}
-    clocked.now_s += KEEP_LEFT_S
+    clocked.now_s += RETAIN_DEPARTED_S
     for _ in range(2):
         clocked.bring({"node1": 1})
         clocked.now_s += GRACE_S

@@ -244,7 +244,7 @@ def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newe
             found = [link.program_id for pin in links if (link := xdp.read_link(pin))]
             return found + [each.program for each in await tc.filters(f"fairlead:{PINS_HERE}")]
 
-        first = driver(wanted="xdp-generic", interfaces=("eth0", "eth1"))
+        first = driver(attach_kind="xdp-generic", interfaces=("eth0", "eth1"))
         await first.open()
         await bring(first, load_balancer(NODE1))
         await first.close()
@@ -297,7 +297,7 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
                 PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns
             )
             ours.unlink()
-        second = driver(objects=OBJECTS if back else newer)
+        second = driver(object_dir=OBJECTS if back else newer)
         await second.open()
         assert len(await tc.filters(f"fairlead:{PINS_HERE}")) == 1
         assert {

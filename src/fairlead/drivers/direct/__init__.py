@@ -2,7 +2,7 @@
 
 spec          the desired and the installed state as values; `render` and `diff`
 driver        the driver: open, read, apply, counters
-steps         applying changes, each Service on its own
+change_run         applying changes, each Service on its own
 counters      what was forwarded and dropped, and for which Service
 maps          the pinned maps
 host_network  next hops, interfaces and routes of the host

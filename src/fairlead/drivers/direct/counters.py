@@ -16,7 +16,7 @@ from fairlead.drivers.direct.maps.records import COUNTER, DROPS, NOWHERE, NextHo
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 
-TABLES_OF_FLOWS = (
+FLOW_TABLES = (
     "connections",
     "datagrams",
     "new_connections",
@@ -51,7 +51,7 @@ class NodeTraffic(NamedTuple):
     of its families. `returned`: packets that came back to this gateway after they had been sent to
     this node."""
 
-    ways: tuple[str, ...]
+    forwarding: tuple[str, ...]
     next_hops: tuple[str, ...]
     packets: int
     bytes: int
@@ -83,7 +83,7 @@ class Counters:
                 [one + other for one, other in zip(before, row, strict=True)] if before else row
             )
         return {
-            service: ServiceTraffic(packets, octets, flows, _reasons(drops) if any(drops) else {})
+            service: ServiceTraffic(packets, octets, flows, _by_reason(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
         }
 
@@ -91,7 +91,9 @@ class Counters:
         """What each node got since it has been known here, by name."""
         counted = self._sums("node_statistics", self._numbers.values())
         return {
-            name: NodeTraffic(*_how(self._ways.get(name, NO_WAYS)), *counted[number])
+            name: NodeTraffic(
+                *_forwarding_and_next_hops(self._ways.get(name, NO_WAYS)), *counted[number]
+            )
             for name, number in sorted(self._numbers.items())
         }
 
@@ -109,7 +111,7 @@ class Counters:
         the flood."""
         return self._event("TRACK_REFUSED")
 
-    def untold(self) -> int:
+    def unsent(self) -> int:
         """New entries that other gateways were not told of, because they came faster than they were
         read."""
         return self._event("NEWS_LOST")
@@ -120,7 +122,7 @@ class Counters:
         changed since, the connection breaks."""
         return {
             name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries)
-            for name in TABLES_OF_FLOWS
+            for name in FLOW_TABLES
         }
 
     def resources(self) -> dict[str, Filled]:
@@ -142,11 +144,11 @@ class Counters:
         return found
 
 
-def _reasons(row: list[int]) -> dict[str, int]:
+def _by_reason(row: list[int]) -> dict[str, int]:
     return {reason: count for reason, count in zip(DROPS, row, strict=True) if count}
 
 
-def _how(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _forwarding_and_next_hops(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     there = [way for way in ways if way.kind != NOWHERE]
     return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(
         way.next_hop for way in there

@@ -29,6 +29,7 @@ import structlog
 from fairlead.config import AttachKind
 from fairlead.drivers import Component, LookAgain, never_again
 from fairlead.drivers.direct import spec
+from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
 from fairlead.drivers.direct.host_network.attach import Attachment, Attachments, Programs
@@ -52,7 +53,6 @@ from fairlead.drivers.direct.spec import (
     SetListener,
     SetNode,
 )
-from fairlead.drivers.direct.steps import ChangeRun
 from fairlead.drivers.need import Need
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -64,32 +64,32 @@ from fairlead.turns import gently, in_turns, parts
 log = structlog.get_logger()
 
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
-FOLLOW_PAUSE_S = 0.05
+NETWORK_CHANGES_PAUSE_S = 0.05
 """After a change of the networks the next ones are waited for so long, and then looked at
 together."""
-AT_ONCE = 50
+BATCH_SIZE = 50
 """Services that are read, and changes that are carried out, in one go: some milliseconds, which
 others of the process wait. Fewer would be no gain: where events come fast, those that are nearly
 done would wait for those that have just come."""
-ROOM_AGAIN_S = GRACE_S + 0.05
+RESOURCE_RETRY_S = GRACE_S + 0.05
 """Services that wait for room are retried this time after some was released."""
-ASKED_AGAIN_S = 150.0
+UNSERVED_TIMEOUT_S = 150.0
 """A listener that could not be made is asked for again about once a minute; after this time without
 a request it is no longer wanted."""
 INSERTS_PER_S = 125_000
 """New entries that each CPU may make, of each kind of flows that are open or end."""
-NOTES_PER_S = 65_536
+NEW_FLOWS_PER_S = 65_536
 """Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as
 there is room for, so that each is there for a second at least, when the second packet should have
 come."""
-NOTES_PER_CPU_S = 16_384
+NEW_FLOWS_PER_CPU_S = 16_384
 """So many each may make, however many CPUs there are: one alone may get all packets. If a flood
 reaches more than four, notes are there for less than a second."""
 MESSAGES_PER_S = 1000
 """Messages that the data plane itself sends for each second and CPU, of each kind: echo replies,
 "too big", refusals."""
 
-Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+Batches = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
 
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
 
@@ -102,7 +102,7 @@ class DirectStatus(msgspec.Struct, frozen=True):
     drops: Mapping[str, int]
     messages: Mapping[str, int]
     untracked: int
-    untold: int
+    unsent: int
     resources: Mapping[str, object]
     draining: Sequence[object]
     interfaces: Sequence[object]
@@ -131,49 +131,49 @@ class DirectDriver(Component):
         self,
         interfaces: Sequence[str],
         *,
-        wanted: AttachKind = "auto",
+        attach_kind: AttachKind = "auto",
         rules: Rules | None = None,
         pin_path: Path = DEFAULT_PIN_PATH,
         priority: int = 100,
         sizes: pins.Sizes | None = None,
-        share: float = 1.0,
+        namespace_share: float = 1.0,
         drain_s: float = 0.0,
         look_again: LookAgain = never_again,
         inherit: Inherit | None = None,
-        objects: Path = pins.OBJECTS,
+        object_dir: Path = pins.OBJECTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._attachments = Attachments(tuple(interfaces), wanted, pin_path, priority)
+        self._attachments = Attachments(tuple(interfaces), attach_kind, pin_path, priority)
         self._priority = priority
         self._rules = rules or Rules()
         self._pin_path = pin_path
         self._look_again = look_again
         self._inherit = inherit
-        self._objects, self._clock = objects, clock
+        self._object_dir, self._clock = object_dir, clock
         self._sizes = sizes or pins.Sizes()
         self._limits = Limits(
             INSERTS_PER_S,
-            max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S),
+            max(NEW_FLOWS_PER_S // (os.cpu_count() or 1), NEW_FLOWS_PER_CPU_S),
             MESSAGES_PER_S,
             tell=inherit is not None,
         )
-        self._drain_s, self._share = drain_s, share
-        self._lock = -1
+        self._drain_s, self._namespace_share = drain_s, namespace_share
+        self._pin_lock = -1
         self._pins: pins.Pins | None = None
         self._tables: ListenerMaps | None = None
         self._networks: Networks | None = None
         self._blackholes: BlackholeRoutes | None = None
-        self._troubled: set[ServiceKey] = set()
+        self._incomplete: set[ServiceKey] = set()
         self._unserved: dict[ServiceKey, tuple[frozenset[str], float]] = {}
         """The addresses of listeners that could not be made, and when these were asked for last.
         They have blackhole routes as well, because the router sends packets for them here."""
-        self._look_for_room: asyncio.TimerHandle | None = None
+        self._resource_retry: asyncio.TimerHandle | None = None
         """Set while Services that wait for room are not to be retried, because the last retry was a
         moment ago."""
         self._attached = False
         self._audited = False
-        self._auditing = asyncio.Lock()
-        self._changing = asyncio.Lock()
+        self._audit_lock = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
 
     async def open(self) -> None:
         """Make the maps or adopt them, and attach the program. Raises Refused where the host does
@@ -184,17 +184,17 @@ class DirectDriver(Component):
         another version that could not be carried over, and a program of ours whose pins are gone.
         The program that is there goes on until the first `apply` has filled our maps, or a second
         whole `read` shows that there is nothing to fill them with."""
-        self._lock = pins.lock(self._pin_path)
+        self._pin_lock = pins.lock(self._pin_path)
         before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(
-                pins.open_pins, self._pin_path, self._sizes, self._objects
+                pins.open_pins, self._pin_path, self._sizes, self._object_dir
             )
             self._tables = ListenerMaps(
                 self._pins.maps,
                 peers=self._inherit is not None,
-                share=self._share,
+                share=self._namespace_share,
                 clock=self._clock,
             )
             self._tables.adopt(
@@ -210,7 +210,7 @@ class DirectDriver(Component):
                 self._limits,
                 self._pins.maps,
                 self._tables.nodes,
-                Programs(self._tc, self._pins.xdp, self._follow_older),
+                Programs(self._load_tc, self._pins.xdp, self._copy_from_older),
             )
             self._networks.check()
             forwards_otherwise = before.filters and not attach.works_on(
@@ -222,7 +222,7 @@ class DirectDriver(Component):
             await attach.detach(self._pin_path, but=before)
             if self._pins is not None:
                 self._pins.discard()
-            self._let_go()
+            self._release()
             raise
 
     async def close(self, *, remove: bool = False) -> None:
@@ -235,22 +235,22 @@ class DirectDriver(Component):
                 await asyncio.to_thread(pins.remove, self._pin_path)
                 blackhole.remove(self._priority)
         finally:
-            self._let_go()
+            self._release()
 
     async def remove(self) -> list[str]:
         """See `remove_pins`."""
         return await remove_pins(self._pin_path, self._priority)
 
-    def _let_go(self) -> None:
-        if self._look_for_room is not None:
-            self._look_for_room.cancel()
-            self._look_for_room = None
+    def _release(self) -> None:
+        if self._resource_retry is not None:
+            self._resource_retry.cancel()
+            self._resource_retry = None
         for each in (self._tables, self._pins, self._networks, self._blackholes):
             if each is not None:
                 each.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._tables, self._pins, self._networks, self._lock = None, None, None, -1
+        if self._pin_lock >= 0:
+            os.close(self._pin_lock)
+        self._tables, self._pins, self._networks, self._pin_lock = None, None, None, -1
         self._attached = self._audited = False
 
     def _opened(self) -> tuple[ListenerMaps, pins.Pins, Networks]:
@@ -258,7 +258,7 @@ class DirectDriver(Component):
             raise RuntimeError("the driver is not open")
         return self._tables, self._pins, self._networks
 
-    def _tc(self) -> Program:
+    def _load_tc(self) -> Program:
         """The complete program, to be attached soon. Loading it takes most of a second, in which an
         older one works on. Most of the changes that the older one makes are copied here, in the
         thread, which leaves little to `_follow_older`."""
@@ -267,7 +267,7 @@ class DirectDriver(Component):
         opened.follow_older(forwarding=False)
         return program
 
-    def _follow_older(self) -> None:
+    def _copy_from_older(self) -> None:
         """Copy what an older program has changed in its tables, right before ours takes its
         place."""
         _, opened, _ = self._opened()
@@ -280,7 +280,7 @@ class DirectDriver(Component):
         await networks.attach()
         self._pins = await asyncio.to_thread(opened.leave_older)
         self._attached = True
-        self._retry_services_of(await networks.find_ways())
+        self._retry_services_of_nodes(await networks.find_ways())
 
     @property
     def interfaces(self) -> tuple[Attachment, ...]:
@@ -292,11 +292,11 @@ class DirectDriver(Component):
         _, _, networks = self._opened()
         return needs_of(networks.next_hops)
 
-    async def among(self, cluster: Collection[Node]) -> None:
+    async def set_cluster_nodes(self, cluster: Collection[Node]) -> None:
         """Tell the names and addresses of the cluster's nodes: this host may be one, and others may
         hand packets to it."""
         _, _, networks = self._opened()
-        async with self._changing:
+        async with self._change_lock:
             await networks.among(cluster)
 
     async def run(self) -> None:
@@ -306,10 +306,10 @@ class DirectDriver(Component):
         while True:
             news = await networks.news()
             began_s = time.monotonic()
-            async with self._changing:
+            async with self._change_lock:
                 try:
                     if self._attached:
-                        self._retry_services_of(await networks.apply_changes(news))
+                        self._retry_services_of_nodes(await networks.apply_changes(news))
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.renew(tables.addresses)
                 except FairleadError as error:
@@ -318,16 +318,16 @@ class DirectDriver(Component):
                         error=str(error),
                     )
             # Where thousands of routes change, most of the time is left for other work.
-            await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
+            await asyncio.sleep(max(NETWORK_CHANGES_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
-    def _retry_services_of(self, lost: Collection[str]) -> None:
+    def _retry_services_of_nodes(self, lost: Collection[str]) -> None:
         """The Services of nodes that have lost their way are to be looked at again, and those that
         wait for a way."""
         tables, _, _ = self._opened()
         if lost:
-            self._troubled |= tables.services_of(lost)
-        if self._troubled:
-            self._look_again(self._troubled)
+            self._incomplete |= tables.services_of(lost)
+        if self._incomplete:
+            self._look_again(self._incomplete)
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, DirectSpec]:
         """See `spec.render`."""
@@ -357,11 +357,11 @@ class DirectDriver(Component):
         tables, _, networks = self._opened()
         if keys is not None:
             return await _actual(tables, keys, in_turns)
-        async with self._auditing:
+        async with self._audit_lock:
             if self._attached or self._audited:
-                async with self._changing:
+                async with self._change_lock:
                     await (networks.reattach() if self._attached else self._attach())
-            turns: Turns = (
+            turns: Batches = (
                 gently if self._audited else in_turns
             )  # a start is waited for, an audit is not
             if self._audited:
@@ -369,9 +369,9 @@ class DirectDriver(Component):
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
-                async with self._changing:
+                async with self._change_lock:
                     await self._blackholes.give_up(
-                        self._without_listeners(tables, self._forget_unserved())
+                        self._unused_addresses(tables, self._expire_unserved())
                     )
             return await _actual(tables, tables.services, turns)
 
@@ -379,7 +379,7 @@ class DirectDriver(Component):
         """Have the mirror be what is in the maps, and find the ways to the nodes there. Changes go
         on meanwhile: of what they touch the mirror says more than what was read."""
         tables, _, networks = self._opened()
-        async with self._changing:
+        async with self._change_lock:
             known = tables.known()
         survey: Survey | None = None
         async for part in gently(tables.surveying(known)):
@@ -387,7 +387,7 @@ class DirectDriver(Component):
         assert survey is not None  # the last part is the whole
         ways = await networks.ways(survey.nodes.addresses())
         tables.adopt(survey)
-        self._use_what_is_free(tables)
+        self._retry_waiting(tables)
         networks.settle(ways)
         tables.end_convergence()
 
@@ -396,7 +396,7 @@ class DirectDriver(Component):
         (the others serve it then), if one of its listeners is held by another Service, or if there
         is no room for it. Raises Unavailable or Refused where the program cannot be attached."""
         tables, _, networks = self._opened()
-        async with self._changing:
+        async with self._change_lock:
             # A node that others use has its way, which is kept as it should be: to ask for it again
             # would take a thread.
             needed = [
@@ -405,41 +405,43 @@ class DirectDriver(Component):
                 if not (isinstance(each, SetNode) and tables.nodes.leads(each.node, each.address))
             ]
             setting = [change for change in needed if isinstance(change, SetNode)]
-            async with self._blackholed(changes):
+            async with self._with_blackhole_routes(changes):
                 ways = await networks.ways({(change.node, change.address) for change in setting})
-                work = ChangeRun(
+                run = ChangeRun(
                     tables,
                     {change: ways[change.node, change.address] for change in setting},
                     needed,
                 )
-                async for some in in_turns(parts(needed, AT_ONCE)):
-                    work.do(some)
-                outcomes = work.end()
-                self._note_unserved({change.service for change in changes}, work.missing)
+                async for some in in_turns(parts(needed, BATCH_SIZE)):
+                    run.apply(some)
+                outcomes = run.finish()
+                self._record_unserved({change.service for change in changes}, run.missing)
             if not self._attached:
                 await self._attach()
-        self._use_what_is_free(tables)
+        self._retry_waiting(tables)
         failed = {service for service, outcome in outcomes.items() if outcome.state != "done"}
-        self._troubled = self._troubled.difference(change.service for change in changes) | failed
+        self._incomplete = (
+            self._incomplete.difference(change.service for change in changes) | failed
+        )
         return outcomes
 
-    def _use_what_is_free(self, tables: ListenerMaps) -> None:
+    def _retry_waiting(self, tables: ListenerMaps) -> None:
         """Retry the Services that wait for room if some was released: at once, but not more often
         than once in the time after which released memory can be used, and once more at the end of
         that time."""
-        if self._look_for_room is None and (relieved := tables.quotas.relieved()):
+        if self._resource_retry is None and (relieved := tables.quotas.relieved()):
             self._look_again(relieved)
-            self._look_for_room = asyncio.get_running_loop().call_later(
-                ROOM_AGAIN_S, self._look_again_for_room, tables
+            self._resource_retry = asyncio.get_running_loop().call_later(
+                RESOURCE_RETRY_S, self._retry_all_waiting, tables
             )
 
-    def _look_again_for_room(self, tables: ListenerMaps) -> None:
-        self._look_for_room = None
+    def _retry_all_waiting(self, tables: ListenerMaps) -> None:
+        self._resource_retry = None
         self._look_again(tables.quotas.memory.waiting.copy())
-        self._use_what_is_free(tables)
+        self._retry_waiting(tables)
 
     @asynccontextmanager
-    async def _blackholed(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
+    async def _with_blackhole_routes(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
         """After the changes, which are made inside, their addresses have blackhole routes or are
         done without. The kernel takes new ones in meanwhile: at a start, when there are thousands,
         it has work for as long."""
@@ -455,9 +457,9 @@ class DirectDriver(Component):
             if new := self._blackholes.lacking(listening):
                 group.create_task(self._blackholes.have(new))
             yield
-        await self._blackholes.give_up(self._without_listeners(tables, touched))
+        await self._blackholes.give_up(self._unused_addresses(tables, touched))
 
-    def _note_unserved(
+    def _record_unserved(
         self,
         services: Collection[ServiceKey],
         missing: Mapping[ServiceKey, Collection[ListenerKey]],
@@ -469,14 +471,14 @@ class DirectDriver(Component):
         for service, keys in missing.items():
             self._unserved[service] = frozenset(key.address for key in keys), now_s
 
-    def _forget_unserved(self) -> set[str]:
+    def _expire_unserved(self) -> set[str]:
         """Forget listeners that were not asked for again, because the Service is gone or changed;
         return their addresses."""
-        since_s = self._clock() - ASKED_AGAIN_S
+        since_s = self._clock() - UNSERVED_TIMEOUT_S
         over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
         return set().union(*(self._unserved.pop(service)[0] for service in over))
 
-    def _without_listeners(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
+    def _unused_addresses(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
         """Those of these addresses where no listener is, nor should be."""
         wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
         return {each for each in addresses if each not in tables.addresses and each not in wanted}
@@ -501,7 +503,7 @@ class DirectDriver(Component):
             counters.drops(),
             counters.messages(),
             counters.untracked(),
-            counters.untold(),
+            counters.unsent(),
             {name: filled._asdict() for name, filled in counters.resources().items()},
             [_drain(each) for each in self.draining()],
             [each._asdict() for each in self.interfaces],
@@ -521,11 +523,11 @@ def _drain(each: Draining) -> Mapping[str, object]:
 
 
 async def _actual(
-    tables: ListenerMaps, keys: Collection[ServiceKey], turns: Turns
+    tables: ListenerMaps, keys: Collection[ServiceKey], turns: Batches
 ) -> dict[ServiceKey, DirectActual]:
     """What these Services have, from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
-    async for some in turns(parts(tuple(keys), AT_ONCE)):
+    async for some in turns(parts(tuple(keys), BATCH_SIZE)):
         actual |= tables.actual(some)
     return actual
 

@@ -11,13 +11,13 @@ from prometheus_client.registry import Collector
 from fairlead.model import ServiceKey
 
 
-class CountsTraffic(Protocol):
+class TrafficSource(Protocol):
     """A data plane that counts what it forwards."""
 
-    def services(self) -> Mapping[ServiceKey, "CountedWithDrops"]:
+    def services(self) -> Mapping[ServiceKey, "TrafficCountsWithDrops"]:
         """What was forwarded for each Service, and dropped."""
 
-    def nodes(self) -> Mapping[str, "CountedWithReturned"]:
+    def nodes(self) -> Mapping[str, "TrafficCountsWithReturned"]:
         """What was forwarded to each node, and came back."""
 
     def drops(self) -> Mapping[str, int]:
@@ -29,7 +29,7 @@ class CountsTraffic(Protocol):
     def untracked(self) -> int:
         """New flows without an entry, because the limit of new entries was reached."""
 
-    def untold(self) -> int:
+    def unsent(self) -> int:
         """New entries that other gateways were not told of."""
 
     def entries(self) -> Mapping[str, "Filled"]:
@@ -49,7 +49,7 @@ class Filled(Protocol):
     def most(self) -> int: ...
 
 
-class Counted(Protocol):
+class TrafficCounts(Protocol):
     """What was forwarded since the data plane came up."""
 
     @property
@@ -62,14 +62,14 @@ class Counted(Protocol):
     def flows(self) -> int: ...
 
 
-class CountedWithDrops(Counted, Protocol):
+class TrafficCountsWithDrops(TrafficCounts, Protocol):
     """And what was dropped, by reason."""
 
     @property
     def drops(self) -> Mapping[str, int]: ...
 
 
-class CountedWithReturned(Counted, Protocol):
+class TrafficCountsWithReturned(TrafficCounts, Protocol):
     """Also counts the packets that came back to the gateway."""
 
     @property
@@ -80,14 +80,14 @@ class TrafficCollector(Collector):
     """Packets, bytes and new flows of each Service and of each node, read from the data plane when
     a scrape asks; what it dropped and why; and how near it is to losing track of connections."""
 
-    def __init__(self, traffic: Callable[[], CountsTraffic]) -> None:
+    def __init__(self, traffic: Callable[[], TrafficSource]) -> None:
         self._traffic = traffic
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         traffic = self._traffic()
         services, nodes = traffic.services(), traffic.nodes()
         returned = {name: counted.returned for name, counted in nodes.items()}
-        refused = CounterMetricFamily(
+        drops = CounterMetricFamily(
             "fairlead_service_drops",
             "Packets for a Service that were dropped",
             labels=["service", "reason"],
@@ -99,21 +99,23 @@ class TrafficCollector(Collector):
             ) in (
                 counted.drops.items()
             ):  # only what there was: seven for each of 10,000 Services are too many
-                refused.add_metric([str(key), reason], count)
+                drops.add_metric([str(key), reason], count)
         return [
-            *_counted(
+            *_traffic_families(
                 "fairlead", "service", {str(key): counted for key, counted in services.items()}
             ),
-            refused,
-            *_counted("fairlead_node", "node", nodes),
-            _by(
+            drops,
+            *_traffic_families("fairlead_node", "node", nodes),
+            _labelled_family(
                 "fairlead_node_returned_packets",
                 "Packets sent to the node that came back to this gateway",
                 "node",
                 returned,
             ),
-            _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
-            _by(
+            _labelled_family(
+                "fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()
+            ),
+            _labelled_family(
                 "fairlead_messages",
                 "Packets that the data plane sent of its own",
                 "kind",
@@ -123,7 +125,7 @@ class TrafficCollector(Collector):
             *self._resources(traffic),
         ]
 
-    def _resources(self, traffic: CountsTraffic) -> list[GaugeMetricFamily]:
+    def _resources(self, traffic: TrafficSource) -> list[GaugeMetricFamily]:
         used = GaugeMetricFamily(
             "fairlead_gateway_resource_used",
             "Table memory (bytes), listeners, retained nodes and source ranges in use",
@@ -139,34 +141,36 @@ class TrafficCollector(Collector):
             limit.add_metric([resource], filled.most)
         return [used, limit]
 
-    def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
+    def _entries(self, traffic: TrafficSource) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(
             "fairlead_untracked_flows",
             "New flows that got no entry: the insert limit was reached",
             traffic.untracked(),
         )
-        untold = CounterMetricFamily(
-            "fairlead_untold_entries",
+        unsent = CounterMetricFamily(
+            "fairlead_peer_entries_unsent",
             "Entries that peers were not told of: they came too fast",
-            traffic.untold(),
+            traffic.unsent(),
         )
         used = GaugeMetricFamily(
             "fairlead_flow_entries",
             "Connections and UDP flows that have an entry",
             labels=["table"],
         )
-        most = GaugeMetricFamily(
+        limit = GaugeMetricFamily(
             "fairlead_flow_entries_limit",
             "Entries there is room for; when all are used, old ones make way",
             labels=["table"],
         )
         for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)
-            most.add_metric([table], filled.most)
-        return [untracked, untold, used, most]
+            limit.add_metric([table], filled.most)
+        return [untracked, unsent, used, limit]
 
 
-def _counted(prefix: str, label: str, rows: Mapping[str, Counted]) -> list[CounterMetricFamily]:
+def _traffic_families(
+    prefix: str, label: str, rows: Mapping[str, TrafficCounts]
+) -> list[CounterMetricFamily]:
     """Three families: packets, bytes, flows."""
     packets = CounterMetricFamily(f"{prefix}_packets", "Packets forwarded", labels=[label])
     octets = CounterMetricFamily(f"{prefix}_bytes", "Bytes forwarded", labels=[label])
@@ -178,7 +182,9 @@ def _counted(prefix: str, label: str, rows: Mapping[str, Counted]) -> list[Count
     return [packets, octets, flows]
 
 
-def _by(name: str, what: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+def _labelled_family(
+    name: str, what: str, label: str, counts: Mapping[str, int]
+) -> CounterMetricFamily:
     family = CounterMetricFamily(name, what, labels=[label])
     for value, count in counts.items():
         family.add_metric([value], count)

@@ -20,11 +20,11 @@ from fairlead.net.address import canonical, is_ipv6, join_host_port
 from fairlead.net.transition import Slots, nodes_in, transition
 from fairlead.plan import serving
 
-DEFAULT_KEEP_LEFT_S = 24 * 3600.0
+DEFAULT_RETAIN_DEPARTED_S = 24 * 3600.0
 """kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node
 has forgotten by then what was idle all the time. The list must end somewhere: entries and slots do
 not show whether a connection is still in use."""
-MOST_RANGES_SHOWN = 5
+MAX_RANGES_SHOWN = 5
 
 ListenerProtocol = Literal["TCP", "UDP", "SCTP"]
 
@@ -45,7 +45,7 @@ class ListenerSpec(Value, frozen=True):
     have.
 
     `retain_departed`: a node that is no member any more keeps its connections too. So it is with policy
-    Cluster, where they go on to pods elsewhere, whether the node has any or not. `left`: these
+    Cluster, where they go on to pods elsewhere, whether the node has any or not. `departed`: these
     nodes, and `expired`: members that have kept connections without getting new ones for longer
     than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
     `restricted`: only clients in the Service's source ranges are let in."""
@@ -55,7 +55,7 @@ class ListenerSpec(Value, frozen=True):
     weights: tuple[tuple[str, int], ...]
     retained_nodes: tuple[str, ...]
     retain_departed: bool = False
-    left: tuple[str, ...] = ()
+    departed: tuple[str, ...] = ()
     drain_s: float = 0.0
     expired: tuple[str, ...] = ()
     restricted: bool = False
@@ -69,7 +69,7 @@ class ListenerSpec(Value, frozen=True):
     def idle(self) -> set[str]:
         """The nodes that get no new connections and may have some, or might if it had not been for
         too long."""
-        return {*self.retained_nodes, *self.left, *self.expired}.difference(
+        return {*self.retained_nodes, *self.departed, *self.expired}.difference(
             [node for node, _ in self.weights]
         )
 
@@ -85,21 +85,21 @@ class DirectSpec(Value, frozen=True):
 
 class ActualListener(Value, frozen=True):
     """One listener as the maps hold it. What they do not say, because only a plan knows it: `spec`,
-    what it was last set for, and `keeping`, the nodes that may have connections of it; None and a
+    what it was last set for, and `retained_nodes`, the nodes that may have connections of it; None and a
     guess until a plan has said it. `idle_s`: of nodes that get no new connections of it, for how
     long that has been so. `used`: packets have been sent on for it; else there is nothing to keep
     where it is, and its slots follow from its weights alone, whatever they were: so gateways that
     learned of a new Service's nodes one by one, each in an order of its own, have the same.
-    `short`: the listener has less than its spec asks for, because there was no room: it is set
+    `degraded`: the listener has less than its spec asks for, because there was no room: it is set
     again until it has everything."""
 
     key: ListenerKey
     slots: Slots
     spec: ListenerSpec | None = None
-    keeping: tuple[str, ...] = ()
+    retained_nodes: tuple[str, ...] = ()
     idle_s: tuple[tuple[str, float], ...] = ()
     used: bool = True
-    short: bool = False
+    degraded: bool = False
 
 
 class DirectActual(Value, frozen=True):
@@ -130,8 +130,8 @@ class SetRanges(Value, frozen=True):
     cidrs: tuple[str, ...]
 
     def __str__(self) -> str:
-        others = len(self.cidrs) - MOST_RANGES_SHOWN
-        shown = ",".join(self.cidrs[:MOST_RANGES_SHOWN]) + (
+        others = len(self.cidrs) - MAX_RANGES_SHOWN
+        shown = ",".join(self.cidrs[:MAX_RANGES_SHOWN]) + (
             f" and {others} others" if others > 0 else ""
         )
         return f"set ranges {self.service} {shown}"
@@ -140,29 +140,29 @@ class SetRanges(Value, frozen=True):
 class SetListener(Value, frozen=True):
     """Put these slots in the place of what the listener has; make it first if it is new. Where it
     has them already, nothing changes in the kernel; it is noted what they are for. `taken_from`:
-    the Service that has it, but wants it no more. `afresh`: the slots before did not count, because
-    no packet had been sent on by them. `before`: those that it had."""
+    the Service that has it, but wants it no more. `from_scratch`: the slots before did not count, because
+    no packet had been sent on by them. `old_slots`: those that it had."""
 
     service: ServiceKey
     uid: str
     listener: ListenerSpec
     slots: Slots
     taken_from: ServiceKey | None = None
-    afresh: bool = False
-    before: Slots = Slots()
+    from_scratch: bool = False
+    old_slots: Slots = Slots()
 
     def __str__(self) -> str:
         listener = self.listener
         weights = ",".join(f"{node}={weight}" for node, weight in listener.weights) or "none"
         active = {node for node, _ in listener.weights}
-        keeping = ",".join(sorted({*listener.retained_nodes, *listener.left} - active))
+        retained = ",".join(sorted({*listener.retained_nodes, *listener.departed} - active))
         words = [
             f"set listener {listener.key} {self.service} weights {weights} slots "
             f"{len(self.slots.current) // 2}"
         ]
         words += ["affinity ClientIP"] * listener.by_source
-        words += [f"keeping {keeping}"] * bool(keeping)
-        words += [f"ended {','.join(listener.expired)}"] * bool(listener.expired)
+        words += [f"retained {retained}"] * bool(retained)
+        words += [f"expired {','.join(listener.expired)}"] * bool(listener.expired)
         words += ["restricted"] * listener.restricted
         words += ["refusing"] * listener.refuses
         return " ".join(words)
@@ -227,12 +227,12 @@ def _listener(
 def diff(
     desired: Mapping[ServiceKey, DirectSpec],
     actual: Mapping[ServiceKey, DirectActual],
-    keep_left_s: float = DEFAULT_KEEP_LEFT_S,
+    retain_departed_s: float = DEFAULT_RETAIN_DEPARTED_S,
 ) -> tuple[DirectChange, ...]:
     """The steps from `actual` to `desired`: nodes and source ranges first, then listeners, then
     what is to go.
 
-    `keep_left_s`: so long a node that is no member any more may keep connections, where the policy
+    `retain_departed_s`: so long a node that is no member any more may keep connections, where the policy
     lets it. A listener that passes from one Service to another keeps its slots, and so its
     connections. One that a node without a usable next hop is to serve is set in any case: only
     `apply` finds out whether that node may have a share."""
@@ -263,22 +263,26 @@ def diff(
             ):
                 needed.update(found.slots.nodes)
                 continue
-            listener = _as_of_now(each, found, keep_left_s)
-            before = found.slots if found.used else Slots()
+            listener = _with_retention(each, found, retain_departed_s)
+            old_slots = found.slots if found.used else Slots()
             slots = (
                 found.slots
-                if listener == found.spec and not found.short
-                else _slots(listener, before)
+                if listener == found.spec and not found.degraded
+                else _computed_slots(listener, old_slots)
             )
             needed.update(slots.nodes)
-            same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.short
-            if not same or _has_any(missing, listener, slots):
+            same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.degraded
+            if not same or _serves_any(missing, listener, slots):
                 taken_from = (
-                    owner if owner != service and not _wants(desired.get(owner), each.key) else None
+                    owner
+                    if owner != service and not _includes(desired.get(owner), each.key)
+                    else None
                 )
-                afresh = not found.used and bool(found.slots.current)
+                from_scratch = not found.used and bool(found.slots.current)
                 sets.append(
-                    SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots)
+                    SetListener(
+                        service, spec.uid, listener, slots, taken_from, from_scratch, found.slots
+                    )
                 )
         for pair in missing:
             if (
@@ -307,31 +311,36 @@ def precompute_tables(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     )
 
 
-def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
+def without_nodes(change: SetListener, nodes: Set[str], old_slots: Slots) -> SetListener:
     """The change as it is when these nodes cannot be reached: the others have their shares, and
     they keep their connections. Where nobody can be reached the slots stay as they were to be:
     nothing is won by giving up, and all is well again as soon as the network is. Either way the
     spec shows what was left out, so that `diff` asks for it again."""
     weights = tuple((node, weight) for node, weight in change.listener.weights if node not in nodes)
     listener = msgspec.structs.replace(change.listener, weights=weights)
-    slots = _slots(listener, before) if weights else change.slots
+    slots = _computed_slots(listener, old_slots) if weights else change.slots
     return msgspec.structs.replace(change, listener=listener, slots=slots)
 
 
-def from_these(change: SetListener, before: Slots) -> SetListener:
+def based_on(change: SetListener, old_slots: Slots) -> SetListener:
     """The change as it is when these are the slots before, and there are connections by them."""
     return msgspec.structs.replace(
-        change, slots=_slots(change.listener, before), afresh=False, before=before
+        change,
+        slots=_computed_slots(change.listener, old_slots),
+        from_scratch=False,
+        old_slots=old_slots,
     )
 
 
-def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float) -> ListenerSpec:
+def _with_retention(
+    listener: ListenerSpec, found: ActualListener, retain_departed_s: float
+) -> ListenerSpec:
     """The listener with those who have left and may keep connections, and without those whose time
     to keep them is over.
 
     Who has left stays even if the policy is another one now; only with policy Cluster others
     join."""
-    if not found.idle_s and not found.keeping:
+    if not found.idle_s and not found.retained_nodes:
         return listener
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
     expired = {
@@ -339,10 +348,10 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
         for node in listener.retained_nodes
         if node not in active and serving.is_drained(idle_s.get(node, 0.0), listener.drain_s)
     }
-    left = set(found.keeping).difference(listener.retained_nodes)
+    left = set(found.retained_nodes).difference(listener.retained_nodes)
     if not listener.retain_departed:
-        left.intersection_update(found.spec.left if found.spec else ())
-    left_s = min(listener.drain_s or math.inf, keep_left_s)
+        left.intersection_update(found.spec.departed if found.spec else ())
+    left_s = min(listener.drain_s or math.inf, retain_departed_s)
     left = {node for node in left if idle_s.get(node, 0.0) < left_s}
     if not expired and not left:
         return listener
@@ -350,26 +359,26 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
     return msgspec.structs.replace(
         listener,
         retained_nodes=retained_nodes,
-        left=tuple(sorted(left)),
+        departed=tuple(sorted(left)),
         expired=tuple(sorted(expired)),
     )
 
 
-def _slots(listener: ListenerSpec, before: Slots) -> Slots:
-    return slots_of(listener, before, maglev.table(listener.weights))
+def _computed_slots(listener: ListenerSpec, old_slots: Slots) -> Slots:
+    return next_slots(listener, old_slots, maglev.table(listener.weights))
 
 
-def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
-    """The next slots of a listener that has the slots `before`, with this table for its weights."""
+def next_slots(listener: ListenerSpec, old_slots: Slots, table: maglev.Table) -> Slots:
+    """The next slots of a listener that has the slots `old_slots`, with this table for its weights."""
     return transition(
-        before,
+        old_slots,
         table,
-        frozenset((*listener.retained_nodes, *listener.left)),
+        frozenset((*listener.retained_nodes, *listener.departed)),
         by_source=listener.by_source,
     )
 
 
-def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
+def _serves_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
     """Whether one of these (node, address) has a share of the listener."""
     ipv6, nodes = (
         is_ipv6(listener.key.address),
@@ -378,5 +387,5 @@ def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: 
     return any(node in nodes and is_ipv6(address) == ipv6 for node, address in missing)
 
 
-def _wants(spec: DirectSpec | None, key: ListenerKey) -> bool:
+def _includes(spec: DirectSpec | None, key: ListenerKey) -> bool:
     return spec is not None and any(each.key == key for each in spec.listeners)

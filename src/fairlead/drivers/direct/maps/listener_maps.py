@@ -337,7 +337,7 @@ class ListenerMaps:
             retained_nodes = self._keeping(
                 key,
                 fitting.slots,
-                (*listener.retained_nodes, *listener.left),
+                (*listener.retained_nodes, *listener.departed),
                 converging=converging,
             )
             try:

@@ -58,7 +58,9 @@ class InstalledListener(NamedTuple):
     def keeping(self) -> tuple[str, ...]:
         """The nodes that may have connections."""
         return tuple(
-            sorted({*self.spec.retained_nodes, *self.spec.left} if self.spec else self.idle_since)
+            sorted(
+                {*self.spec.retained_nodes, *self.spec.departed} if self.spec else self.idle_since
+            )
         )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
@@ -69,7 +71,7 @@ class InstalledListener(NamedTuple):
         """The nodes that have a limit to meet."""
         if self.spec is None or not self.spec.drain_s:
             return []
-        limit_s, waning = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
+        limit_s, waning = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.departed}
         since = sorted(
             (node, since_s) for node, since_s in self.idle_since.items() if node in waning
         )

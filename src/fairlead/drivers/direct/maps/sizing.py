@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES, ListenerRecord
-from fairlead.drivers.direct.spec import SetListener, slots_of
+from fairlead.drivers.direct.spec import SetListener, next_slots
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
 
@@ -43,7 +43,7 @@ def claim(record: ListenerRecord) -> int:
 def fittings(change: SetListener, old: Slots | None, room: int, granted: int) -> Iterator[Fitting]:
     """The choices for a listener that has the slots `old`, or is new (None). `room`: chunks that it
     may use. `granted`: the size that it may have independent of the room; less than 0: none."""
-    before = Slots() if change.afresh or old is None else old
+    before = Slots() if change.from_scratch or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
         needed, part = (
@@ -57,7 +57,7 @@ def fittings(change: SetListener, old: Slots | None, room: int, granted: int) ->
             change.listener.weights
         ):  # without weights no node can be reached, and there is no smaller table
             yield Fitting(
-                slots_of(change.listener, before, maglev.table_of(change.listener.weights, size))
+                next_slots(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
         yield Fitting(_over(change, old, has), over=True)
@@ -68,4 +68,4 @@ def _over(change: SetListener, old: Slots, size: int) -> Slots:
     if not weights and change.slots.current:
         return old
     table = maglev.table_of(weights, size) if weights else maglev.EMPTY
-    return in_place(old, table, frozenset((*listener.retained_nodes, *listener.left)))
+    return in_place(old, table, frozenset((*listener.retained_nodes, *listener.departed)))
