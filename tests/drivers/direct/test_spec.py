@@ -139,7 +139,7 @@ def test_changes_print_as_what_they_do() -> None:
     assert [str(change) for change in changes] == [
         "set node node1 address 192.0.2.1",
         "set node node2 address 192.0.2.2",
-        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping "
+        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 retained "
         "node3",
     ]
     (removal,) = spec.diff({}, after(changes, {}))

@@ -1,10 +1,11 @@
-"""Carry changes out on the tables, one Service's failure apart from another's.
+"""Applies changes to the maps. An error affects only the Service of the change.
 
-In: changes, and for each node that is to be set the way to it, or why there is none. Out: the
-outcomes of the Services that did not get all they should have, and of those that are to be looked
-at again when a node's time to keep connections is over. Invariant: no node gets a share of a
-listener without a usable way of its family, unless no other has one either. So what one node cannot
-take goes to the others, and `diff` asks again for as long as that is so."""
+In: changes, and for each SetNode the next hop of the node, or the error that says why there is
+none. Out: outcomes of the Services that did not get everything, and of the Services to reconcile
+again when a node's time to keep connections ends. Invariant: a node gets new connections of a
+listener only if it has a usable next hop of the listener's family, unless no other node has one
+either. Its share goes to the other nodes, and `diff` plans the listener again until the node can be
+reached."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,12 +29,14 @@ from fairlead.net.address import is_ipv6
 from fairlead.net.transition import Slots
 
 _NextHopErrors = dict[tuple[str, bool], FairleadError]
-"""Why a node cannot be reached; over IPv6 if True."""
+"""Why a node cannot be reached, by node and address family (True: IPv6)."""
 
 
 class ChangeRun:
-    """Changes that are carried out in order, in any number of parts. Nothing is raised: an error
-    affects only one Service. `changes`: all of them, to know what they will release."""
+    """Applies changes in order, in one or more parts: call `apply` for each part, then `finish`.
+
+    `changes`: the changes of all parts. A new listener may use the memory of a listener that a
+    later change of the same Service removes."""
 
     def __init__(
         self,
@@ -46,19 +49,22 @@ class ChangeRun:
         self._next_hop_errors: _NextHopErrors = {}
         self._errors: dict[ServiceKey, list[FairleadError]] = {}
         self.missing: dict[ServiceKey, set[ListenerKey]] = {}
-        """Listeners that do not exist, or belong to another Service."""
+        """Listeners that could not be created, or that belong to another Service."""
         self._services: set[ServiceKey] = set()
         self._previous_owners: set[ServiceKey] = set()
-        """Those that listeners were taken from."""
+        """Services that have lost a listener to another Service."""
         self._to_remove: dict[ServiceKey, list[ListenerKey]] = {}
         for change in changes:
             if isinstance(change, RemoveListener):
                 self._to_remove.setdefault(change.service, []).append(change.key)
         self._batch: dict[ListenerKey, SetListener] = {}
-        """Listeners that are to be set before anything else is done."""
+        """Listeners to set together, before any other change is applied."""
 
     def apply(self, changes: Sequence[DirectChange]) -> None:
-        """All of these that can be done. Listeners that follow each other are set together."""
+        """Apply these changes. Errors are collected for `finish`, never raised.
+
+        Listeners in a row are set together, because each map is then written only once for all of
+        them."""
         self._services.update([change.service for change in changes])
         for change in changes:
             if isinstance(change, SetListener):
@@ -94,19 +100,19 @@ class ChangeRun:
         self._tables.nodes.set_way(change.node, next_hop, ipv6=ipv6)
 
     def _flush(self) -> None:
-        """Those that have been gathered."""
+        """Set the listeners of the batch."""
         if not self._batch:
             return
-        gathered, self._batch = self._batch, {}
-        before = {key: self._tables.installed(key) for key in gathered}
-        unreachable = {key: self._unreachable(change) for key, change in gathered.items()}
-        possible = {
-            key: _feasible(change, before[key], unreachable[key])
-            for key, change in gathered.items()
+        batch, self._batch = self._batch, {}
+        old_listeners = {key: self._tables.installed(key) for key in batch}
+        unreachable = {key: self._unreachable(change) for key, change in batch.items()}
+        feasible = {
+            key: _feasible(change, old_listeners[key], unreachable[key])
+            for key, change in batch.items()
         }
-        failures = self._tables.set_listeners(possible.values(), self._to_remove)
-        for key, change in possible.items():
-            old = before[key]
+        failures = self._tables.set_listeners(feasible.values(), self._to_remove)
+        for key, change in feasible.items():
+            old = old_listeners[key]
             if (
                 key not in failures
                 and old
@@ -114,15 +120,15 @@ class ChangeRun:
                 and change.slots != old.slots
                 and self._tables.is_used(old)
             ):
-                # Its first packets have come since the plan was made, and may have gone by the
-                # slots before.
+                # The first packets of the listener arrived after the change was planned, and may
+                # have been forwarded by the old slots. Their connections must not move.
                 failures |= self._tables.set_listeners((based_on(change, old.slots),))
             if change.taken_from:
                 self._previous_owners.add(change.taken_from)
             if key in failures:
                 self._fail(change.service, failures[key])
-                there = self._tables.installed(key)
-                if there is None or there.service != change.service:
+                installed = self._tables.installed(key)
+                if installed is None or installed.service != change.service:
                     self.missing.setdefault(change.service, set()).add(key)
             elif unreachable[key]:
                 ipv6 = is_ipv6(key.address)
@@ -133,17 +139,20 @@ class ChangeRun:
                 self._fail(change.service, *why)
 
     def _unreachable(self, change: SetListener) -> Collection[str]:
-        """Those that are to get a share and cannot get packets, sorted."""
+        """Return the nodes that should get new connections but cannot be reached, sorted."""
         ipv6, nodes = is_ipv6(change.listener.key.address), self._tables.nodes
         if nodes.within_reach(change.slots.nodes, ipv6=ipv6):
-            return ()  # as mostly
+            return ()  # the common case, without building a set
         return nodes.unreachable(
             {node for node, _ in change.listener.weights}.intersection(change.slots.nodes),
             ipv6=ipv6,
         )
 
     def finish(self) -> dict[ServiceKey, Outcome]:
-        """Free what is not needed any more; what came of it all."""
+        """Release what no listener needs any more, and return the outcomes.
+
+        A Service without an outcome is done. A Service whose outcome is done with `again_s` is
+        reconciled again after this time, when a node's time to keep connections ends."""
         for service in self._services | self._previous_owners:
             self._tables.forget_ranges(service)
         self._tables.forget_unused_nodes()
@@ -162,21 +171,23 @@ class ChangeRun:
         }
 
     def _outcome(self, service: ServiceKey, shortfalls: Collection[str]) -> Outcome:
-        """The outcome is `unavailable`, so that it is retried, unless only the user can solve all
-        of the errors."""
+        """Return the outcome of a Service that did not get everything.
+
+        The outcome is `unavailable`, so the Service is retried, unless only the user can solve all
+        of the errors. `shortfalls`: what single listeners of the Service lack."""
         errors, missing = self._errors.get(service, ()), sorted(self.missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
-        words = list(dict.fromkeys(str(error) for error in errors))
+        texts = list(dict.fromkeys(str(error) for error in errors))
         have = self._tables.count_of(service)
         if missing:
-            words.insert(0, f"{len(missing)} of {have + len(missing)} listeners are not served")
-        words += [
+            texts.insert(0, f"{len(missing)} of {have + len(missing)} listeners are not served")
+        texts += [
             f"{count} of {have} listeners have {shortfall}"
             for shortfall, count in Counter(shortfalls).items()
         ]
         return Outcome(
             "refused" if refused else "unavailable",
-            "; ".join(words),
+            "; ".join(texts),
             again_s=max(
                 (each.retry_after_s for each in errors if isinstance(each, Unavailable)),
                 default=0.0,
@@ -190,20 +201,22 @@ class ChangeRun:
 def _feasible(
     change: SetListener, old: InstalledListener | None, unreachable: Collection[str]
 ) -> SetListener:
-    """The change as it can be made where `old` is and these nodes are out of reach."""
-    before = old.slots if old else Slots()
-    if old and before != change.old_slots and not change.from_scratch:
-        # Another gateway has told of connections here since the plan was made: what they need is
-        # not to be undone.
-        change = based_on(change, before)
+    """Return the change adapted to the listener as it is installed now, and to unreachable
+    nodes."""
+    old_slots = old.slots if old else Slots()
+    if old and old_slots != change.old_slots and not change.from_scratch:
+        # After the change was planned, a peer reported connections of this listener, and the slots
+        # were changed for them (`ListenerMaps.carry_over`). That must not be undone.
+        change = based_on(change, old_slots)
     if unreachable:
         change = without_nodes(
-            change, frozenset(unreachable), Slots() if change.from_scratch else before
+            change, frozenset(unreachable), Slots() if change.from_scratch else old_slots
         )
     return change
 
 
 def _unknown_next_hop(node: str) -> Unavailable:
     return Unavailable(
-        f"no way to node {node} is known", fix="it is asked for again; check the gateway's routes"
+        f"the next hop to node {node} is unknown",
+        fix="the gateway looks for it again; check the gateway's routes",
     )

@@ -1,11 +1,13 @@
-"""What the data plane has counted: for each Service, for each node, and in all.
+"""The counters of the data plane: for each Service, for each node, and in total.
 
-In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and so survive this
-process; those of a listener begin when it is made and end with it, those of a node end when nothing
-stands for it any more."""
+In: the maps. Out: numbers, which are read from the maps on each call. The kernel keeps the
+counters, so they survive this process. The counters of a listener start when the listener is
+created, and end with it. The counters of a node end when the node's number is released, because no
+listener names the node any more (see `maps.nodes`)."""
 
 from array import array
 from collections.abc import Iterable, Mapping
+from operator import add
 from typing import NamedTuple
 
 from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES
@@ -24,12 +26,12 @@ FLOW_TABLES = (
     "closing_connections",
 )
 MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
-"""Packets that the data plane sends of its own, and the event that counts them."""
+"""Packets that the data plane itself creates: the kind in metrics, and the member of `enum event`
+in bpf/structs.h that counts them."""
 
 
 class Traffic(NamedTuple):
-    """What was forwarded so far. `flows`: TCP and SCTP connections that opened, UDP flows that were
-    new."""
+    """The traffic that was forwarded. `flows`: new TCP and SCTP connections, and new UDP flows."""
 
     packets: int = 0
     bytes: int = 0
@@ -37,8 +39,8 @@ class Traffic(NamedTuple):
 
 
 class ServiceTraffic(NamedTuple):
-    """What a Service's listeners got. `drops`: packets for them that were dropped, by reason, those
-    that there were."""
+    """The traffic of all listeners of a Service. `drops`: dropped packets by reason; only reasons
+    that occurred."""
 
     packets: int
     bytes: int
@@ -47,9 +49,9 @@ class ServiceTraffic(NamedTuple):
 
 
 class NodeTraffic(NamedTuple):
-    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each
-    of its families. `returned`: packets that came back to this gateway after they had been sent to
-    this node."""
+    """The traffic that was sent to a node. `forwarding` and `next_hops`: the forwarding methods and
+    the addresses of the next hops, at most one for each address family. `returned`: packets that
+    came back to this gateway after they had been sent to this node."""
 
     forwarding: tuple[str, ...]
     next_hops: tuple[str, ...]
@@ -60,10 +62,10 @@ class NodeTraffic(NamedTuple):
 
 
 class Counters:
-    """What there is to count for is noted when this is made; all else may be asked for in a thread,
-    beside changes.
+    """Reads the counters of the listeners and nodes that exist when the object is created.
 
-    `events`: the numbers of what is counted for all, by name."""
+    The constructor copies the lists of listeners and nodes, so the methods may run in a thread
+    while the event loop changes the maps. `events`: the members of `enum event`, number by name."""
 
     def __init__(
         self, tables: ListenerMaps, maps: Mapping[str, Map], events: Mapping[str, int]
@@ -71,62 +73,62 @@ class Counters:
         self._maps, self._events = maps, events
         self._listeners = tables.statistics()
         self._resources = tables.quotas.filled()
-        self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.by_name.copy()
+        self._numbers, self._next_hops = tables.nodes.numbers.copy(), tables.nodes.by_name.copy()
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
-        """What each Service got since its listeners were made."""
-        counted = self._sums("statistics", [index for _, index in self._listeners])
+        """Return the traffic of each Service, summed over its listeners."""
+        sums = self._sums("statistics", [index for _, index in self._listeners])
         totals: dict[ServiceKey, list[int]] = {}
         for service, index in self._listeners:
-            before, row = totals.get(service), counted[index]
-            totals[service] = (
-                [one + other for one, other in zip(before, row, strict=True)] if before else row
-            )
+            total, row = totals.get(service), sums[index]
+            totals[service] = list(map(add, total, row)) if total else row
         return {
             service: ServiceTraffic(packets, octets, flows, _by_reason(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
         }
 
     def nodes(self) -> dict[str, NodeTraffic]:
-        """What each node got since it has been known here, by name."""
-        counted = self._sums("node_statistics", self._numbers.values())
+        """Return the traffic of each node since the node got its number, by name of the node."""
+        sums = self._sums("node_statistics", self._numbers.values())
         return {
             name: NodeTraffic(
-                *_forwarding_and_next_hops(self._ways.get(name, NO_WAYS)), *counted[number]
+                *_forwarding_and_next_hops(self._next_hops.get(name, NO_WAYS)), *sums[number]
             )
             for name, number in sorted(self._numbers.items())
         }
 
     def drops(self) -> dict[str, int]:
-        """Packets for listeners that were dropped since the maps were made, by reason: those of
-        `enum event`."""
+        """Return the number of packets for listeners that were dropped since the maps were created,
+        by reason."""
         return {reason: self._event(reason.upper()) for reason in DROPS}
 
     def messages(self) -> dict[str, int]:
-        """Packets sent of the data plane's own, by kind."""
+        """Return the number of packets that the data plane itself created, by kind."""
         return {kind: self._event(event) for kind, event in MESSAGES.items()}
 
     def untracked(self) -> int:
-        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs,
-        the flood."""
+        """Return the number of new flows without a flow entry, because the limit of new entries for
+        each second was reached. Under a flood of SYNs most of them belong to the flood."""
         return self._event("TRACK_REFUSED")
 
     def unsent(self) -> int:
-        """New entries that other gateways were not told of, because they came faster than they were
-        read."""
+        """Return the number of new flow entries that were not sent to peers, because the data plane
+        created entries faster than this process read them."""
         return self._event("NEWS_LOST")
 
     def entries(self) -> dict[str, Filled]:
-        """How full the tables of flows are. In a full table each new entry evicts one that was not
-        used for long; if the connection of the evicted entry is still open, and its slot has
-        changed since, the connection breaks."""
+        """Return how full each table of flow entries is.
+
+        In a full table each new entry evicts an entry that was not used for a long time. If the
+        connection of the evicted entry is still open, and its slot has changed since, the
+        connection breaks."""
         return {
             name: Filled(self._maps[name].count(), self._maps[name].spec.max_entries)
             for name in FLOW_TABLES
         }
 
     def resources(self) -> dict[str, Filled]:
-        """How much is used of each resource whose size is fixed: see `quota`."""
+        """Return how full each resource of fixed size is; see `maps.quota`."""
         return self._resources
 
     def _event(self, name: str) -> int:
@@ -134,22 +136,24 @@ class Counters:
         return self._sums("events", [number])[number][0]
 
     def _sums(self, name: str, indices: Iterable[int]) -> dict[int, list[int]]:
-        """What is counted at these indices of a map, each a row of 64-bit numbers, over all
-        CPUs."""
+        """Return the row of 64-bit counters at each of these indices of a map.
+
+        The kernel returns a row for each CPU, one after the other. The rows are summed."""
         columns = self._maps[name].spec.value_size // COUNTER.size
-        found: dict[int, list[int]] = {}
+        sums: dict[int, list[int]] = {}
         for index, values in self._maps[name].rows(indices):
             numbers = array("Q", values)
-            found[index] = [sum(numbers[column::columns]) for column in range(columns)]
-        return found
+            sums[index] = [sum(numbers[column::columns]) for column in range(columns)]
+        return sums
 
 
 def _by_reason(row: list[int]) -> dict[str, int]:
     return {reason: count for reason, count in zip(DROPS, row, strict=True) if count}
 
 
-def _forwarding_and_next_hops(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    there = [way for way in ways if way.kind != NOWHERE]
-    return tuple(dict.fromkeys(WAY_NAMES[way.kind] for way in there)), tuple(
-        way.next_hop for way in there
-    )
+def _forwarding_and_next_hops(
+    next_hops: tuple[NextHop, ...],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    known = [each for each in next_hops if each.kind != NOWHERE]
+    methods = dict.fromkeys(WAY_NAMES[each.kind] for each in known)
+    return tuple(methods), tuple(each.next_hop for each in known)

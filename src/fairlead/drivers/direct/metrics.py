@@ -1,6 +1,7 @@
 """Metrics of the data plane of class fairlead.io/direct.
 
-In: its counters. Out: metric families, read when a scrape asks, in a thread."""
+In: the counters of the data plane. Out: metric families. The counters are read on each scrape, in a
+thread."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -12,35 +13,36 @@ from fairlead.model import ServiceKey
 
 
 class TrafficSource(Protocol):
-    """A data plane that counts what it forwards."""
+    """The counters of a data plane."""
 
     def services(self) -> Mapping[ServiceKey, "TrafficCountsWithDrops"]:
-        """What was forwarded for each Service, and dropped."""
+        """Return the forwarded and dropped packets of each Service."""
 
     def nodes(self) -> Mapping[str, "TrafficCountsWithReturned"]:
-        """What was forwarded to each node, and came back."""
+        """Return, for each node, the packets that were sent to the node and that came back."""
 
     def drops(self) -> Mapping[str, int]:
-        """Packets dropped, by reason."""
+        """Return the number of dropped packets by reason."""
 
     def messages(self) -> Mapping[str, int]:
-        """Packets of its own that it sent, by kind."""
+        """Return the number of packets that the data plane itself created, by kind."""
 
     def untracked(self) -> int:
-        """New flows without an entry, because the limit of new entries was reached."""
+        """Return the number of new flows without an entry, because the limit of new entries was
+        reached."""
 
     def unsent(self) -> int:
-        """New entries that other gateways were not told of."""
+        """Return the number of new entries that were not sent to peers."""
 
     def entries(self) -> Mapping[str, "Filled"]:
-        """How full each table of connection entries is."""
+        """Return how full each table of flow entries is."""
 
     def resources(self) -> Mapping[str, "Filled"]:
-        """How much is used of each resource whose size is fixed."""
+        """Return how full each resource of fixed size is."""
 
 
 class Filled(Protocol):
-    """A table of the data plane: how many entries it has, and can have."""
+    """A table or resource of the data plane: how much is in use, and how much fits."""
 
     @property
     def used(self) -> int: ...
@@ -50,7 +52,7 @@ class Filled(Protocol):
 
 
 class TrafficCounts(Protocol):
-    """What was forwarded since the data plane came up."""
+    """Forwarded packets, bytes and new flows since the counters were created."""
 
     @property
     def packets(self) -> int: ...
@@ -63,7 +65,7 @@ class TrafficCounts(Protocol):
 
 
 class TrafficCountsWithDrops(TrafficCounts, Protocol):
-    """And what was dropped, by reason."""
+    """Also counts dropped packets, by reason."""
 
     @property
     def drops(self) -> Mapping[str, int]: ...
@@ -77,8 +79,10 @@ class TrafficCountsWithReturned(TrafficCounts, Protocol):
 
 
 class TrafficCollector(Collector):
-    """Packets, bytes and new flows of each Service and of each node, read from the data plane when
-    a scrape asks; what it dropped and why; and how near it is to losing track of connections."""
+    """A Prometheus collector that reads the data plane on each scrape.
+
+    It exports packets, bytes and new flows of each Service and each node, dropped packets by
+    reason, and how full the tables of flow entries and the resources of fixed size are."""
 
     def __init__(self, traffic: Callable[[], TrafficSource]) -> None:
         self._traffic = traffic
@@ -93,12 +97,9 @@ class TrafficCollector(Collector):
             labels=["service", "reason"],
         )
         for key, counted in services.items():
-            for (
-                reason,
-                count,
-            ) in (
-                counted.drops.items()
-            ):  # only what there was: seven for each of 10,000 Services are too many
+            # `drops` has only reasons that occurred: a series for each reason of 10,000 Services
+            # would be too many.
+            for reason, count in counted.drops.items():
                 drops.add_metric([str(key), reason], count)
         return [
             *_traffic_families(
@@ -117,7 +118,7 @@ class TrafficCollector(Collector):
             ),
             _labelled_family(
                 "fairlead_messages",
-                "Packets that the data plane sent of its own",
+                "Packets that the data plane itself created",
                 "kind",
                 traffic.messages(),
             ),
@@ -133,7 +134,7 @@ class TrafficCollector(Collector):
         )
         limit = GaugeMetricFamily(
             "fairlead_gateway_resource_limit",
-            "Size of each resource; the last eighth is for changes of Services that are served",
+            "Size of each resource; new listeners cannot use the last eighth",
             labels=["resource"],
         )
         for resource, filled in traffic.resources().items():
@@ -144,22 +145,22 @@ class TrafficCollector(Collector):
     def _entries(self, traffic: TrafficSource) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(
             "fairlead_untracked_flows",
-            "New flows that got no entry: the insert limit was reached",
+            "New flows without an entry, because the limit of new entries was reached",
             traffic.untracked(),
         )
         unsent = CounterMetricFamily(
             "fairlead_peer_entries_unsent",
-            "Entries that peers were not told of: they came too fast",
+            "Entries that were not sent to peers, because they were made too fast",
             traffic.unsent(),
         )
         used = GaugeMetricFamily(
             "fairlead_flow_entries",
-            "Connections and UDP flows that have an entry",
+            "Flows that have an entry",
             labels=["table"],
         )
         limit = GaugeMetricFamily(
             "fairlead_flow_entries_limit",
-            "Entries there is room for; when all are used, old ones make way",
+            "Size of each table of flow entries; in a full table new entries evict old ones",
             labels=["table"],
         )
         for table, filled in traffic.entries().items():
@@ -171,7 +172,7 @@ class TrafficCollector(Collector):
 def _traffic_families(
     prefix: str, label: str, rows: Mapping[str, TrafficCounts]
 ) -> list[CounterMetricFamily]:
-    """Three families: packets, bytes, flows."""
+    """Return three families: packets, bytes and flows."""
     packets = CounterMetricFamily(f"{prefix}_packets", "Packets forwarded", labels=[label])
     octets = CounterMetricFamily(f"{prefix}_bytes", "Bytes forwarded", labels=[label])
     flows = CounterMetricFamily(f"{prefix}_flows", "New flows forwarded", labels=[label])
