@@ -84,18 +84,17 @@ NEW_FLOWS_PER_S = 65_536
 of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
 for at least one second. By then the second packet of the flow should have arrived."""
 NEW_FLOWS_PER_CPU_S = 16_384
-"""The share of each CPU in this limit is at least this, because one CPU may get all packets. If a
-flood reaches more than four CPUs, entries stay for less than a second."""
+"""The part of each CPU in this limit is never smaller than this, because one CPU may get all
+packets. If a flood reaches more than four CPUs, entries stay for less than a second."""
 MESSAGES_PER_S = 1000
 """Limit of packets a second that the data plane itself creates, for each CPU and kind: echo
 replies, ICMP "too big", refusals."""
 
-Batches = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
-
-"""Iterates over batches and lets other tasks run in between; see `turns`."""
+Batching = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+"""Iterates over batches, and lets other tasks run in between; see `turns`."""
 
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
-"""Takes over tables and flow entries from peers into our maps."""
+"""Copies tables and flow entries of peers into the maps."""
 
 
 class DirectStatus(msgspec.Struct, frozen=True):
@@ -185,9 +184,13 @@ class DirectDriver(Component):
         """Set while Services that wait for a resource have to wait longer, because the last retry
         was a moment ago."""
         self._attached = False
+        """Our programs are attached, and forward by our maps."""
         self._audited = False
+        """A complete read was done since `open`."""
         self._audit_lock = asyncio.Lock()
+        """Held during a complete read: only one survey of the maps may run at a time."""
         self._change_lock = asyncio.Lock()
+        """Held while maps, next hops or attachments are changed."""
 
     async def open(self) -> None:
         """Create or adopt the maps, and attach the programs.
@@ -200,7 +203,7 @@ class DirectDriver(Component):
         Raise Refused if the host does not permit it, and Unavailable if an interface does not
         exist. After an error, no program is attached that was not attached before."""
         self._pin_lock = pins.lock(self._pin_path)
-        before = await attach.attached(self._pin_path)
+        attached_before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(
@@ -228,13 +231,17 @@ class DirectDriver(Component):
                 Programs(self._load_tc, self._pins.xdp, self._copy_from_older),
             )
             self._networks.check()
-            forwards_otherwise = before.filters and not attach.works_on(
-                before, self._pins.maps["listeners"]
+            # An attached program that works on other maps has lost its pins, unless these are the
+            # maps of an older layout. Its maps cannot be copied, so ours are empty.
+            lost_its_pins = (
+                attached_before.filters
+                and not self._pins.older
+                and not attach.works_on(attached_before, self._pins.maps["listeners"])
             )
-            if self._pins.whole and (self._pins.older or not forwards_otherwise):
+            if self._pins.whole and not lost_its_pins:
                 await self._attach()
         except BaseException:
-            await attach.detach(self._pin_path, but=before)
+            await attach.detach(self._pin_path, but=attached_before)
             if self._pins is not None:
                 self._pins.discard()
             self._release()
@@ -339,8 +346,8 @@ class DirectDriver(Component):
             await asyncio.sleep(max(NETWORK_CHANGES_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _retry_services_of_nodes(self, lost: Collection[str]) -> None:
-        """Have the loop reconcile the Services of nodes that have lost their next hop, and all
-        Services that are incomplete: they may be waiting for a next hop."""
+        """Have the loop reconcile the Services of the nodes in `lost`, which have lost their next
+        hop, and all incomplete Services, which may be waiting for a next hop."""
         tables, _, _ = self._opened()
         if lost:
             self._incomplete |= tables.services_of(lost)
@@ -382,9 +389,9 @@ class DirectDriver(Component):
                 async with self._change_lock:
                     await (networks.reattach() if self._attached else self._attach())
             # The start of the process waits for the first read; nothing waits for an audit.
-            turns: Batches = gently if self._audited else in_turns
+            batching: Batching = gently if self._audited else in_turns
             if self._audited:
-                await self._renew()
+                await self._refresh_mirror()
             self._audited = True
             if self._blackholes:
                 await self._blackholes.renew(tables.addresses)
@@ -392,9 +399,9 @@ class DirectDriver(Component):
                     await self._blackholes.give_up(
                         self._unused_addresses(tables, self._expire_unserved())
                     )
-            return await _actual(tables, tables.services, turns)
+            return await _actual(tables, tables.services, batching)
 
-    async def _renew(self) -> None:
+    async def _refresh_mirror(self) -> None:
         """Update the mirror from the maps, and look up the next hop of every node.
 
         Changes may be applied meanwhile. For listeners and nodes that they touch, the mirror is
@@ -406,10 +413,10 @@ class DirectDriver(Component):
         async for part in gently(tables.surveying(known)):
             survey = part
         assert survey is not None  # the last part is the complete survey
-        ways = await networks.ways(survey.nodes.addresses())
+        next_hops = await networks.ways(survey.nodes.addresses())
         tables.adopt(survey)
         self._retry_waiting(tables)
-        networks.settle(ways)
+        networks.settle(next_hops)
         tables.end_convergence()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
@@ -429,14 +436,14 @@ class DirectDriver(Component):
             ]
             nodes = [change for change in needed if isinstance(change, SetNode)]
             async with self._with_blackhole_routes(changes):
-                ways = await networks.ways({(change.node, change.address) for change in nodes})
+                next_hops = await networks.ways({(change.node, change.address) for change in nodes})
                 run = ChangeRun(
                     tables,
-                    {change: ways[change.node, change.address] for change in nodes},
+                    {change: next_hops[change.node, change.address] for change in nodes},
                     needed,
                 )
-                async for some in in_turns(parts(needed, BATCH_SIZE)):
-                    run.apply(some)
+                async for batch in in_turns(parts(needed, BATCH_SIZE)):
+                    run.apply(batch)
                 outcomes = run.finish()
                 self._record_unserved({change.service for change in changes}, run.missing)
             if not self._attached:
@@ -449,8 +456,9 @@ class DirectDriver(Component):
         return outcomes
 
     def _retry_waiting(self, tables: ListenerMaps) -> None:
-        """Retry the Services that wait for a resource of which some was released: at once, but at
-        most once in RESOURCE_RETRY_S, and again at the end of that time."""
+        """Retry the Services that wait for a resource of which some was released: at once, and
+        again after RESOURCE_RETRY_S, when the grace period of released memory is over. Do nothing
+        while the second retry is pending."""
         if self._resource_retry is None and (relieved := tables.quotas.relieved()):
             self._look_again(relieved)
             self._resource_retry = asyncio.get_running_loop().call_later(
@@ -551,12 +559,12 @@ def _drain(each: Draining) -> Mapping[str, object]:
 
 
 async def _actual(
-    tables: ListenerMaps, keys: Collection[ServiceKey], turns: Batches
+    tables: ListenerMaps, keys: Collection[ServiceKey], batching: Batching
 ) -> dict[ServiceKey, DirectActual]:
     """Return the installed state of these Services from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
-    async for some in turns(parts(tuple(keys), BATCH_SIZE)):
-        actual |= tables.actual(some)
+    async for batch in batching(parts(tuple(keys), BATCH_SIZE)):
+        actual |= tables.actual(batch)
     return actual
 
 
