@@ -1,4 +1,4 @@
-"""Changes carried out on tables in one go, without a loop and without turns."""
+"""Functions that apply changes to the maps at once, without a driver or an event loop."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,15 +13,15 @@ from fairlead.model import Outcome, ServiceKey
 def carry_out(
     tables: ListenerMaps,
     changes: Sequence[DirectChange],
-    ways: Mapping[SetNode, NextHop | FairleadError],
+    next_hops: Mapping[SetNode, NextHop | FairleadError],
 ) -> dict[ServiceKey, Outcome]:
-    """All of the changes, with these ways to the nodes that they set."""
-    run = ChangeRun(tables, ways, changes)
+    """Apply the changes, and return the outcomes. `next_hops`: for each SetNode in them."""
+    run = ChangeRun(tables, next_hops, changes)
     run.apply(changes)
     return run.finish()
 
 
 def set_listener(tables: ListenerMaps, change: SetListener) -> None:
-    """One listener. Raises the error that `ListenerMaps.set_listeners` returns."""
+    """Set one listener. Raise the error that `ListenerMaps.set_listeners` returns."""
     for error in tables.set_listeners((change,)).values():
         raise error
