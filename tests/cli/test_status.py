@@ -89,7 +89,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
             "counters are the Service's: once"
         )
-        assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
+        assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
             "who drains"
