@@ -100,7 +100,7 @@ async def test_another_layout_and_back_under_traffic(
         talks.extend([(talk, (await talk.ask())[0]) for talk in new])
 
     async def keep_asking() -> None:
-        """Each datagram is sent once: one that is lost ends the test."""
+        """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
                 await ask_by_udp(family)
@@ -197,7 +197,7 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
     asked, over = [0], asyncio.Event()
 
     async def keep_asking() -> None:
-        """Each datagram is sent once: one that is lost ends the test."""
+        """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
                 await ask_by_udp(family)
