@@ -26,6 +26,7 @@ from fairlead.model import LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
+from fairlead.role_state import Role
 from fairlead.roles.controller import Planner
 from fairlead.roles.planned import Planned
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
@@ -110,7 +111,7 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
             return partial(plan_node, state, fixture.node_name(0))
 
 
-async def measure(role: str, access: Access) -> None:
+async def measure(role: Role, access: Access) -> None:
     """Run until told to end."""
     config = Config(pools=(PoolConfig("main", (fixture.VIP_POOL,)),))
     figures = Figures()

@@ -23,8 +23,8 @@ from bench.fixture import Size
 from bench import fixture
 from fairlead.kube.access import Access
 from fairlead.kube.client import JSON_PATCH, Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.objects import ENDPOINT_SLICES, NAMESPACES, NODES, SERVICES, ObjectKey, Resource
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import namespace
 
 RESOURCES: tuple[Resource[Any], ...] = (

@@ -1,15 +1,20 @@
-/* Fill a Maglev table with quotas. Gives the same table as the reference in fairlead.net.maglev, some fifty times faster.
- * In: for node i its walk over the table (offset[i] + k * skip[i]) mod size, its weight and its quota of slots; the quotas
- * sum to size, every skip is coprime with size and less than it. Out: table[slot] = i. Returns 0, or -1 when memory is short.
- * Turns go by credit: a node takes a slot whenever its credit has reached the greatest weight (Maglev, NSDI'16, 3.4). */
+/* Fill a Maglev table with quotas. Computes the same table as the reference implementation in
+ * fairlead.net.maglev, about fifty times faster.
+ *
+ * In: for node i its walk over the table, (offset[i] + k * skip[i]) mod size, its weight and its
+ * quota of slots. The quotas sum to size; every skip is coprime with size and less than it.
+ * Out: table[slot] = i. Returns 0, or -1 if there is not enough memory.
+ *
+ * Nodes take turns by credit: a node takes a slot whenever its credit has reached the greatest
+ * weight (Maglev, NSDI'16, 3.4). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define EMPTY 0xffff
 
-int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uint32_t *weight, const uint32_t *quota,
-	 uint32_t size, uint16_t *table)
+int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uint32_t *weight,
+	 const uint32_t *quota, uint32_t size, uint16_t *table)
 {
 	uint32_t *at = malloc(nodes * sizeof(*at));
 	uint32_t *left = malloc(nodes * sizeof(*left));
@@ -37,7 +42,9 @@ int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uin
 			credit[i] -= greatest;
 			uint32_t slot = at[i];
 			while (table[slot] != EMPTY) {
-				slot += skip[i]; /* less than size: one subtraction is the modulo, which costs ten times that */
+				/* Both are less than size, so one subtraction replaces a modulo
+				 * operation, which costs ten times as much. */
+				slot += skip[i];
 				slot -= slot >= size ? size : 0;
 			}
 			at[i] = slot;
@@ -52,13 +59,16 @@ int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uin
 	return 0;
 }
 
-/* The same for many tables: of each how many nodes and slots it has, its four columns of numbers, in a row, and its slots. */
-int fill_all(uint32_t tables, const uint32_t *nodes, const uint32_t *sizes, const uint32_t *columns, uint16_t *slots)
+/* Fill many tables. nodes[i] and sizes[i] are the numbers of nodes and slots of table i. `columns`
+ * holds the four input columns of each table, and `slots` its slots, one table after the other. */
+int fill_all(uint32_t tables, const uint32_t *nodes, const uint32_t *sizes, const uint32_t *columns,
+	     uint16_t *slots)
 {
 	for (uint32_t i = 0; i < tables; i++) {
 		uint32_t count = nodes[i];
 
-		if (fill(count, columns, columns + count, columns + 2 * count, columns + 3 * count, sizes[i], slots))
+		if (fill(count, columns, columns + count, columns + 2 * count, columns + 3 * count,
+			 sizes[i], slots))
 			return -1;
 		columns += 4 * count;
 		slots += sizes[i];

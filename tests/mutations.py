@@ -180,11 +180,13 @@ MUTATIONS = (
         "if (credit[i] <= greatest || !left[i])",
         _MAGLEV,
     ),
-    Mutation("bpf/transition.c", "count > keeps(now, retained_nodes)", "count > 0", _TRANSITION),
+    Mutation(
+        "bpf/transition.c", "count > is_retained(now, retained_nodes)", "count > 0", _TRANSITION
+    ),
     Mutation(
         "bpf/transition.c",
-        "	if (was != now && keeps(was, retained_nodes))",
-        "	if (keeps(was, retained_nodes))",
+        "	if (was != now && is_retained(was, retained_nodes))",
+        "	if (is_retained(was, retained_nodes))",
         _TRANSITION,
     ),
     Mutation(

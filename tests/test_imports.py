@@ -13,7 +13,7 @@ ROOT = Path(fairlead.__file__).parent
 
 RANKS = [
     {"backoff", "errors", "invocation", "model", "sections", "turns"},
-    {"net", "config"},
+    {"net", "config", "role_state"},
     {"kube"},
     {"plan"},
     {"state"},
@@ -37,7 +37,7 @@ FORBIDDEN_IN_PURE_CODE = {
     "pyroute2",
     "subprocess",
 }
-PURE = ["model.py", "errors.py", "plan/", "kube/objects.py"]
+PURE = ["model.py", "role_state.py", "errors.py", "plan/", "kube/objects.py"]
 """Pure by their place; beside them every module whose docstring says "Pure"."""
 
 

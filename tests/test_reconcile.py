@@ -313,6 +313,30 @@ async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -
         assert first >= {"same", "other", "new"}
 
 
+@pytest.mark.parametrize("parallel", [0, 4])
+async def test_an_audit_does_not_repeat_a_refusal_that_has_ended_since_it_planned(
+    parallel: int,
+) -> None:
+    bench = Bench(store := Store(), parallel=parallel)
+    bench.put(web="nonsense")
+    later_audit = asyncio.Event()
+
+    async def mend() -> None:
+        bench.put(web="a")
+        await bench.told("web", "done")
+        store.meanwhile = read_again
+
+    async def read_again() -> None:
+        later_audit.set()
+
+    async with bench.running(audit_interval_s=0.02), asyncio.timeout(10):
+        await bench.told("web", "refused")
+        store.meanwhile = mend
+        await later_audit.wait()
+    states = [each.state for each in bench.history["web"]]
+    assert "refused" not in states[states.index("done") :]
+
+
 async def test_what_only_the_store_knows_is_removed_at_start() -> None:
     bench = Bench(store := Store())
     store.held[ServiceKey("default", "gone")] = "a"
@@ -541,9 +565,12 @@ async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> 
     class Behind(Store):
         reads = 0
 
+        @property
+        def unread(self) -> bool:
+            return 0 < self.reads < 3
+
         async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
             self.reads += keys is None
-            self.unread = self.reads < 3
             return await super().read(keys)
 
     bench = Bench(store := Behind())

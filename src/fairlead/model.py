@@ -8,6 +8,7 @@ Invariant: values are sorted by their makers, so equal clusters give equal value
 plans is `==`. Terms are those of the Kubernetes API (Service, EndpointSlice) and of Octavia
 (Listener, Member, HealthMonitor)."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, Self
 
 import msgspec
@@ -87,22 +88,48 @@ class HealthMonitor(Value, frozen=True):
     path: str
 
 
-Hindered = Literal["", "Programmed", "Ready"]
-"""A condition of a Service that something keeps from being true; empty: none."""
+Severity = Literal["ok", "info", "warning", "error", "security"]
+"""How bad a Finding is, in rising order. `ok`: something was checked and is as it should be.
+`info`: worth knowing, with nothing to do. `warning`: it works, but not as its owner may think, or
+not for long. `error`: something does not work. `security`: somebody may do what only others
+should."""
+
+BlockedCondition = Literal["", "Programmed", "Ready"]
+"""The condition of a Service that a Finding keeps from being true; empty: none."""
 
 
-class Note(Value, frozen=True):
-    """Something the user should know about a Service that is served all the same, or in part.
-    Becomes an Event, and part of the Service's conditions."""
+class Finding(Value, frozen=True):
+    """One thing that is wrong or worth knowing: the one form in which the plan, the roles and every
+    check tell it. `code`: a CamelCase word that does not change with the text, and the reason of
+    the Event where there is one. `subject`: what it is about, as in `Service default/web` or
+    `AddressPool public`; empty where the value that holds the Finding says so. `message`: what is
+    the case. `evidence`: how that is known, where the message does not say it. `remedy`: what to do
+    about it. `str` is the whole text without the subject, as an Event or a condition shows it.
 
-    reason: str
+    Invariant: a Finding is the same as long as its cause is, so it counts nothing that comes and
+    goes."""
+
+    code: str
     message: str
-    hinders: Hindered = ""
+    severity: Severity = "warning"
+    subject: str = ""
+    evidence: str = ""
+    remedy: str = ""
+    blocks: BlockedCondition = ""
     at_start: bool = False
-    """The note is normal while the pods of a new Service start, so it is not written as an Event in
-    that time."""
-    normal: bool = False
-    """The note is no warning: its Event is of type Normal. For notes of an Outcome only."""
+    """This is normal while the pods of a new Service start, so no Event is written in that time."""
+
+    def __str__(self) -> str:
+        known = f"{self.message} ({self.evidence})" if self.evidence else self.message
+        return f"{known}; {self.remedy}" if self.remedy else known
+
+
+def about(subject: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same findings, about this subject where they name none."""
+    return tuple(
+        each if each.subject else msgspec.structs.replace(each, subject=subject)
+        for each in findings
+    )
 
 
 class UnservedPort(Value, frozen=True):
@@ -323,7 +350,7 @@ class LoadBalancer(Value, frozen=True):
     addresses."""
     hostname: str = ""
     """Publish this name, and no address. Empty: as said before."""
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Finding, ...] = ()
     unserved_ports: tuple[UnservedPort, ...] = ()
     grants: tuple[Grant, ...] = ()
     """By what the addresses are held, in their order. Of the controller's plan only."""
@@ -388,7 +415,7 @@ class NodeService(Value, frozen=True):
     affinity_timeout_s: int = 0
     source_ranges: tuple[str, ...] = ()
     health_check: HealthCheck | None = None
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
@@ -413,7 +440,7 @@ class Outcome(Value, frozen=True):
     in_part: bool = False
     missing: tuple[str, ...] = ()
     coarse: bool = False
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     def joined(self, later: Self) -> Self:
         """The outcome in two drivers of one chain, of which `later` is the second. It is tried

@@ -265,12 +265,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 differ |= intents.keys() | actual.keys()
                 continue
             differ |= await self._differing(driver, intents, actual, turns)
-        self._report({}, refused)
+        # A later pass of a Service tells what became of it. No pass has begun before the first audit
+        # has compared everything.
+        later = self._in_passes() if self._compared.is_set() else set()
+        self._report({}, {key: each for key, each in refused.items() if key not in later})
         async for some in turns(
             parts(list(intents.keys() - differ), self._pace.plan_slice or len(intents) or 1)
         ):
-            passed = {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
-            alike = [key for key in some if key not in passed]
+            later = self._in_passes()
+            alike = [key for key in some if key not in later]
             for key in alike:
                 self.failing.pop(key, None)
             self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
@@ -304,6 +307,11 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 services=len(drifted),
                 first=str(min(drifted)),
             )
+
+    def _in_passes(self) -> set[KeyT]:
+        """The Services that were planned since the last audit began, or that wait for their pass or
+        are in it."""
+        return {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
 
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]

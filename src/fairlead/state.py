@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
-from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
 from fairlead.plan.gateways import Gateways

@@ -44,7 +44,7 @@ async def test_it_shows_itself_by_the_name_that_users_type() -> None:
 
 
 async def test_without_a_cluster_it_says_where_it_looked() -> None:
-    assert "no way to an API server" in await kubectl("plan", fails=True)
+    assert "no API server is configured" in await kubectl("plan", fails=True)
 
 
 async def test_manifests_and_a_cluster_are_not_both_planned() -> None:

@@ -13,16 +13,22 @@ from fairlead.config import ApiServerConfig
 from fairlead.drivers import Component
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.records import COUNTER, INDEX
-from fairlead.drivers.host import Finding
+from fairlead.drivers.host import HarmfulSetting
+from fairlead.drivers.need import Need
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
-from fairlead.drivers.proxy.apiserver import ApiServer
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
-from fairlead.drivers.tunnel.driver import TunnelShown, TunnelStatus
 from fairlead.model import DONE, DirectSettings, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
-from fairlead.roles.host import shown
+from fairlead.role_state import (
+    ApiServersState,
+    ApiServerState,
+    GatewayState,
+    Part,
+    RoleState,
+    TunnelState,
+)
 from fairlead.web import View, serve
 
 pytestmark = pytest.mark.root
@@ -75,7 +81,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             ),
             Path("nowhere"),
         )
-        balancer.servers = {"[2001:db8::1]:6443": ApiServer("not ready", 3, 8)}
+        balancer.servers = {"[2001:db8::1]:6443": ApiServerState("not ready", 3, 8)}
         view.record(
             {key: msgspec.structs.replace(drains, addresses=("203.0.113.10", "203.0.113.11"))},
             {key: DONE},
@@ -83,7 +89,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         with view.showing(made), view.showing(proxy), view.showing(balancer):
             async with serve(view, "127.0.0.1:9441"):
                 shown = await status()
-                state = msgspec.json.decode(await status("-o", "json"))
+                states = msgspec.json.decode(await status("-o", "json"), type=list[RoleState])
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
@@ -109,46 +115,53 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert not any(line.startswith("entries that peers were not told of") for line in lines), (
             "there were none"
         )
-        (gateway,) = state
-        assert gateway["traffic"]["draining"][0]["node"] == "node2"
-        assert gateway["traffic"]["nodes"]["node1"]["forwarding"] == ["l2"]
-        assert gateway["traffic"]["proxied"]["default/shop"]["open"] == 2
-        api = {"state": "not ready", "open": 3, "connections": 8}
-        assert gateway["traffic"]["api"] == {
-            "addresses": ["203.0.113.5:6443", "[2001:db8::5]:6443"],
-            "servers": {"[2001:db8::1]:6443": api},
-        }
+        (gateway,) = states
+        assert isinstance(gateway, GatewayState)
+        assert gateway.traffic is not None
+        assert gateway.proxy is not None
+        assert gateway.traffic.draining[0].node == "node2"
+        assert gateway.traffic.nodes["node1"].forwarding == ("l2",)
+        assert gateway.proxy.services["default/shop"].open == 2
+        assert gateway.api_servers == ApiServersState(
+            ("203.0.113.5:6443", "[2001:db8::5]:6443"),
+            {"[2001:db8::1]:6443": ApiServerState("not ready", 3, 8)},
+        )
         await made.close(remove=True)
 
     run(scenario)
 
 
 class Shows(Component):
-    """A component that shows this status."""
+    """A component that shows this part."""
 
-    def __init__(self, shown: msgspec.Struct) -> None:
-        self._shown = shown
+    def __init__(self, part: Part) -> None:
+        self._part = part
 
-    def status(self) -> msgspec.Struct:
-        return self._shown
+    def status(self) -> Part:
+        return self._part
 
 
 def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}
-        tunnel = Shows(TunnelStatus(TunnelShown("ipip", packets)))
-        strict = Finding(
-            "net/ipv4/conf/eth0/rp_filter", "1", "2", "clients are not answered through it"
+        need = Need(
+            "net/ipv4/conf/eth0/rp_filter",
+            lambda value: value == "1",
+            "2",
+            "clients are not answered through it",
         )
-        view.host = lambda: shown([strict, msgspec.structs.replace(strict, adjusted=True)])
-        with view.showing(tunnel):
+        found = (HarmfulSetting(need, "1"), HarmfulSetting(need, "1", adjusted=True))
+        view.host = lambda: [each.finding for each in found]
+        with view.showing(Shows(TunnelState("ipip", packets))):
             async with serve(view, "127.0.0.1:9441"):
                 lines = (await status()).splitlines()
         assert "tunnel: ipip, packets: taken 5, broken 2" in lines
         where = "host: net/ipv4/conf/eth0/rp_filter"
         why = "clients are not answered through it"
-        assert f"{where} is 1, should be 2: {why}; {strict.command}" in lines
+        assert (
+            f"{where} is 1, should be 2: {why}; sysctl -w net/ipv4/conf/eth0/rp_filter=2" in lines
+        )
         assert f"{where} was 1, set to 2: {why}" in lines
 
     run(scenario)

@@ -30,9 +30,9 @@ from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
+from fairlead.kube.crds import POOL_FINALIZER
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.own import POOL_FINALIZER
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
@@ -295,7 +295,7 @@ async def look(life: Life) -> None:
         "client1", [*command, "--kubeconfig", str(life.kubeconfig("node"))], timeout_s=60
     )
     assert code == 1
-    assert "may not read which roles run" in errors
+    assert "may not read the Leases of the roles" in errors
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
 
 

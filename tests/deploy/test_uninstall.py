@@ -13,7 +13,7 @@ from tests.deploy.documented import Reader, commands_of
 from tests.roles.cluster import FINALIZER, Cluster, until
 
 from fairlead.kube.client import Client
-from fairlead.kube.own import POOL_FINALIZER
+from fairlead.kube.crds import POOL_FINALIZER
 from fairlead.lab import crds
 from fairlead.lab.kubeapiserver import KubeApiServer
 

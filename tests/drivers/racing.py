@@ -25,10 +25,10 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import NAMESPACES, SERVICES, Resource
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
-from fairlead.kube.watching import Item, read_item
+from fairlead.kube.watch_events import Item, read_item
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.kinds import Kind
 from fairlead.model import LoadBalancer, ServiceKey
@@ -126,7 +126,7 @@ class Watch:
     def _absorb(self, encoded: bytes, *, gone: bool) -> None:
         item = read_item(self._decoder, msgspec.Raw(encoded), gone=gone)
         assert isinstance(item, Item), item
-        self._mirror.absorb(item)
+        self._mirror.process(item)
 
 
 class Racer:

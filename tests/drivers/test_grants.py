@@ -17,9 +17,9 @@ from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
 from fairlead.kube.events import stamp
 from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey, Service
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, grant_name
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.model import LoadBalancer, ServiceKey
@@ -169,8 +169,8 @@ async def test_a_namespace_keeps_so_many_addresses_and_no_more(bench: Bench) -> 
     await racer.rest()
     planned = racer.planner([A])[A]
     assert isinstance(planned, LoadBalancer)
-    [note] = [note for note in planned.notes if note.reason == "AddressNotKept"]
-    assert note.message.startswith(
+    [note] = [note for note in planned.notes if note.code == "AddressNotKept"]
+    assert str(note).startswith(
         "its addresses will not be kept when it is deleted: kept addresses of namespace default"
     )
     # Other namespaces have their own, and who has kept one gets it back.

@@ -21,8 +21,8 @@ from tests.makers import plan_gateway
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.objects import NODES, SERVICES, ObjectKey, Service
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.model import LoadBalancer, ServiceKey

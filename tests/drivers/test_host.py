@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.drivers.host import Finding, Host, findings
+from fairlead.drivers.host import HarmfulSetting, Host, harmful_settings
 from fairlead.drivers.need import Need
 from fairlead.errors import Conflict, Refused
 from fairlead.lab import namespace
+from fairlead.model import Finding
 from fairlead.net import sysctl
 
 FILTER = "net/ipv4/conf/lo/rp_filter"
@@ -33,14 +34,19 @@ def here() -> Iterator[None]:
 def test_only_values_that_do_harm_are_found_and_settings_that_are_not_there_do_none() -> None:
     values = {"a": "1", "b": "0"}
     needs = [Need(name, lambda value: value == "1", "2", f"why {name}") for name in "abc"]
-    assert findings(needs, values.get) == (Finding("a", "1", "2", "why a"),)
+    assert harmful_settings(needs, values.get) == (HarmfulSetting(needs[0], "1"),)
 
 
 def test_without_consent_nothing_is_changed_and_the_remedy_is_named(tmp_path: Path) -> None:
     host = Host("node", adjust=False, directory=tmp_path)
     (found,) = host.look([NEED, GONE])
-    assert (found.setting, found.value, found.adjusted) == (FILTER, "1", False)
-    assert found.command == "sysctl -w net/ipv4/conf/lo/rp_filter=2"
+    assert found == Finding(
+        "HostSettingHarmful",
+        f"{FILTER} is 1, should be 2: packets are dropped",
+        severity="warning",
+        subject=f"sysctl {FILTER}",
+        remedy="sysctl -w net/ipv4/conf/lo/rp_filter=2",
+    )
     assert sysctl.read(FILTER) == "1"
     assert host.restore() == ()
 
@@ -50,7 +56,9 @@ def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_
 ) -> None:
     host = Host("node", adjust=True, directory=tmp_path)
     for _ in range(2):
-        assert [(each.value, each.adjusted) for each in host.look([NEED, GONE])] == [("1", True)]
+        (found,) = host.look([NEED, GONE])
+        assert (found.code, found.severity) == ("HostSettingAdjusted", "info")
+        assert str(found) == f"{FILTER} was 1, set to 2: packets are dropped"
         assert sysctl.read(FILTER) == "2"
     assert Host("node", adjust=False, directory=tmp_path).restore() == (FILTER,)
     assert sysctl.read(FILTER) == "1"

@@ -4,8 +4,8 @@ import pytest
 
 from fairlead.drivers.newest import Newest, NewestServices
 from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.kube.crds import AddressGrant, AddressGrantSpec, Holder
 from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceMeta
-from fairlead.kube.own import AddressGrant, AddressGrantSpec, Holder
 from fairlead.model import ServiceKey
 from fairlead.state import State
 

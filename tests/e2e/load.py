@@ -25,6 +25,7 @@ from fairlead.lab.piped import Piped
 from fairlead.lab.site import ROLE_PORTS, Site
 from fairlead.net.bpf import Map
 from fairlead.probe.steady import Period
+from fairlead.role_state import GatewayState, decode
 
 CLIENT, GATEWAY = "client1", "gw1"
 NAME = "web"
@@ -200,13 +201,12 @@ class Web:
 
     async def members(self, gateway: str = GATEWAY) -> dict[str, tuple[int, str]]:
         """(weight, state) of each node at a gateway, as its process last put them into force."""
-        view = await fetch(self.site, gateway, "/state")
-        plan = view["services"].get(f"default/{NAME}", {}).get("plan") or {
-            "listeners": [{"members": []}]
-        }
+        state = await gateway_state(self.site, gateway)
+        found = state.services.get(f"default/{NAME}") if state is not None else None
+        if found is None or found.plan is None:
+            return {}
         return {
-            member["node"]: (member["weight"], member["state"])
-            for member in plan["listeners"][0]["members"]
+            member.node: (member.weight, member.state) for member in found.plan.listeners[0].members
         }
 
 
@@ -225,14 +225,29 @@ async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
     return found
 
 
+async def gateway_state(site: Site, gateway: str = GATEWAY) -> GatewayState | None:
+    """What a gateway shows of itself; None while it does not answer."""
+    if not (body := await _answer(site, gateway, "/state")):
+        return None
+    state = decode(body, f"GET /state of {gateway}")
+    assert isinstance(state, GatewayState)
+    return state
+
+
 async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
-    """A view of the role on a host, decoded; empty while the role does not answer."""
+    """A view of the role on a host, as plain JSON; empty while the role does not answer."""
+    found: dict[str, Any] = json.loads(await _answer(site, host, path) or b'{"services": {}}')
+    return found
+
+
+async def _answer(site: Site, host: str, path: str) -> bytes:
+    """The body of what the role on a host answers; empty while it does not."""
     try:
         reader, writer = await site.connect(
             host, "127.0.0.1", ROLE_PORTS[site.topology.host(host).kind], timeout_s=1
         )
     except Unavailable:
-        return {"services": {}}
+        return b""
     try:
         async with asyncio.timeout(5):
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -241,8 +256,7 @@ async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
         answer = b""
     finally:
         writer.close()
-    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2] or b'{"services": {}}')
-    return found
+    return answer.partition(b"\r\n\r\n")[2]
 
 
 async def forwarding(site: Site) -> dict[str, Any]:
@@ -273,14 +287,18 @@ async def rules(site: Site, node: str) -> list[Any]:
 
 async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
     """Packets that the gateway's program dropped since it was first loaded, by reason."""
-    found: dict[str, int] = (await fetch(site, gateway, "/state"))["traffic"]["drops"]
-    return found
+    state = await gateway_state(site, gateway)
+    assert state is not None
+    assert state.traffic is not None
+    return dict(state.traffic.drops)
 
 
 async def messages(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
     """Messages that the gateway's program has sent since it was first loaded, by kind."""
-    found: dict[str, int] = (await fetch(site, gateway, "/state"))["traffic"]["messages"]
-    return found
+    state = await gateway_state(site, gateway)
+    assert state is not None
+    assert state.traffic is not None
+    return dict(state.traffic.messages)
 
 
 async def output(site: Site, host: str, *argv: str) -> str:

@@ -101,7 +101,7 @@ class Gateway:
     async def found(self) -> list[str]:
         """What it shows of the API servers, in the order of its configuration."""
         _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
-        shown = json.loads(said or "{}").get("traffic", {}).get("api", {}).get("servers", {})
+        shown = json.loads(said or "{}").get("api_servers", {}).get("servers", {})
         return [shown.get(server, {}).get("state", "") for server in self.servers]
 
 

@@ -38,16 +38,16 @@ DEADLINE_S = 60
 
 SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
     ("off", "direct", "none", set()),
-    ("narrow", "direct", "none", {"header-missing"}),
-    ("wide", "direct", "none", {"header-missing", "client-may-forge"}),
-    ("off", "proxy", "none", {"address-lost"}),
-    ("off", "proxy", "v1", {"header-not-expected"}),
-    ("off", "proxy", "v2", {"header-not-expected"}),
+    ("narrow", "direct", "none", {"HeaderMissing"}),
+    ("wide", "direct", "none", {"HeaderMissing", "ClientMayForge"}),
+    ("off", "proxy", "none", {"AddressLost"}),
+    ("off", "proxy", "v1", {"HeaderNotExpected"}),
+    ("off", "proxy", "v2", {"HeaderNotExpected"}),
     ("narrow", "proxy", "v1", set()),
     ("narrow", "proxy", "v2", set()),
     # Nothing stands before our own headers here, and they come from the balancer, who is trusted.
-    ("narrow", "proxy", "none", {"header-missing", "client-may-forge"}),
-    ("wide", "proxy", "v2", {"client-may-forge"}),
+    ("narrow", "proxy", "none", {"HeaderMissing", "ClientMayForge"}),
+    ("wide", "proxy", "v2", {"ClientMayForge"}),
 ]
 """How the controller is set up, who balances, what that one sends, what must be found wrong."""
 OTHERWISE: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
@@ -104,7 +104,7 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
             nonlocal report
             report = await check(asked)
             return {
-                each.code for each in report.findings if each.level in ("security", "error")
+                each.code for each in report.findings if each.severity in ("security", "error")
             } == expected
 
         try:
@@ -126,9 +126,9 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
     ("entry", "expected"),
     [
         (Entry("nginx", "off", "direct"), set()),
-        (Entry("nginx", "wide", "direct"), {"header-missing", "client-may-forge"}),
+        (Entry("nginx", "wide", "direct"), {"HeaderMissing", "ClientMayForge"}),
         (Entry("haproxy", "narrow", "proxy", "v2"), set()),
-        (Entry("nginx", "off", "proxy", "v1"), {"header-not-expected"}),
+        (Entry("nginx", "off", "proxy", "v1"), {"HeaderNotExpected"}),
     ],
     ids=lambda each: each.name if isinstance(each, Entry) else "",
 )
@@ -138,7 +138,9 @@ async def test_a_service_is_checked_by_its_name(
     """As a user does it: the front, a pod and a node port are found and tried."""
     site = ingresses.site
     report = await checked(site, entry.name, "--echo", "/")
-    found = {each["code"] for each in report["findings"] if each["level"] in ("security", "error")}
+    found = {
+        each["code"] for each in report["findings"] if each["severity"] in ("security", "error")
+    }
     assert found == expected, report
     assert {row["place"].rpartition(" ")[0] for row in report["calls"]} == {
         "load balancer",
@@ -148,8 +150,8 @@ async def test_a_service_is_checked_by_its_name(
     assert report["sends"] == entry.sends
     codes = {each["code"] for each in report["findings"]}
     if not expected:
-        assert {"address-seen", "forgery-without-effect"} <= codes
-    if "client-may-forge" in codes:
+        assert {"AddressSeen", "ForgeryWithoutEffect"} <= codes
+    if "ClientMayForge" in codes:
         assert any(
             "198.18.254.1, 198.18.254.2 is believed" in each["message"]
             for each in report["findings"]
@@ -172,7 +174,7 @@ async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
     async def is_said() -> bool:
         # Until HAProxy has heard of the Service, no port is open.
         report = await checked(site, "deserted")
-        assert {each["code"] for each in report["findings"]} == {"no-pod"}
+        assert {each["code"] for each in report["findings"]} == {"NoPod"}
         return all(row["answer"]["outcome"] == "rejected" for row in report["calls"])
 
     await until(is_said, "the balancer without a pod")
@@ -218,11 +220,11 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
         messages = {
             each["code"]: each["message"]
             for each in report["findings"]
-            if each["level"] in ("security", "error")
+            if each["severity"] in ("security", "error")
         }
         return messages.keys() == {
-            "header-missing",
-            "client-may-forge",
+            "HeaderMissing",
+            "ClientMayForge",
         } and "2001:2:0:fe::2 is believed" in "".join(messages.values())
 
     await until(is_found, "the forgery")
@@ -303,7 +305,7 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
     async with AsyncExitStack() as loads:
         open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
         assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
-        assert await wrong(ingresses, address, "none") == {"address-lost", "client-may-forge"}
+        assert await wrong(ingresses, address, "none") == {"AddressLost", "ClientMayForge"}
         through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
         assert lost(through_switch) == ({}, [], OPEN_CONNECTIONS)
         assert client in through_switch.clients
@@ -350,7 +352,9 @@ async def checked(
     code, output, errors = await site.exec(CLIENT, [*through, *argv, *options, "-o", "json"])
     assert output, errors
     report: dict[str, Any] = json.loads(output)
-    assert (code == 3) == any(each["level"] in ("security", "error") for each in report["findings"])
+    assert (code == 3) == any(
+        each["severity"] in ("security", "error") for each in report["findings"]
+    )
     assert code in (0, 3)
     return report
 
@@ -377,7 +381,7 @@ async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
     return {
         each["code"]
         for each in json.loads(output)["findings"]
-        if each["level"] in ("security", "error")
+        if each["severity"] in ("security", "error")
     }
 
 

@@ -26,6 +26,7 @@ from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING
+from fairlead.role_state import NodeState, decode
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -437,13 +438,14 @@ async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(pla
 async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:
     site, kind = place.site, place.transport.tunnel
     _, output, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/state"])
-    seen = json.loads(output)["traffic"]["tunnel"]
-    assert seen["kind"] == kind
+    state = decode(output.encode(), "GET /state")
+    assert isinstance(state, NodeState)
+    assert state.tunnel is not None
+    assert state.tunnel.kind == kind
+    packets = state.tunnel.packets
     if kind == "ipip":
-        assert seen["packets"]["taken_out"] > UPLOAD // 65536
-    assert {
-        name: count for name, count in seen["packets"].items() if count and name != "taken_out"
-    } == {}
+        assert packets["taken_out"] > UPLOAD // 65536
+    assert {name: count for name, count in packets.items() if count and name != "taken_out"} == {}
     _, metrics, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/metrics"])
     assert "fairlead_tunnel_packets_total{outcome=" in metrics
     await site.stop_role("node3")

@@ -110,7 +110,7 @@ def told(site: Site, host: str) -> list[str]:
     """The log lines of the role about the age of its knowledge."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
-    return [event for event in events if "what is known of the cluster" in event]
+    return [event for event in events if "watches of the API server" in event]
 
 
 async def no_gateway_was_missed(web: Web, since: str) -> None:
@@ -137,8 +137,8 @@ async def test_the_server_hangs(web: Web) -> None:
     async with Load(site, web.address) as load:
         unharmed(await load.through(hang()))
     stale, current = (
-        "what is known of the cluster is stale: going on with it",
-        "what is known of the cluster is current again",
+        "watches of the API server are stale: continuing with the last known state",
+        "watches of the API server are current again",
     )
     for host in ROLES:
 

@@ -9,9 +9,10 @@ import pytest
 
 from fairlead.ingress.call import FORGED, call, forged, read_answer, shown_addresses
 from fairlead.ingress.door import Answer, Door, Way
-from fairlead.ingress.findings import HEADERS, Case, Finding, Knocked, findings, of_config
+from fairlead.ingress.findings import HEADERS, Case, Knocked, findings, of_config
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
+from fairlead.model import Finding
 
 PATIENCE_S = 10
 US, BALANCER = "198.51.100.11", "192.0.2.11"
@@ -41,7 +42,7 @@ def at(
 
 
 def codes(case: Case) -> list[tuple[str, str]]:
-    return [(each.level, each.code) for each in findings(case)]
+    return [(each.severity, each.code) for each in findings(case)]
 
 
 def forgery(way: Way) -> Answer:
@@ -51,68 +52,68 @@ def forgery(way: Way) -> Answer:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "no-answer")]),
-        (Case("none", at("front", NO, NO, NO)), [("error", "turned-away")]),
-        (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "no-pod")]),
-        (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "no-pod")]),
+        (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "NoAnswer")]),
+        (Case("none", at("front", NO, NO, NO)), [("error", "TurnedAway")]),
+        (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "NoPod")]),
+        (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "NoPod")]),
         # It answers after all: the EndpointSlices were read a moment before.
-        (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "answered")]),
+        (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "Answered")]),
         (
             Case("none", at("front", NO, NO, OK)),
-            [("error", "header-missing"), ("warning", "header-taken")],
+            [("error", "HeaderMissing"), ("warning", "HeaderTaken")],
         ),
-        (Case(None, at("front", NO, NO, NO)), [("error", "header-not-expected")]),
+        (Case(None, at("front", NO, NO, NO)), [("error", "HeaderNotExpected")]),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", AWAY, AWAY, AWAY),)),
-            [("error", "header-not-expected"), ("note", "out-of-reach")],
+            [("error", "HeaderNotExpected"), ("info", "OutOfReach")],
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, OK, NO),)),
-            [("error", "other-version"), ("warning", "header-taken")],
+            [("error", "OtherVersion"), ("warning", "HeaderTaken")],
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, NO, NO),)),
-            [("error", "turned-away"), ("ok", "forgery-turned-away")],
+            [("error", "TurnedAway"), ("ok", "ForgeryTurnedAway")],
         ),
-        (Case("none", at("front", OK, NO, NO)), [("ok", "answered")]),
-        (Case("none", at("front", OK, OK, OK)), [("ok", "answered"), ("warning", "header-taken")]),
-        (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "no-echo")]),
-        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "address-lost")]),
+        (Case("none", at("front", OK, NO, NO)), [("ok", "Answered")]),
+        (Case("none", at("front", OK, OK, OK)), [("ok", "Answered"), ("warning", "HeaderTaken")]),
+        (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "NoEcho")]),
+        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "AddressLost")]),
         (
             Case("v2", at("front", saw(BALANCER), NO, NO), echo=True, client=BALANCER),
-            [("ok", "address-seen")],
+            [("ok", "AddressSeen")],
         ),
         (
             Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
-            [("ok", "address-seen"), ("security", "forwarded-for-believed")],
+            [("ok", "AddressSeen"), ("security", "ForwardedForBelieved")],
         ),
         (
             Case(
                 "v2", at("front", saw(US), NO, NO, saw(FORGED["forwarded-for"][0], US)), echo=True
             ),
-            [("ok", "address-seen")],
+            [("ok", "AddressSeen")],
         ),
         (
             Case("v2", at("front", OK, NO, NO), (at("pod", NO, forgery("v1"), NO),)),
-            [("ok", "answered"), ("security", "client-may-forge")],
+            [("ok", "Answered"), ("security", "ClientMayForge")],
         ),
         (
             Case("v2", at("front", saw(US), NO, NO), (at("pod", NO, saw(US), saw(US)),), echo=True),
-            [("ok", "address-seen"), ("ok", "forgery-without-effect")],
+            [("ok", "AddressSeen"), ("ok", "ForgeryWithoutEffect")],
         ),
     ],
 )
 def test_what_answers_mean(case: Case, expected: list[tuple[str, str]]) -> None:
     assert codes(case) == expected
     for each in findings(case):
-        assert (each.fix != "") == (each.level in ("security", "error", "warning")), each
+        assert (each.remedy != "") == (each.severity in ("security", "error", "warning")), each
 
 
 def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() -> None:
     """Traefik reads a header from anybody, and believes it from those it trusts."""
     both = saw(US)
     case = Case("none", at("front", both, both, both), echo=True)
-    assert codes(case) == [("ok", "address-seen")]
+    assert codes(case) == [("ok", "AddressSeen")]
 
 
 async def test_an_answer_keeps_what_was_claimed() -> None:
@@ -151,7 +152,7 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         answers[way] = msgspec.structs.replace(saw(FORGED[way][1]), claimed=FORGED[way][1])
     front = Knocked("front", Door("2001-db8--7.nip.io", 80, tls=False), answers)
     found = findings(Case("none", front, echo=True))
-    assert [each.code for each in found] == ["header-missing", "client-may-forge"]
+    assert [each.code for each in found] == ["HeaderMissing", "ClientMayForge"]
     assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
 
 
@@ -159,15 +160,15 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
     ("controller", "data", "sends", "expected"),
     [
         ("nginx", {}, "none", []),
-        ("nginx", {}, "v2", [("error", "header-not-expected")]),
+        ("nginx", {}, "v2", [("error", "HeaderNotExpected")]),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "v2", []),
-        ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "header-missing")]),
-        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "trusts-everybody")]),
+        ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "HeaderMissing")]),
+        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "TrustsEverybody")]),
         (
             "nginx",
             {"use-forwarded-headers": "true"},
             "none",
-            [("security", "forwarded-for-from-everybody")],
+            [("security", "ForwardedForFromEverybody")],
         ),
         (
             "nginx",
@@ -176,27 +177,27 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
             [],
         ),
         ("haproxy", {}, "none", []),
-        ("haproxy", {}, "v1", [("error", "header-not-expected")]),
+        ("haproxy", {}, "v1", [("error", "HeaderNotExpected")]),
         ("haproxy", config("haproxy", ["192.0.2.11/32", "2001:db8::/64"]), "v1", []),
         (
             "haproxy",
             {"proxy-protocol": "10.0.0.0/8, ::/0"},
             "v1",
-            [("security", "trusts-everybody")],
+            [("security", "TrustsEverybody")],
         ),
         (
             "haproxy",
             {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"},
             "v1",
-            [("security", "trusts-everybody")],
+            [("security", "TrustsEverybody")],
         ),
         (
             "nginx",
             {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
             "none",
-            [("security", "forwarded-for-from-everybody")],
+            [("security", "ForwardedForFromEverybody")],
         ),
-        ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "header-missing")]),
+        ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "HeaderMissing")]),
         ("traefik", {}, "v1", []),
     ],
 )
@@ -204,8 +205,8 @@ def test_what_a_config_map_says(
     controller: Controller, data: dict[str, str], sends: Header, expected: list[tuple[str, str]]
 ) -> None:
     found: list[Finding] = list(of_config(controller, data, sends))
-    assert [(each.level, each.code) for each in found] == expected
-    assert all(each.fix for each in found)
+    assert [(each.severity, each.code) for each in found] == expected
+    assert all(each.remedy for each in found)
 
 
 @pytest.mark.parametrize(

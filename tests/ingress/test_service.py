@@ -248,10 +248,10 @@ def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
     ("fields", "expected"),
     [
         ({}, []),
-        ({"policy": "Cluster"}, ["policy-cluster"]),
+        ({"policy": "Cluster"}, ["PolicyCluster"]),
         (
             {"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"},
-            ["hairpin-without-header"],
+            ["HairpinWithoutHeader"],
         ),
     ],
 )

@@ -166,7 +166,7 @@ def test_class_octavia_reads_what_is_printed_for_it(
         header,
         "203.0.113.9",
     )
-    assert {note.reason for note in planned.notes}.isdisjoint(
+    assert {note.code for note in planned.notes}.isdisjoint(
         {NOT_UNDERSTOOD, WITHOUT_EFFECT, CLIENT_HIDDEN}
     ), planned.notes
 

@@ -1,5 +1,5 @@
-"""Both API servers in turn; a server that answers as a test tells it to, byte by byte if need be,
-over real HTTP; and what follows a reflector."""
+"""Fixtures: both API servers in turn; a scripted HTTP server whose responses a test determines,
+byte by byte if necessary; and a follower of a reflector."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ DEADLINE_S = 60.0
 
 
 class ScriptedServer:
-    """Gives its replies in order, the last one again and again. `requests` holds what was asked,
-    with its time."""
+    """Send the given replies in order, and the last one repeatedly. `requests` holds the received
+    requests, each with its time."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -59,7 +59,7 @@ class ScriptedServer:
 
 
 class Replies:
-    """The replies that a Kubernetes API server gives, and those it should not."""
+    """Replies that a Kubernetes API server sends, and replies that it should not send."""
 
     @staticmethod
     def json(body: object, status: int = 200, **headers: str) -> Reply:
@@ -81,7 +81,7 @@ class Replies:
 
     @staticmethod
     def silence() -> Reply:
-        """No answer, for longer than anybody waits."""
+        """Send no response until every deadline has passed."""
 
         async def reply(request: web.Request) -> web.StreamResponse:
             await asyncio.sleep(DEADLINE_S)
@@ -91,8 +91,8 @@ class Replies:
 
     @staticmethod
     def watch(*pieces: object, then: str = "stay") -> Reply:
-        """A watch that sends pieces (events; bytes as they are; a number: a pause in s), then
-        stays, ends, or breaks off."""
+        """A watch that sends pieces (events; raw bytes; a number is a pause in seconds), then stays
+        open, ends, or breaks off."""
 
         async def reply(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -116,7 +116,7 @@ class Replies:
 
 
 class Follower:
-    """Runs a reflector and keeps what it gives out. `view` is what somebody who listens knows."""
+    """Run a reflector and record its change sets. `view` is the collection that they add up to."""
 
     def __init__(self, reflector: Reflector[Any]) -> None:
         self.reflector = reflector
@@ -149,19 +149,19 @@ class Follower:
 
 
 SERVERS = {"embedded": "", "real": "real_apiserver", "older-etcd": "older_real_apiserver"}
-"""The fixture of each kind of API server; the embedded one is made by `place` itself."""
+"""The fixture of each kind of API server; `place` starts the embedded one itself."""
 
 
 @pytest.fixture(params=["embedded", "real"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which of SERVERS the test runs against."""
+    """Return which of SERVERS the test runs against."""
     return str(request.param)
 
 
 @pytest.fixture
 def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
-    """How to reach a real server; None for the embedded one. Apart from `place`, since it starts
-    within a loop of its own."""
+    """Return the Access of a real server; None for the embedded one. It is not part of `place`,
+    because the real server starts within an event loop of its own."""
     if fixture := SERVERS[kind]:
         access: Access = request.getfixturevalue(fixture).access
         return access
@@ -170,7 +170,7 @@ def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
 
 @pytest.fixture
 async def place(real_access: Access | None) -> AsyncIterator[Api]:
-    """Each server in turn: how to reach it (`access`), and a namespace of the test's own
+    """Each server in turn, with its Access (`access`) and a namespace for the test
     (`namespace`)."""
     if real_access is not None:
         async with Api(real_access, "real") as place:
@@ -196,7 +196,7 @@ def replies() -> type[Replies]:
 
 @pytest.fixture
 def scripted() -> Callable[..., AbstractAsyncContextManager[tuple[ScriptedServer, Client]]]:
-    """`async with scripted(*replies) as (server, client)`."""
+    """Return a context manager: `async with scripted(*replies) as (server, client)`."""
 
     @asynccontextmanager
     async def start(
@@ -213,7 +213,7 @@ def scripted() -> Callable[..., AbstractAsyncContextManager[tuple[ScriptedServer
 
 @pytest.fixture
 def follow() -> Callable[[Reflector[Any]], AbstractAsyncContextManager[Follower]]:
-    """`async with follow(reflector) as follower`."""
+    """Return a context manager: `async with follow(reflector) as follower`."""
 
     @asynccontextmanager
     async def start(reflector: Reflector[Any]) -> AsyncIterator[Follower]:

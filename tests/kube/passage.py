@@ -1,9 +1,9 @@
-"""Ways to a real API server that a test can look into: one that counts requests, and a proxy as
-companies have it.
+"""Proxies in front of a real API server: one that records requests, and one like a company's HTTP
+proxy.
 
-In: the server. Out: `Passage`, plain HTTP on a socket of the test's choice, which passes everything
-on, watches as they come, and notes who asked for what with which answer; `connect_proxy`, which
-knows CONNECT and nothing else."""
+In: the server. Out: `Passage`, plain HTTP on a socket of the test, which forwards every request,
+streams watches, and records each request with its token and response; `connect_proxy`, which
+supports CONNECT and nothing else."""
 
 import asyncio
 import socket
@@ -20,8 +20,8 @@ from fairlead.kube.access import Access, Credentials, tls_context
 PASSED_ON = ("Content-Type", "Retry-After")
 
 
-class Passed(NamedTuple):
-    """One request: with which token, what, and its answer."""
+class RecordedRequest(NamedTuple):
+    """One request: its token, its method and path, and the status of its response."""
 
     at_s: float
     token: str
@@ -31,23 +31,23 @@ class Passed(NamedTuple):
 
 
 class Passage:
-    """Use by `async with passage.listen(socket)`."""
+    """A recording proxy. Use it with `async with passage.listen(socket)`."""
 
     def __init__(self, access: Access) -> None:
-        self.passed: list[Passed] = []
+        self.requests: list[RecordedRequest] = []
         self._access = access
         self._session: aiohttp.ClientSession | None = None
         self._open: set[asyncio.Transport] = set()
 
     def cut(self) -> None:
-        """Cut all lines on which an answer is under way."""
+        """Cut all connections on which a response is in progress."""
         for transport in self._open:
             transport.abort()
 
     @asynccontextmanager
     async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
         tls = tls_context(self._access, Credentials())
-        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest will do
+        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest suffices
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, limit=0)
         ) as self._session:
@@ -58,45 +58,47 @@ class Passage:
             finally:
                 await runner.cleanup()
 
-    async def _pass(self, asked: web.Request) -> web.StreamResponse:
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         headers = {
             name: value
-            for name, value in asked.headers.items()
+            for name, value in request.headers.items()
             if name in ("Authorization", "Content-Type", "Accept")
         }
         async with self._session.request(
-            asked.method,
-            URL(self._access.server + asked.raw_path, encoded=True),
-            data=await asked.read() or None,
+            request.method,
+            URL(self._access.server + request.raw_path, encoded=True),
+            data=await request.read() or None,
             headers=headers,
             server_hostname=self._access.server_name or None,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
-            token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             now_s = asyncio.get_running_loop().time()
-            self.passed.append(Passed(now_s, token, asked.method, asked.raw_path, answer.status))
+            self.requests.append(
+                RecordedRequest(now_s, token, request.method, request.raw_path, answer.status)
+            )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             reply = web.StreamResponse(status=answer.status, headers=kept)
-            await reply.prepare(asked)
-            assert isinstance(asked.transport, asyncio.Transport)
-            self._open.add(asked.transport)
+            await reply.prepare(request)
+            assert isinstance(request.transport, asyncio.Transport)
+            self._open.add(request.transport)
             with suppress(aiohttp.ClientError, ConnectionError):
                 async for chunk in answer.content.iter_any():
                     await reply.write(chunk)
-            self._open.discard(asked.transport)
+            self._open.discard(request.transport)
             return reply
 
 
 @asynccontextmanager
 async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
-    """An HTTP proxy that knows CONNECT only: its URL, and the hosts that it was asked for."""
-    asked: list[str] = []
+    """An HTTP proxy that supports CONNECT only. Yield its URL, and the list of requested hosts."""
+    requested: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
-        asked.append(f"{method} {target}")
+        requested.append(f"{method} {target}")
         host, _, port = target.rpartition(":")
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -106,7 +108,7 @@ async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requested
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Credentials as they are found, shown to a server and renewed; TLS against a real TLS server."""
+"""Credentials: how they are found, sent to a server and renewed; TLS with a real TLS server."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ NODE = {"metadata": {"name": "one"}}
 
 
 class Certificates:
-    """An authority, a server and a client, as PEM."""
+    """A certificate authority, a server and a client, as PEM."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @asynccontextmanager
 async def tls_server(certificates: Certificates) -> AsyncIterator[tuple[str, list[str]]]:
-    """Serves one node over TLS and notes the name in each client's certificate ("" without one)."""
+    """Serve one node over TLS and record the name in each client's certificate ("" without one)."""
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -96,7 +96,7 @@ async def tls_server(certificates: Certificates) -> AsyncIterator[tuple[str, lis
     context.load_cert_chain(certificates.folder / "server.crt", certificates.folder / "server.key")
     context.load_verify_locations(certificates.folder / "ca.crt")
     context.verify_mode = ssl.CERT_OPTIONAL
-    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type] # BaseRequest is all it needs
+    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type] # BaseRequest suffices
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
@@ -123,7 +123,7 @@ async def test_tls_with_and_without_a_client_certificate(certificates: Certifica
         assert seen == ["", "client"]
 
 
-async def test_server_that_is_not_trusted_gets_nothing(certificates: Certificates) -> None:
+async def test_untrusted_server_gets_no_credentials(certificates: Certificates) -> None:
     async with tls_server(certificates) as (url, seen):
         with pytest.raises(ServerUnavailable, match="certificate authority"):
             await get_node(Access(url, token="secret"))
@@ -142,7 +142,7 @@ async def test_name_in_the_certificate_counts(certificates: Certificates) -> Non
         )
 
 
-async def test_certificates_that_are_none_are_refused(certificates: Certificates) -> None:
+async def test_invalid_certificates_are_rejected(certificates: Certificates) -> None:
     with pytest.raises(Refused, match="certificate authority of"):
         await get_node(Access("https://localhost:1", authority_pem="nonsense"))
     with pytest.raises(Refused, match="client certificate of"):
@@ -156,7 +156,7 @@ async def test_certificates_that_are_none_are_refused(certificates: Certificates
 
 
 def shown(server: Any) -> list[str | None]:
-    """The Authorization header of each request."""
+    """Return the Authorization header of each request."""
     return [request[5].get("Authorization") for request in server.requests]
 
 
@@ -192,15 +192,15 @@ async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies
         assert shown(server)[-1] == "Bearer new"
 
 
-async def test_refused_for_good_is_asked_once(scripted: Any, replies: Any) -> None:
+async def test_rejected_credentials_are_sent_once(scripted: Any, replies: Any) -> None:
     async with scripted(replies.failure(401)) as (server, client):
         for _ in range(5):
             with pytest.raises(Unauthenticated, match="renew the credentials"):
                 await client.get(NODES, ("", "one"))
-        assert len(server.requests) == 1, "the other four would only hear the same"
+        assert len(server.requests) == 1, "the other four requests would get the same response"
 
 
-async def test_token_files_that_are_none() -> None:
+async def test_missing_and_empty_token_files() -> None:
     with pytest.raises(Refused, match="/no/such/token"):
         await Access("http://localhost", token_file="/no/such/token").credentials()
 
@@ -225,7 +225,7 @@ def credential(**status: str) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-async def test_exec_plugin_is_asked_once_while_its_token_holds(
+async def test_exec_plugin_runs_once_while_its_token_is_valid(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -240,7 +240,7 @@ async def test_exec_plugin_is_asked_once_while_its_token_holds(
     assert (tmp_path / "asked").read_text() == "x\n"
 
 
-async def test_exec_plugin_is_asked_again_when_its_token_has_expired(
+async def test_exec_plugin_runs_again_when_its_token_has_expired(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
@@ -254,7 +254,10 @@ async def test_exec_plugin_is_asked_again_when_its_token_has_expired(
 
 
 async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path) -> None:
-    body = f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; echo '{credential(token="t")}'"""
+    body = (
+        f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; """
+        f"""echo '{credential(token="t")}'"""
+    )
     made = plugin(
         tmp_path,
         body,
@@ -287,9 +290,12 @@ async def test_exec_plugin_with_a_certificate(tmp_path: Path, certificates: Cert
     ("body", "complaint"),
     [
         ("echo please log in >&2; exit 3", "ended with 3: please log in"),
-        ("echo nonsense", "no ExecCredential"),
+        ("echo nonsense", "did not print an ExecCredential"),
         (f"echo '{credential()}'", "neither a token nor"),
-        (f"echo '{credential(token='t').replace('/v1', '/v1beta1')}'", "make the two the same"),
+        (
+            f"echo '{credential(token='t').replace('/v1', '/v1beta1')}'",
+            "use the same apiVersion in both",
+        ),
     ],
 )
 async def test_exec_plugins_that_fail(body: str, complaint: str, tmp_path: Path) -> None:
@@ -297,13 +303,13 @@ async def test_exec_plugins_that_fail(body: str, complaint: str, tmp_path: Path)
         await Access("https://api.example", exec_plugin=plugin(tmp_path, body)).credentials()
 
 
-async def test_exec_plugin_that_is_missing_tells_how_to_install_it() -> None:
+async def test_error_for_a_missing_exec_plugin_contains_its_install_hint() -> None:
     missing = ExecPlugin("no-such-plugin", V1, install_hint="get it from the vendor")
     with pytest.raises(Refused, match="get it from the vendor"):
         await Access("https://api.example", exec_plugin=missing).credentials()
 
 
-async def test_other_credentials_are_shown_at_once_and_refused_ones_after_a_wait(
+async def test_new_credentials_are_sent_at_once_and_rejected_ones_after_a_wait(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     file = tmp_path / "token"
@@ -321,8 +327,8 @@ async def test_other_credentials_are_shown_at_once_and_refused_ones_after_a_wait
             await client.get(NODES, ("", "one"))
             assert shown(server) == ["Bearer wrong", "Bearer right"]
     assert [entry["event"] for entry in logs] == [
-        "not let in by the API server, trying again",
-        "let in by the API server again",
+        "API server rejects the credentials, retrying",
+        "API server accepts the credentials again",
     ]
 
 
@@ -337,7 +343,7 @@ async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, repl
         assert shown(server) == ["Bearer here"]
 
 
-async def test_a_plugin_that_fails_is_not_run_by_everybody(
+async def test_a_failing_plugin_is_not_run_by_every_caller(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     body = f"echo x >> {tmp_path}/asked; echo log in first >&2; exit 1"

@@ -1,4 +1,4 @@
-"""What the API server's refusals mean."""
+"""The errors for the API server's responses."""
 
 import json
 
@@ -64,15 +64,15 @@ def test_retry_after(header: str | None, wait_s: float) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>502 Bad Gateway</html>", b"\xff\xfe", b"", b"[1]"])
-def test_body_that_is_no_status_is_the_message(body: bytes) -> None:
+def test_a_body_that_is_not_a_status_is_the_message(body: bytes) -> None:
     assert str(failure("GET x", 502, body)).startswith("GET x was answered 502")
 
 
-def test_who_may_not_is_told_of_rbac() -> None:
+def test_forbidden_names_rbac() -> None:
     assert "RBAC" in str(failure("GET x", 403, STATUS))
 
 
-def test_a_namespace_that_is_being_deleted_is_no_matter_of_rbac() -> None:
+def test_a_namespace_that_is_being_deleted_does_not_name_rbac() -> None:
     details = {
         "causes": [
             {"reason": "NamespaceTerminating", "message": "...", "field": "metadata.namespace"}

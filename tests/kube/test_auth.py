@@ -1,4 +1,4 @@
-"""Where an Access is found, and what kubeconfigs say."""
+"""Where an Access is found, and how kubeconfigs are read."""
 
 import base64
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_several_files_are_merged_the_first_wins(tmp_path: Path) -> None:
             config({"client-certificate-data": encoded("x")}),
             "only one of client-certificate and client-key",
         ),
-        (config({"client-key-data": "%%%"}), "no PEM in base64"),
+        (config({"client-key-data": "%%%"}), "not PEM in base64"),
         (config({}, {"certificate-authority": "missing.crt"}), "missing.crt cannot be read"),
         (config({}, {"proxy-url": "socks5://proxy"}), "socks5://proxy"),
         (
@@ -168,7 +168,7 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--kubeconfig"):
         find_access(tmp_path / "none")
     (tmp_path / "bad").write_text("a: [")
-    with pytest.raises(Refused, match="no YAML"):
+    with pytest.raises(Refused, match="not valid YAML"):
         find_access(tmp_path / "bad")
 
 
@@ -181,7 +181,7 @@ def test_order_of_the_search(tmp_path: Path) -> None:
     assert find_access(given, environment=environment).token == "given"
     assert find_access(environment=environment).token == "named"
     assert find_access(environment={"HOME": str(tmp_path)}).token == "home"
-    with pytest.raises(Refused, match="this is no pod"):
+    with pytest.raises(Refused, match="this is not a pod"):
         find_access(environment={"HOME": str(tmp_path / "elsewhere")})
     with pytest.raises(Refused, match="absent"):
         find_access(environment={"HOME": str(tmp_path), "KUBECONFIG": f"{tmp_path}/absent"})

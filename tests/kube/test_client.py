@@ -1,4 +1,4 @@
-"""The client against both API servers, and against answers that no good server gives."""
+"""The client against both API servers, and against responses that no correct server sends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -104,7 +104,7 @@ async def test_server_side_apply_of_status_and_its_ownership(
     assert forced.status.load_balancer.ingress == (
         LoadBalancerIngress("203.0.113.8", ip_mode="VIP"),
     )
-    # What a manager no longer names goes.
+    # A field that a manager no longer sends is removed.
     assert (await apply("two", {})).status.load_balancer.ingress == ()
 
 
@@ -147,7 +147,7 @@ async def test_list_takes_all_pages_and_selects(client: Client, place: Api) -> N
     )
 
 
-async def test_refusal_carries_the_servers_words(client: Client, web: ObjectKey) -> None:
+async def test_rejection_contains_the_servers_message(client: Client, web: ObjectKey) -> None:
     wrong = {
         "metadata": {"name": "web", "namespace": web.namespace},
         "spec": {"ports": [{"port": 99999}]},
@@ -188,7 +188,7 @@ async def test_silent_server_costs_the_deadline_only(scripted: Any, replies: Any
             await client.get(SERVICES, WEB)
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_listens() -> None:
     async with ApiServer() as server:
         url = server.url
     async with Client(Access(url), timeout_s=5) as client:
@@ -196,11 +196,11 @@ async def test_nobody_there() -> None:
             await client.get(SERVICES, WEB)
 
 
-async def test_answers_that_are_no_objects(scripted: Any, replies: Any) -> None:
+async def test_responses_that_are_not_objects(scripted: Any, replies: Any) -> None:
     async with scripted(replies.json("surprise")) as (_, client):
         with pytest.raises(Refused, match="cannot be read"):
             await client.get(SERVICES, WEB)
-        with pytest.raises(ServerUnavailable, match="no list"):
+        with pytest.raises(ServerUnavailable, match="not a list"):
             await client.list(SERVICES)
 
 

@@ -1,5 +1,5 @@
-"""An answer that is no JSON says nothing against the object: something on the way has cut it off.
-It is asked for again."""
+"""A response that is not valid JSON does not show that the object is wrong: something on the way
+truncated it, so the request is repeated."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ def answering(body: bytes) -> Any:
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 7))
-async def test_a_part_of_an_object_is_none(length: int, scripted: Any) -> None:
+async def test_a_truncated_object_is_unavailable(length: int, scripted: Any) -> None:
     async with scripted(answering(WHOLE[:length])) as (_, client):
-        with pytest.raises(Unavailable, match="no JSON"):
+        with pytest.raises(Unavailable, match="not valid JSON"):
             await client.get(SERVICES, ("default", "web"))
 
 
-async def test_an_object_of_other_types_is_refused(scripted: Any) -> None:
+async def test_an_object_with_wrong_types_is_refused(scripted: Any) -> None:
     async with scripted(answering(WHOLE.replace(b"80", b'"eighty"'))) as (_, client):
         with pytest.raises(Refused, match="correct the object"):
             await client.get(SERVICES, ("default", "web"))

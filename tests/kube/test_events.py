@@ -1,4 +1,4 @@
-"""Events: told once, counted after, and never in anybody's way."""
+"""Events are written once, counted afterwards, and never block their caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ def web(place: Api) -> ServiceKey:
 
 @pytest.fixture
 def there(client: Client, place: Api) -> There:
-    """The Events of the test's namespace."""
+    """Return a function that returns the Events of the test's namespace."""
 
     async def there() -> list[Event]:
         return await client.list(EVENTS, namespace=place.namespace)
@@ -98,7 +98,7 @@ async def test_a_thousand_retries_are_two_writes(
             return [event.count for event in await there()] == [1000]
 
         await until(counted)
-        # Whatever is written after it shows that nothing else was before.
+        # An Event that is written afterwards shows that no other write came before it.
         recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
         written = [await watch.next()]
         while written[-1]["object"]["message"] != "the last one":
@@ -128,7 +128,7 @@ async def test_different_things_are_different_events(
 async def test_a_number_that_changes_is_one_event_with_the_last_number(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    """The next process says it with yet another number, and finds the Event again."""
+    """The next process reports the same message with another number, and finds the Event."""
     for first in (1, 100):
         async with recording(client, interval_s=0.05) as recorder:
             for number in range(first, first + 20):
@@ -141,13 +141,13 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
                 )
                 await asyncio.sleep(0.01)
 
-            async def told(last: int = first + 19) -> bool:
+            async def written_last(last: int = first + 19) -> bool:
                 return any(event.message.startswith(f"{last} of 1,000") for event in await there())
 
-            await until(told)
+            await until(written_last)
     [event] = await there()
     assert event.message == "119 of 1,000 entries are taken after 119.5 s"
-    assert event.count == 39, "what a new process finds wrong was wrong all the while"
+    assert event.count == 39, "a Warning that a new process repeats has held all the time"
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,13 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
         ("load balancer 0f1a7c1e-1 is gone", "load balancer 0f1a7c1e-2 is gone", False),
     ],
 )
-def test_numbers_that_name_something_make_another_matter(one: str, other: str, same: bool) -> None:
-    assert (events.matter_of(one) == events.matter_of(other)) == same
+def test_numbers_that_identify_something_make_another_event(
+    one: str, other: str, same: bool
+) -> None:
+    assert (events.without_numbers(one) == events.without_numbers(other)) == same
 
 
-async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly(
+async def test_an_event_in_a_namespace_that_is_being_deleted_is_dropped_without_a_log(
     client: Client, place: Api, web: ServiceKey
 ) -> None:
     body = {
@@ -207,7 +209,7 @@ async def test_an_event_in_a_namespace_that_is_being_deleted_is_given_up_quietly
         await client.patch(SERVICES, ObjectKey(*web), {"metadata": {"finalizers": None}})
 
 
-async def test_forgotten_by_the_server_is_told_anew(
+async def test_an_event_that_the_server_deleted_is_created_again(
     client: Client, web: ServiceKey, there: There
 ) -> None:
     async with recording(client, interval_s=0.05) as recorder:
@@ -221,10 +223,11 @@ async def test_forgotten_by_the_server_is_told_anew(
         assert new.metadata.uid != old.metadata.uid
 
 
-async def say_anew_what_was_told(
+async def repeat_after(
     client: Client, web: ServiceKey, there: There, last: datetime
 ) -> tuple[Event, Event]:
-    """The Event before and after another process has said what was last told at that time."""
+    """Return the Event before and after another process repeats it, with `last` as its previous
+    time."""
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
         await until(there)
@@ -244,40 +247,36 @@ async def say_anew_what_was_told(
 
 
 @pytest.mark.parametrize("minutes", [1, 59, -20])
-async def test_a_warning_that_the_server_would_forget_is_kept(
+async def test_an_old_warning_is_renewed(
     client: Client, web: ServiceKey, there: There, minutes: int
 ) -> None:
-    """It is no news, so it is not counted; also where the clock of the one before us was wrong
-    (-20)."""
+    """Its count stays the same, because the repetition is no news. The same holds if the clock of
+    the previous process was wrong (-20)."""
     now = datetime.now(UTC)
-    before, after = await say_anew_what_was_told(
-        client, web, there, now - timedelta(minutes=minutes)
-    )
+    before, after = await repeat_after(client, web, there, now - timedelta(minutes=minutes))
     assert after.metadata.uid == before.metadata.uid
     assert after.count == before.count == 1
     assert stamp(now) <= str(after.last_timestamp) <= stamp(datetime.now(UTC))
 
 
-async def test_a_warning_that_is_fresh_is_not_written(
+async def test_a_recent_warning_is_not_written_again(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    before, after = await say_anew_what_was_told(
-        client, web, there, datetime.now(UTC) + timedelta(seconds=5)
-    )
+    before, after = await repeat_after(client, web, there, datetime.now(UTC) + timedelta(seconds=5))
     assert after.metadata.resource_version == before.metadata.resource_version
 
 
-async def test_what_is_wrong_again_is_told_after_its_recovery(
+async def test_a_warning_that_returns_is_written_after_its_recovery(
     client: Client, web: ServiceKey, there: There
 ) -> None:
-    """By the next process: `kubectl describe` sorts Events by their last time."""
-    said = (
+    """The next process writes it; `kubectl describe` sorts Events by their last time."""
+    reported = (
         ("Warning", "NoGateway", "no gateway is alive"),
         ("Normal", "Recovered", "NoGateway no longer holds"),
     )
     times = [datetime.now(UTC) - timedelta(seconds=passed) for passed in (30, 18)]
     async with recording(client) as recorder:
-        for event in said:
+        for event in reported:
             recorder.event(web, "uid-1", *event)
 
         async def both() -> bool:
@@ -290,7 +289,7 @@ async def test_what_is_wrong_again_is_told_after_its_recovery(
             EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)}
         )
     async with recording(client) as recorder:
-        recorder.event(web, "uid-1", *said[0])
+        recorder.event(web, "uid-1", *reported[0])
 
         async def warned_last() -> bool:
             return max(await there(), key=lambda each: each.last_timestamp or "").type == "Warning"
@@ -299,7 +298,7 @@ async def test_what_is_wrong_again_is_told_after_its_recovery(
     assert {each.count for each in await there()} == {1}
 
 
-async def test_ten_thousand_services_can_be_told_at_once() -> None:
+async def test_ten_thousand_events_fit_into_the_queue() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
         for number in range(10_000):
@@ -314,7 +313,7 @@ async def test_ten_thousand_services_can_be_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("last", [None, "", "yesterday", "2026-02-30T00:00:00Z"])
-def test_a_time_that_is_none_is_old(last: str | None) -> None:
+def test_an_invalid_time_counts_as_old(last: str | None) -> None:
     assert is_stale(Event(ObjectMeta(), last_timestamp=last), datetime.now(UTC))
 
 
@@ -332,7 +331,7 @@ async def test_long_messages_are_cut_to_what_the_api_takes(
         await until(cut)
 
 
-async def test_server_that_is_away_is_tried_again() -> None:
+async def test_unavailable_server_is_retried() -> None:
     async with (
         ApiServer() as server,
         Client(Access(server.url)) as client,
@@ -348,7 +347,7 @@ async def test_server_that_is_away_is_tried_again() -> None:
         assert recorder.dropped == 0
 
 
-async def test_refusal_is_logged_and_the_next_goes_on() -> None:
+async def test_rejection_is_logged_and_the_next_event_is_written() -> None:
     with capture_logs() as logs:
         async with (
             ApiServer() as server,
@@ -370,7 +369,7 @@ async def test_refusal_is_logged_and_the_next_goes_on() -> None:
 async def test_queue_and_memory_are_bounded() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
-        for number in range(events.REMEMBERED + 500):
+        for number in range(events.MAX_SERIES + 500):
             recorder.event(WEB, "uid-1", "Normal", "Ensured", f"node-{number}")
-        assert recorder.waiting == events.WAITING
-        assert recorder.waiting + recorder.dropped == events.REMEMBERED + 500
+        assert recorder.waiting == events.MAX_QUEUED
+        assert recorder.waiting + recorder.dropped == events.MAX_SERIES + 500

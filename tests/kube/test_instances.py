@@ -1,4 +1,4 @@
-"""Which instances a command takes for alive: on an API server that hides something from it."""
+"""Which instances count as alive if the API server hides something from the command."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ WATCHES, LISTS = "/leases.*watch=", "/leases(?!.*watch=)"
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """With one gateway that renews its Lease all the while."""
+    """An API server, with one gateway that renews its Lease continuously."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await client.request(
             "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}
@@ -47,7 +47,7 @@ async def test_an_instance_is_seen_though_the_watch_is_denied(server: ApiServer)
     assert await seen(server) == [("gw1", True)]
 
 
-async def test_nothing_is_gone_only_because_the_server_went_away(server: ApiServer) -> None:
+async def test_no_instance_is_gone_because_the_server_is_unreachable(server: ApiServer) -> None:
     server.faults.add(Fault("stall", "GET", WATCHES, count=0))
     asked = asyncio.ensure_future(seen(server))
     async with asyncio.timeout(30):
@@ -58,8 +58,8 @@ async def test_nothing_is_gone_only_because_the_server_went_away(server: ApiServ
         await asked
 
 
-async def test_without_the_right_to_list_it_says_which_right_is_missing(server: ApiServer) -> None:
+async def test_the_error_names_the_missing_permission(server: ApiServer) -> None:
     server.faults.add(Fault("status", "GET", LISTS, code=403, count=0))
-    with pytest.raises(Refused, match="may not read which roles run") as problem:
+    with pytest.raises(Refused, match="may not read the Leases of the roles") as problem:
         await seen(server)
     assert "`list` and `watch` leases.coordination.k8s.io" in str(problem.value)

@@ -1,4 +1,4 @@
-"""Leader election against both API servers: one leader at a time, whatever happens to it."""
+"""Leader election with both API servers: one leader at a time, under every failure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
 
 
 class Candidate:
-    """An elector whose work is to note when it works. `leaders`, shared by all, must never hold
-    two."""
+    """An elector whose work records when it runs. `leaders`, shared by all candidates, must never
+    hold two names."""
 
     def __init__(self, client: Client, key: ObjectKey, name: str, leaders: set[str]) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Candidate:
         await asyncio.gather(self.task, return_exceptions=True)
 
     def die(self) -> None:
-        """As by SIGKILL: no more renewals, nothing given back."""
+        """Stop as with SIGKILL: no more renewals, and the Lease is not released."""
         assert self.task is not None
         self.elector._renewed_at = None
         self.task.cancel()
@@ -85,7 +85,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def key(place: Api) -> ObjectKey:
-    """A Lease of the test's own."""
+    """Return the key of a Lease that only this test uses."""
     return ObjectKey(place.namespace, "fairlead-controller")
 
 
@@ -159,7 +159,7 @@ async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> No
         server.faults.clear()
 
 
-async def test_each_term_begins_anew(server: ApiServer) -> None:
+async def test_each_term_starts_the_work_again(server: ApiServer) -> None:
     async with candidates(Access(server.url), "a") as (leaders, (a,)):
         a.start()
         for _ in range(2):
@@ -181,5 +181,5 @@ async def test_a_term_whose_work_fails_ends_the_process(server: ApiServer) -> No
             await elector.lead(broken)
         assert caught.group_contains(RuntimeError, match="a bug")
         assert (await client.get(LEASES, KEY)).spec.holder_identity == "", (
-            "given back for the next one"
+            "released for the next leader"
         )

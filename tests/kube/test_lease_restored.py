@@ -1,5 +1,5 @@
-"""A server restored from a backup shows an old Lease, or none: whoever is named there must not
-begin while another leads."""
+"""A server that was restored from a backup shows an old Lease, or none. A process that is named
+there must not lead while another process leads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from fairlead.lab.apiserver.writes import Deletion
 KEY = ObjectKey("kube-system", "leader")
 DEADLINE_S = 60.0
 SLOW_S = 0.6
-"""The one who leads looks so seldom that an overlap would show."""
+"""The leader renews so seldom that an overlap of two leaders would show."""
 
 
 @pytest.fixture
@@ -41,18 +41,19 @@ def elector_of(client: Client, name: str, retry_s: float) -> Elector:
 
 
 @pytest.mark.parametrize("backup", ["names the one who stands by", "is from before the Lease"])
-async def test_two_do_not_lead_at_once(server: ApiServer, backup: str) -> None:
+async def test_there_are_never_two_leaders(server: ApiServer, backup: str) -> None:
     async with Client(Access(server.url)) as client, asyncio.TaskGroup() as group:
         first, second = elector_of(client, "first", 0.05), elector_of(client, "second", SLOW_S)
         leading = group.create_task(first.lead(for_ever))
         await until_leading(first)
         saved = server.registry.get(LEASES, *KEY).object
-        leading.cancel()  # it gives the Lease back
+        leading.cancel()  # the candidate releases the Lease
         await asyncio.wait([leading])
         tasks = [group.create_task(second.lead(for_ever))]
         await until_leading(second)
         tasks.append(group.create_task(first.lead(for_ever)))
-        await asyncio.sleep(0.2)  # the first one stands by now, and has seen that it is held
+        # By now the first candidate waits, and has seen that the Lease is held.
+        await asyncio.sleep(0.2)
         if backup == "names the one who stands by":
             server.store.put(LEASES, saved)
         else:

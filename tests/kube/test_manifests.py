@@ -1,4 +1,4 @@
-"""Manifests: what is read, and how mistakes are named."""
+"""Manifests: which objects are read, and how errors are located."""
 
 import io
 import json
@@ -91,8 +91,8 @@ def test_kind_of_the_same_name_in_another_group_is_another() -> None:
         (SERVICE.replace("Local", "local"), "$.spec.externalTrafficPolicy"),
         (SERVICE.replace("  name: web\n", ""), "f.yaml:1: Service: $.metadata.name is missing"),
         ("kind: Service\n", "f.yaml:1: $.apiVersion is missing"),
-        (f"{NODE}---\n- 1\n", "f.yaml:2: this is no object but list"),
-        (f"{NODE}---\na: [\n", "f.yaml:2: this is no YAML"),
+        (f"{NODE}---\n- 1\n", "f.yaml:2: this is not an object but list"),
+        (f"{NODE}---\na: [\n", "f.yaml:2: this is not valid YAML"),
         (f"{SERVICE}---\n{SERVICE}", "f.yaml:2: Service default/web is in"),
         (
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: 3}]\n",

@@ -1,12 +1,12 @@
-"""The copy of a collection: whatever a server tells, those who follow the change sets know what it
-holds."""
+"""The copy of a collection: whatever a server sends, a reader of the change sets knows the server's
+objects."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
-from fairlead.kube.watching import Item
+from fairlead.kube.watch_events import Item
 
 KEYS = [ObjectKey("default", name) for name in "abc"]
 
@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_who_follows_knows_what_is_there(
+def test_the_change_sets_add_up_to_the_servers_objects(
     steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]],
 ) -> None:
     mirror: Mirror[Service] = Mirror()
@@ -43,7 +43,7 @@ def test_who_follows_knows_what_is_there(
         if step == "item":
             assert told is not None
             key, label, gone = told
-            mirror.absorb(item(key, label, version, gone=gone))
+            mirror.process(item(key, label, version, gone=gone))
             target = truth if listed is None else listed
             if gone:
                 target.pop(key, None)
@@ -61,7 +61,7 @@ def test_who_follows_knows_what_is_there(
         elif step == "take":
             for key, value in mirror.take().items():
                 if value is None:
-                    del view[key]  # never of something unknown
+                    del view[key]  # a KeyError if an unknown object is reported as deleted
                 else:
                     view[key] = int(value.metadata.labels["is"])
             assert view == truth
@@ -70,15 +70,15 @@ def test_who_follows_knows_what_is_there(
             } == truth
 
 
-def test_only_what_differs_is_told() -> None:
+def test_only_differences_are_reported() -> None:
     mirror: Mirror[Service] = Mirror()
-    mirror.absorb(item(KEYS[0], 1, 1))
+    mirror.process(item(KEYS[0], 1, 1))
     mirror.take()
-    mirror.absorb(item(KEYS[0], 1, 2))
+    mirror.process(item(KEYS[0], 1, 2))
     assert mirror.take() == {}
     assert mirror.objects[KEYS[0]].metadata.resource_version == "2"
     mirror.begin_list()
-    mirror.absorb(item(KEYS[0], 1, 3))
-    mirror.absorb(item(KEYS[1], 1, 4))
+    mirror.process(item(KEYS[0], 1, 3))
+    mirror.process(item(KEYS[1], 1, 4))
     mirror.complete_list()
     assert mirror.take().keys() == {KEYS[1]}

@@ -1,4 +1,4 @@
-"""Addresses and CIDRs as they stand in objects."""
+"""Addresses and CIDRs as they are written in objects."""
 
 import pytest
 

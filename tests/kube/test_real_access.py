@@ -1,5 +1,5 @@
-"""Who we are to a real API server: each way to say so, and what becomes of roles that it does not
-let in."""
+"""Authentication at a real API server: each kind of credentials, and roles that the server
+rejects."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 
 async def who(access: Access) -> Object:
-    """What the server takes us for: `username`, `groups`, `extra`."""
+    """Return the identity that the server assigns: `username`, `groups`, `extra`."""
     async with Client(access) as client:
         return await identity(client)
 
@@ -45,7 +45,7 @@ def encoded(text: str) -> str:
 
 
 def write_config(path: Path, server: KubeApiServer, user: Object, **cluster: object) -> Path:
-    """A kubeconfig with one context. None takes a field of the cluster out."""
+    """Write a kubeconfig with one context. None removes a field of the cluster."""
     access = server.access
     fields: Object = {
         "server": access.server,
@@ -73,7 +73,8 @@ def write_config(path: Path, server: KubeApiServer, user: Object, **cluster: obj
 
 
 class Certificate:
-    """A client's, signed by the server's own authority: `me.crt` and `me.key` in a folder."""
+    """A client certificate, signed by the server's own authority: `me.crt` and `me.key` in a
+    folder."""
 
     def __init__(self, folder: Path, server: KubeApiServer, name: str, *, days: int = 1) -> None:
         self.certificate, self.key = folder / "me.crt", folder / "me.key"
@@ -168,7 +169,7 @@ async def make(server: KubeApiServer, path: str, body: Object) -> Object:
 
 @pytest.fixture
 async def space(real_apiserver: KubeApiServer) -> str:
-    """A namespace with a ServiceAccount `me`."""
+    """Create a namespace with a ServiceAccount `me`."""
     name = f"access-{secrets.token_hex(4)}"
     await make(real_apiserver, "/api/v1/namespaces", {"metadata": {"name": name}})
     await make(
@@ -178,7 +179,7 @@ async def space(real_apiserver: KubeApiServer) -> str:
 
 
 async def bound_token(server: KubeApiServer, space: str, secret: str) -> str:
-    """A token that holds as long as a Secret is there."""
+    """Return a token that is valid while a Secret exists."""
     made = await make(server, f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": secret}})
     reference = {
         "kind": "Secret",
@@ -194,8 +195,8 @@ async def bound_token(server: KubeApiServer, space: str, secret: str) -> str:
 async def test_a_token_that_is_rotated(
     real_apiserver: KubeApiServer, space: str, tmp_path: Path
 ) -> None:
-    """The old one ceases to hold while it is in use, as when it expires: the next call is made with
-    the new one."""
+    """The old token becomes invalid while it is in use, as when it expires: the next call uses the
+    new one."""
     file = tmp_path / "token"
     file.write_text(await bound_token(real_apiserver, space, "old"))
     access = read_kubeconfig(
@@ -208,19 +209,19 @@ async def test_a_token_that_is_rotated(
         async with Client(real_apiserver.access) as admin:
             await admin.request("DELETE", f"/api/v1/namespaces/{space}/secrets/old")
         async with asyncio.timeout(DEADLINE_S):
-            # The server remembers for 10 s that a token was right.
+            # The server caches a successful token review for 10 s.
             while (found := await identity(client))["extra"] == before["extra"]:
                 await asyncio.sleep(0.2)
         assert found["username"] == before["username"]
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-async def test_an_exec_plugin_gives_a_token_and_is_asked_again(
+async def test_an_exec_plugin_gives_a_token_and_runs_again(
     real_apiserver: KubeApiServer, tmp_path: Path, version: str
 ) -> None:
     api_version = f"client.{GROUP}/{version}"
-    # It counts as expired 10 s before it does. The three seconds until then are enough for three
-    # calls on any machine.
+    # The token counts as expired 10 s before it expires. The three seconds until then are enough
+    # for three calls on any machine.
     expires = (datetime.now(UTC) + timedelta(seconds=14)).replace(microsecond=0)
     status = {
         "token": real_apiserver.access.token,
@@ -298,11 +299,11 @@ async def test_through_a_proxy(real_apiserver: KubeApiServer, tmp_path: Path) ->
     assert asked == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
 
 
-async def test_a_server_that_is_not_trusted_is_shown_nothing(
+async def test_an_untrusted_server_gets_no_credentials(
     real_apiserver: KubeApiServer, tmp_path: Path
 ) -> None:
     user = {"token": real_apiserver.access.token}
-    # The authority for clients is another one than that of the server's own certificate.
+    # The authority for clients differs from the authority of the server's own certificate.
     wrong = encoded((real_apiserver.directory / "ca.crt").read_text())
     for authority in (wrong, None):
         config = write_config(

@@ -1,5 +1,5 @@
-"""The reflector against a server that does, on the wire, all that API servers and the ways to them
-are known to do."""
+"""The reflector against a server that does, on the wire, everything that API servers and proxies in
+front of them are known to do."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ def bookmark(version: int, **annotations: str) -> dict[str, object]:
 
 
 def streamed(*items: object, version: int) -> list[object]:
-    """The events of a streamed list."""
+    """Return the events of a streamed list."""
     end = bookmark(version, **{"k8s.io/initial-events-end": "true"})
     return [*(event("ADDED", item) for item in items), end]
 
@@ -79,7 +79,7 @@ async def test_streamed_list_is_one_change_set_then_events(
         assert 240 <= int(asked["timeoutSeconds"]) <= 300
 
 
-async def test_nothing_is_told_before_the_list_is_complete(
+async def test_nothing_is_reported_before_the_list_is_complete(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     part = [event("ADDED", service(A, 1))]
@@ -92,7 +92,7 @@ async def test_nothing_is_told_before_the_list_is_complete(
         assert follower.sets[0].keys() == {A, B}
 
 
-async def test_empty_collection_is_told_once(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_empty_collection_is_reported_once(scripted: Any, replies: Any, follow: Any) -> None:
     async with (
         scripted(replies.watch(*streamed(version=5))) as (_, client),
         follow(quick(client)) as follower,
@@ -188,7 +188,7 @@ async def test_expired_version_is_relisted_as_a_difference(
         assert server.queries[1]["resourceVersion"] == "5"
 
 
-async def test_what_came_before_a_failure_in_one_packet_is_not_lost(
+async def test_events_before_a_failure_in_the_same_packet_are_not_lost(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     import json
@@ -221,8 +221,8 @@ async def test_server_that_keeps_expiring_gets_few_requests(
         async with follow(reflector) as follower:
             await follower.until(lambda: bool(follower.sets))
             await asyncio.sleep(2.0)
-        # Waits of at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s: seven rounds of two requests;
-        # without them, hundreds.
+        # The waits are at least 0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5 s, which makes seven rounds of
+        # two requests; without waits there would be hundreds.
         assert 4 <= len(server.requests) <= 18
 
 
@@ -239,10 +239,10 @@ async def test_watch_that_ends_at_once_gets_few_requests(
         assert 3 <= len(server.requests) <= 11
 
 
-async def test_half_a_line_is_no_data(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_an_incomplete_line_is_discarded(scripted: Any, replies: Any, follow: Any) -> None:
     import json
 
-    # Cut where what is there is whole JSON: only the line's end is missing.
+    # The data is cut where it is complete JSON: only the newline is missing.
     cut = json.dumps(event("MODIFIED", service(A, 6, 666))).encode()
     for then in ("end", "break"):
         first = replies.watch(*streamed(service(A, 1), version=5), cut, then=then)
@@ -283,7 +283,7 @@ async def test_bookmark_moves_the_place_to_resume_from(
         assert server.queries[1]["resourceVersion"] == "77"
 
 
-async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_silent_watch_is_ended(scripted: Any, replies: Any, follow: Any) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5))
     async with (
         scripted(first, replies.page(version=5), replies.watch(event("ADDED", service(B, 6)))) as (
@@ -295,7 +295,7 @@ async def test_silent_line_is_given_up(scripted: Any, replies: Any, follow: Any)
         await follower.until(lambda: B in follower.view)
 
 
-async def test_one_object_that_cannot_be_read_does_not_stop_the_others(
+async def test_one_unreadable_object_does_not_affect_the_others(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     broken = service(B, 2)
@@ -318,7 +318,7 @@ async def test_one_object_that_cannot_be_read_does_not_stop_the_others(
     assert warned == ["default/b", "default/a"]
 
 
-async def test_unreadable_object_in_a_new_list_stays_as_it_was(
+async def test_unreadable_object_in_a_new_list_keeps_its_previous_state(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     broken = service(A, 8)
@@ -333,7 +333,7 @@ async def test_unreadable_object_in_a_new_list_stays_as_it_was(
         assert follower.view[A].spec.ports[0].port == 80
 
 
-async def test_forbidden_is_told_once_and_waited_for(
+async def test_forbidden_is_logged_once_and_retried(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     refusals = [replies.failure(403, 'services is forbidden: User "nobody" cannot list')] * 3
@@ -353,9 +353,7 @@ async def test_forbidden_is_told_once_and_waited_for(
     assert "RBAC" in lost[0]["problem"]
 
 
-async def test_servers_own_wish_to_wait_is_honoured(
-    scripted: Any, replies: Any, follow: Any
-) -> None:
+async def test_retry_after_is_honoured(scripted: Any, replies: Any, follow: Any) -> None:
     async with scripted(
         replies.failure(429, Retry_After="1"), replies.watch(*streamed(version=5))
     ) as (server, client):
@@ -364,7 +362,7 @@ async def test_servers_own_wish_to_wait_is_honoured(
         assert server.requests[1][0] - server.requests[0][0] >= 0.99
 
 
-async def test_unknown_version_is_given_up_after_some_tries(
+async def test_unknown_version_causes_a_new_list_after_some_tries(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5_000), then="end")
@@ -379,7 +377,7 @@ async def test_unknown_version_is_given_up_after_some_tries(
         await follower.until(lambda: follower.view.keys() == {B})
 
 
-async def test_keep_shrinks_and_drops(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_transform_shortens_and_drops(scripted: Any, replies: Any, follow: Any) -> None:
     def keep(item: Service) -> Service | None:
         if item.spec.ports[0].port == 443:
             return None
@@ -393,16 +391,18 @@ async def test_keep_shrinks_and_drops(scripted: Any, replies: Any, follow: Any) 
     initial = streamed(service(A, 1), service(B, 2), version=5)
     async with (
         scripted(replies.watch(*initial, *events)) as (_, client),
-        follow(quick(client, keep=keep)) as follower,
+        follow(quick(client, transform=keep)) as follower,
     ):
         await follower.until(lambda: C in follower.view)
         assert follower.view.keys() == {A, C}
         assert follower.view[A].spec.ports == ()
-        # The port of A is not kept: a change of it alone is none.
+        # The port of A is dropped by `transform`, so a change of the port alone is not a change.
         assert sum(A in changed for changed in follower.sets) == 1
 
 
-async def test_heartbeat_of_a_node_is_no_change(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_heartbeat_of_a_node_is_not_a_change(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     def node(version: int, address: str = "192.0.2.1") -> dict[str, Any]:
         addresses = [{"type": "InternalIP", "address": address}]
         conditions = [{"type": "Ready", "lastHeartbeatTime": f"beat {version}"}]

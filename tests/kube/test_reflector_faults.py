@@ -1,5 +1,5 @@
-"""Random writes and random faults: at the end the reflector knows what the server has, and it never
-made anything up."""
+"""Random writes and random faults: in the end the reflector has the server's objects, and it never
+reported an object that did not exist."""
 
 import asyncio
 import socket
@@ -39,7 +39,7 @@ STEPS = st.lists(st.one_of(WRITES, WRITES, FAILURES, WATCH_FAULTS, OTHERS), max_
 
 
 class Trial:
-    """One server, one reflector, and the memory of every object that ever was."""
+    """One server, one reflector, and a record of every object that ever existed."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server = server
@@ -87,8 +87,8 @@ class Trial:
 
 
 def free_port() -> int:
-    """A port that a server which stops listening for a while keeps: one chosen by the kernel it
-    would lose (tcp_disconnect)."""
+    """Return a port for a server that stops listening for a while. The server would lose a port
+    that the kernel has chosen for it (tcp_disconnect)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -103,8 +103,8 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
         if not streamed:
             server.faults.add(Fault("status", "GET", STREAMED, code=422, count=0))
         trial = Trial(server, client)
-        # `no-bookmarks` can swallow the one that completes a streamed list: the reflector then
-        # waits, and lists in pages.
+        # `no-bookmarks` can drop the bookmark that completes a streamed list; the reflector then
+        # times out, and lists in pages.
         reflector: Reflector[Service] = Reflector(
             client, SERVICES, floor_s=0.002, ceiling_s=0.02, streamed_list_s=0.2
         )
@@ -120,7 +120,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
                         view[key] = value
 
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(follow())
+            watching = tasks.create_task(follow())
             for step in steps:
                 await trial.step(*step)
                 await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
                 while not (reflector.synced and view == there):
                     await asyncio.sleep(0.005)
             assert dict(reflector.objects) == there
-            following.cancel()
+            watching.cancel()
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -1,6 +1,6 @@
-"""A server that was restored from a backup has another past: its versions go back, or have come as
-far again with other objects. A watch from a version of the old past brings nothing and no error, so
-the reflector must find out by itself."""
+"""A server that was restored from a backup has another history: its versions went back, or have
+reached the previous version with other objects. A watch from a version of the old history receives
+neither events nor an error, so the reflector must detect this itself."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey
-from fairlead.kube.reflector import Reflector, is_away
-from fairlead.kube.watching import is_older
+from fairlead.kube.reflector import Reflector, is_unreachable
+from fairlead.kube.watch_events import is_older
 
 A, B = (ObjectKey("default", name) for name in "ab")
 
@@ -26,7 +26,7 @@ def quick(client: Any) -> Reflector[Any]:
 
 
 async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any) -> None:
-    """The line breaks, the server answers at once, and is at version 5 again."""
+    """The connection breaks, and the server answers at once, at version 5 again."""
     paged = replies.failure(422)
     before = (paged, replies.page(service(A, 8), version=9), replies.watch(then="break"))
     after = (
@@ -44,11 +44,11 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
 
 
 @pytest.mark.parametrize("status", [502, 503])
-async def test_a_server_that_was_away_is_believed_nothing(
+async def test_a_server_that_was_unreachable_is_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """It comes back at a later version than ours, and yet of another past: only a new list
-    tells."""
+    """The server returns at a later version than the reflector's, and yet with another history:
+    only a new list shows it."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -60,10 +60,10 @@ async def test_a_server_that_was_away_is_believed_nothing(
 
 
 @pytest.mark.parametrize("status", [429, 500, 504])
-async def test_a_server_that_is_busy_has_the_past_it_had(
+async def test_a_busy_server_is_not_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """It answers, so it was not away: no list, which would only make it busier."""
+    """The server answers, so it was not away: a new list would only add to its load."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -80,11 +80,9 @@ async def test_a_server_that_is_busy_has_the_past_it_had(
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_server_that_is_slow_has_the_past_it_had(
-    scripted: Any, replies: Any, follow: Any
-) -> None:
-    """Our own patience ends: that is no sign of a restored server, and a list from everybody would
-    end a busy one."""
+async def test_a_slow_server_is_not_listed_again(scripted: Any, replies: Any, follow: Any) -> None:
+    """A timeout of the client is no sign of a restored server, and a list for every client would
+    overload a busy one."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -101,7 +99,7 @@ async def test_a_server_that_is_slow_has_the_past_it_had(
         assert server.queries[-1]["resourceVersion"] == "9"
 
 
-async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(
+async def test_a_connection_that_breaks_before_a_response_counts_as_unreachable(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     before = (
@@ -114,11 +112,11 @@ async def test_a_line_that_breaks_before_an_answer_is_a_server_that_was_away(
         await follower.until(lambda: follower.view.keys() == {B})
 
 
-async def test_a_port_at_which_nobody_listens_is_a_server_that_is_away() -> None:
+async def test_a_closed_port_counts_as_unreachable() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         with pytest.raises(ServerUnavailable) as refused:
             await client.page(SERVICES, limit=1)
-    assert is_away(refused.value)
+    assert is_unreachable(refused.value)
 
 
 def test_versions_are_numbers() -> None:

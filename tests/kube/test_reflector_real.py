@@ -26,7 +26,7 @@ def service(name: str) -> dict[str, Any]:
 
 @EVERY_SERVER
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one namespace", "all namespaces"])
-async def test_it_has_what_the_server_has(
+async def test_objects_equal_the_servers_objects(
     place: Api, client: Client, follow: Any, everywhere: bool
 ) -> None:
     for number in range(12):
@@ -62,8 +62,8 @@ async def test_it_has_what_the_server_has(
 async def test_the_list_is_streamed_where_the_server_can(
     place: Api, follow: Any, kind: str
 ) -> None:
-    """A server that cannot stream opens the watch and sends an error of code 500 in it; the list
-    comes in pages then, once."""
+    """A server without streamed lists opens the watch and sends an error of code 500 in it; the
+    list is then requested in pages, once."""
     for number in range(3):
         await place.create(KIND, service(f"s{number}"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -74,7 +74,7 @@ async def test_the_list_is_streamed_where_the_server_can(
                 await follower.until(
                     lambda: (
                         len(reflector.objects) == 3
-                        and len(passage.passed) >= (3 if kind == "older-etcd" else 1)
+                        and len(passage.requests) >= (3 if kind == "older-etcd" else 1)
                     )
                 )
             asked = [
@@ -86,7 +86,7 @@ async def test_the_list_is_streamed_where_the_server_can(
                     else "watch",
                     each.code,
                 )
-                for each in passage.passed
+                for each in passage.requests
             ]
             if kind == "older-etcd":
                 assert asked == [("streamed", 200), ("page", 200), ("watch", 200)]
@@ -96,8 +96,8 @@ async def test_the_list_is_streamed_where_the_server_can(
 
 
 @EVERY_SERVER
-async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> None:
-    """What happens between two watches is in the next, and nothing is listed again."""
+async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
+    """Changes between two watches arrive in the next watch, without a new list."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         access = Access(url, token=place.access.token)
@@ -112,12 +112,12 @@ async def test_it_goes_on_where_its_watch_was_cut(place: Api, follow: Any) -> No
                     if number % 5 == 0:
                         passage.cut()
                 await follower.until(lambda: len(reflector.objects) == 25)
-                told = [key for changed in follower.sets for key in changed]
-                assert sorted(told) == sorted(reflector.objects), "each was told once"
+                reported = [key for changed in follower.sets for key in changed]
+                assert sorted(reported) == sorted(reflector.objects), "each was reported once"
                 assert reflector.lists == 1
             watches = [
                 passed
-                for passed in passage.passed
+                for passed in passage.requests
                 if "watch=true" in passed.path and passed.code == 200
             ]
             assert len(watches) > 1
@@ -156,8 +156,8 @@ def definition_of_things(group: str) -> Mapping[str, object]:
 async def test_a_kind_that_was_removed_and_installed_again_is_listed_again(
     place: Api, client: Client, follow: Any
 ) -> None:
-    """Even if no object of the kind is made afterwards: the list alone tells that the kind is
-    there."""
+    """This holds even if no object of the kind is created afterwards: the list alone shows that the
+    kind exists."""
     group = f"{place.namespace}.example.com"
     definitions, things = (
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",

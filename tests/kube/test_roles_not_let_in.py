@@ -1,5 +1,6 @@
-"""Roles as processes before a real API server that does not know them, or does not let them do all:
-they say so once, ask ever more rarely, and go on by themselves when they are let in."""
+"""Roles as processes in front of a real API server that does not know them, or does not grant them
+every permission: they log it once, retry at growing intervals, and continue without help when
+access is granted."""
 
 import asyncio
 import json
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.root
 
 DEADLINE_S = 60
 WHILE_S = 2.0
-"""So long the roles are left alone with a token that is wrong."""
+"""The time for which the roles run with a wrong token."""
 Object = dict[str, Any]
 ROLES: dict[str, tuple[str, ...]] = {
     "controller": (),
@@ -34,7 +35,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 
 class Role:
-    """One role's process, in a network namespace, with a passage of its own to the server and a
+    """One role's process, in a network namespace, with its own proxy to the server and its own
     token file."""
 
     def __init__(
@@ -48,7 +49,7 @@ class Role:
 
     @property
     def said(self) -> list[Object]:
-        """What it has logged."""
+        """The lines that the role has logged."""
         return [
             json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")
         ]
@@ -58,14 +59,16 @@ class Role:
         return [line for line in self.said if line["level"] in ("warning", "error", "critical")]
 
     def served(self, path: str) -> bool:
-        """Whether the server has given it what is under a path."""
+        """Return whether the server has successfully answered a request of the role below a
+        path."""
         return any(
-            passed.code == 200 and passed.path.startswith(path) for passed in self.passage.passed
+            request.code == 200 and request.path.startswith(path)
+            for request in self.passage.requests
         )
 
 
 class Site:
-    """A network namespace, and a Node and a ServiceAccount of its name on the server."""
+    """A network namespace, and on the server a Node and a ServiceAccount of the same name."""
 
     def __init__(self, server: KubeApiServer, folder: Path) -> None:
         self.name = f"flt-in-{secrets.token_hex(3)}"
@@ -98,7 +101,7 @@ class Site:
         await self._stack.aclose()
 
     async def make(self, path: str, body: Object, *, delete: bool = False) -> None:
-        """Make an object; `delete` it in the end."""
+        """Create an object; with `delete`, delete it at the end."""
         async with Client(self.server.access) as client:
             await client.request("POST", path, body=body)
         if delete:
@@ -162,38 +165,42 @@ async def site(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[S
         yield site
 
 
-async def test_a_wrong_token_is_told_once_and_shown_rarely_until_it_is_replaced(site: Site) -> None:
+async def test_a_wrong_token_is_logged_once_and_sent_rarely_until_it_is_replaced(
+    site: Site,
+) -> None:
     roles = [await site.start(name, "wrong") for name in ROLES]
     await until(roles, lambda role: bool(role.complaints))
-    before = {role.name: len(role.passage.passed) for role in roles}
+    before = {role.name: len(role.passage.requests) for role in roles}
     await asyncio.sleep(WHILE_S)
     for role in roles:
         assert role.process.running
         [told] = role.complaints
         assert (told["level"], told["event"]) == (
             "error",
-            "not let in by the API server, trying again",
+            "API server rejects the credentials, retrying",
         )
         assert (
             "renew the credentials: the token or certificate is missing, wrong or expired"
             in told["problem"]
         )
         assert str(role.token.parent / "kubeconfig") in told["identity"]
-        assert {passed.code for passed in role.passage.passed} == {401}
-        # Whatever asked at the same moment at the start; then at 0.5 to 1 s, and 1 to 2 s later.
+        assert {request.code for request in role.passage.requests} == {401}
+        # At the start several parts request at the same moment; then requests follow after 0.5 to 1
+        # s, and after 1 to 2 s.
         assert before[role.name] <= 10
-        assert len(role.passage.passed) - before[role.name] <= 4
+        assert len(role.passage.requests) - before[role.name] <= 4
     for role in roles:
         role.token.write_text(site.server.access.token)
     await until(roles, lambda role: role.served("/api/v1/services"))
     for role in roles:
-        assert any(line["event"] == "let in by the API server again" for line in role.said)
-        assert (
-            len([line for line in role.complaints if line["event"].startswith("not let in")]) == 1
+        assert any(
+            line["event"] == "API server accepts the credentials again" for line in role.said
         )
+        rejected = "API server rejects the credentials, retrying"
+        assert [line["event"] for line in role.complaints].count(rejected) == 1
 
 
-async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(site: Site) -> None:
+async def test_a_missing_permission_is_logged_once_until_it_is_granted(site: Site) -> None:
     kinds = [
         ("", "services"),
         ("", "services/status"),
@@ -235,7 +242,7 @@ async def test_a_right_that_lacks_is_named_once_and_missed_until_it_is_granted(s
 
 
 async def grant(site: Site, what: str, rules: list[Object]) -> None:
-    """Let the account do what the rules say."""
+    """Grant the account the permissions in the rules."""
     name, api = f"{site.name}-{what}", "/apis/rbac.authorization.k8s.io/v1"
     await site.make(
         f"{api}/clusterroles", {"metadata": {"name": name}, "rules": rules}, delete=True
@@ -263,5 +270,5 @@ async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Pa
         assert code == 1, name
         assert said == (
             f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; "
-            "name another by --kubeconfig\n"
+            "name another file with --kubeconfig\n"
         )

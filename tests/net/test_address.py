@@ -21,7 +21,7 @@ ADDRESSES = st.ip_addresses().map(str)
 
 
 @given(ADDRESSES, st.integers(1, 65535))
-def test_what_is_joined_is_split_again(address: str, port: int) -> None:
+def test_a_joined_host_and_port_is_split_again(address: str, port: int) -> None:
     joined = join_host_port(address, port)
     assert split_host_port(joined) == (address, port)
     assert numeric_host(joined) == address
@@ -41,7 +41,7 @@ def test_host_and_port(text: str, parts: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "80", ":80", "host:", "host:0", "host:65536", "host:-1"])
-def test_what_is_no_host_and_port_is_refused(text: str) -> None:
+def test_an_invalid_host_and_port_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not address:port"):
         split_host_port(text)
 
@@ -49,7 +49,7 @@ def test_what_is_no_host_and_port_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["gateway.example:80", "2001:db8::1:80", "[192.0.2.1]:80", "192.0.2.1"]
 )
-def test_a_name_and_an_ipv6_address_without_brackets_are_no_numeric_host(text: str) -> None:
+def test_a_name_and_an_ipv6_address_without_brackets_are_not_numeric_hosts(text: str) -> None:
     assert numeric_host(text) is None
 
 

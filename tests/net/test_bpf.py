@@ -1,4 +1,4 @@
-"""The loader against the kernel: maps, pins, programs, and what the verifier says."""
+"""The eBPF loader with a real kernel: maps, pins, programs, and the verifier's messages."""
 
 import os
 import struct
@@ -39,7 +39,7 @@ def test_reads_maps_and_programs_from_the_object() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x02\x01" + bytes(58), b"no object at all" * 8])
-def test_what_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_object_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.o"
     path.write_bytes(content)
     with pytest.raises(Refused, match=r"broken\.o"):
@@ -66,14 +66,14 @@ def test_elements_of_a_hash_come_and_go() -> None:
 @pytest.mark.parametrize("kind", [HASH, LPM_TRIE])
 def test_many_elements_at_once(kind: int) -> None:
     flags = NO_PREALLOC if kind == LPM_TRIE else 0
-    # To a trie the first four bytes are a length in bits.
+    # A trie interprets the first four bytes as a prefix length in bits.
     rows = {struct.pack("=IQ", 64, i): struct.pack("=I", i) for i in range(5_000)}
     with Map.create(MapSpec("many", kind, 12, 4, 6_000, flags)) as many:
         many.update_all(rows)
         assert dict(many.items()) == rows
         assert {key: value for _, key, value in many._one_by_one()} == rows
         gone = list(rows)[::2]
-        many.delete(gone[7])  # by somebody else
+        many.delete(gone[7])  # by another process
         many.delete_all(gone)
         assert dict(many.items()) == {
             key: value for key, value in rows.items() if key not in set(gone)
@@ -164,7 +164,7 @@ def test_a_program_that_the_verifier_refuses_comes_with_its_reasons() -> None:
     assert "invalid bpf_context access off=4096" in refusal.value.message
 
 
-def test_maps_are_made_all_or_none() -> None:
+def test_all_maps_are_created_or_none() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unavailable, match="creating map wrong"):
         create_maps([MapSpec("right", HASH, 4, 8, 16), MapSpec("wrong", 9999, 4, 8, 16)])

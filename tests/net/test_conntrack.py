@@ -1,4 +1,4 @@
-"""Stale flows in the kernel's own table: those that are to go, go, and no other."""
+"""Stale entries in the kernel's own conntrack table: they are deleted, and no other entry is."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ TRACK = (
 
 @pytest.fixture
 def tracked() -> Iterator[Conntrack]:
-    """This process in a namespace of its own, where flows are tracked."""
+    """Move this process into a namespace of its own, with connection tracking."""
     name = f"flt-{os.getpid()}-ct"
     namespace.create(name)
     with namespace.inside(name):
@@ -42,7 +42,8 @@ def tracked() -> Iterator[Conntrack]:
 
 
 def await_local(address: str) -> None:
-    """The kernel makes a new IPv6 address its own a moment after it has been added."""
+    """Wait until the kernel treats a new IPv6 address as local, which is shortly after it has been
+    added."""
     end_s = time.monotonic() + 10
     while (
         address
@@ -53,7 +54,7 @@ def await_local(address: str) -> None:
 
 
 def flows() -> set[tuple[str, int]]:
-    """The original destinations of the flows that are tracked."""
+    """Return the original destinations of the tracked flows."""
     found = set()
     for family in ("ipv4", "ipv6"):
         listed = subprocess.run(
@@ -82,7 +83,7 @@ def send(address: str, port: int, *, source_port: int = 0) -> None:
 
 @pytest.mark.parametrize(("address", "other"), [("192.0.2.1", "127.0.0.1"), ("2001:db8::1", "::1")])
 @pytest.mark.parametrize("more", [0, 40], ids=["one destination", "many destinations"])
-async def test_only_flows_to_what_is_gone_are_deleted(
+async def test_only_stale_flows_are_deleted(
     tracked: Conntrack, address: str, other: str, more: int
 ) -> None:
     for host in (address, other):
@@ -99,10 +100,10 @@ async def test_only_flows_to_what_is_gone_are_deleted(
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-async def test_others_have_their_turn_while_thousands_of_flows_are_looked_through(
+async def test_other_tasks_run_while_thousands_of_flows_are_inspected(
     tracked: Conntrack, address: str
 ) -> None:
-    """A node that cleans up has to answer who asks whether it is alive."""
+    """A node must answer its liveness probe while it cleans up."""
     for number in range(2000):
         send(address, 4000 + number % 2, source_port=10_000 + number)
     turns = 0

@@ -25,12 +25,12 @@ MEGABYTE = REQUEST * (1_000_000 // len(REQUEST))
 FLOODER, OTHER = "127.0.0.2", "127.0.0.3"
 MANY_TURNS = 10_000
 FEW_TURNS = 4
-"""The kernel tells of a request after the steps of a turn, and of two sources each has its turn
+"""The kernel reports a request after the steps of a turn, and each of two sources has its turn
 among STEPS steps."""
 
 
 class Server:
-    """One open port. Its clock stands still unless a test moves it."""
+    """One open port. Its clock stands still unless a test advances it."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.now_s = 0.0
@@ -57,19 +57,19 @@ class Server:
         made.connect(("127.0.0.1", self.number))
         made.setblocking(False)
         if len(self._callers) % 100 == 0:
-            self.turn()  # as the queue of the port is short
+            self.turn()  # because the accept queue of the port is short
             self.turn()
         return made
 
     def turn(self) -> int:
-        """How many requests were answered in it."""
+        """Run one turn. Return how many requests it answered."""
         turn = self.ports.turn(0.0)
         assert turn.accepted <= ACCEPTS
         assert turn.answered <= turn.steps <= STEPS
         return turn.answered
 
     def rest(self) -> None:
-        """Until there is nothing left to do."""
+        """Run turns until there is nothing left to do."""
         while self.ports.turn(0.0) != (0, 0, 0):
             pass
 
@@ -87,14 +87,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def small() -> Iterator[Server]:
-    """Ports with limits that few connections reach."""
-    made = Server(Limits(from_one=8, from_one_per_port=0, in_all=16, in_all_per_port=0))
+    """A server with limits that few connections reach."""
+    made = Server(Limits(per_source=8, per_source_per_port=0, total=16, total_per_port=0))
     yield made
     made.close()
 
 
 class Flood:
-    """Each of these connections sends the same data as fast as it is read; answers are read, or
+    """Connections that all send the same data as fast as it is read; their answers are read or
     not."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
@@ -147,15 +147,15 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(
 def test_another_connection_of_the_same_source_waits_for_one_request_of_each(
     server: Server,
 ) -> None:
-    """Callers share an address, as where a network plug-in masquerades pods and a gateway to the
-    address of their node."""
+    """Clients share an address where, for example, a network plug-in masquerades pods and a gateway
+    to the address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
         flood.pour()
         server.turn()
     other = server.connect(FLOODER)
     other.send(REQUEST)
-    # The 200 and this one have a step each; a step may be one that finds nothing to read.
+    # The 200 connections and this one have a step each; a step may find nothing to read.
     assert turns_until_answered(server, other, flood) <= 2 * 201 // STEPS + FEW_TURNS
 
 
@@ -176,7 +176,7 @@ def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connectio
     assert is_open(other)
 
 
-def test_in_all_the_most_crowded_source_makes_room(small: Server) -> None:
+def test_at_the_total_limit_the_source_with_most_connections_loses_one(small: Server) -> None:
     other = small.connect(OTHER)
     flooders = [small.connect(f"127.0.1.{source}") for source in range(1, 11) for _ in range(4)]
     small.rest()
@@ -185,7 +185,7 @@ def test_in_all_the_most_crowded_source_makes_room(small: Server) -> None:
     assert sum(map(is_open, flooders)) == 15
 
 
-def test_one_connection_each_from_many_sources_does_not_keep_a_new_one_out(small: Server) -> None:
+def test_one_connection_each_from_many_sources_does_not_block_a_new_one(small: Server) -> None:
     for source in range(1, 101):
         small.connect(f"127.0.1.{source}").send(b"GET / HT")
     small.rest()
@@ -196,7 +196,7 @@ def test_one_connection_each_from_many_sources_does_not_keep_a_new_one_out(small
     assert small.ports.connections == 16
 
 
-def test_the_one_that_was_answered_last_is_closed_last(small: Server) -> None:
+def test_the_connection_that_was_answered_last_is_closed_last(small: Server) -> None:
     first, *later = [small.connect(FLOODER) for _ in range(8)]
     small.rest()
     first.send(REQUEST)
@@ -207,7 +207,7 @@ def test_the_one_that_was_answered_last_is_closed_last(small: Server) -> None:
     assert [is_open(each) for each in (first, *later)] == [True, False, *[True] * 6]
 
 
-def test_a_caller_that_is_slow_or_silent_or_takes_no_answer_is_closed(server: Server) -> None:
+def test_a_slow_or_silent_client_and_one_that_reads_no_answer_are_closed(server: Server) -> None:
     silent, slow, answered, deaf = (server.connect(OTHER) for _ in range(4))
     answered.send(REQUEST)
     flood = Flood([deaf], MEGABYTE * 10, reading=False)
@@ -225,7 +225,7 @@ def test_a_caller_that_is_slow_or_silent_or_takes_no_answer_is_closed(server: Se
     assert server.ports.connections == 0
 
 
-def test_what_comes_after_a_last_request_is_thrown_away_and_the_answer_arrives(
+def test_data_after_the_last_request_is_discarded_and_the_answer_arrives(
     server: Server,
 ) -> None:
     caller = server.connect(OTHER)
@@ -253,7 +253,7 @@ def test_one_port_of_many_that_are_flooded_is_served(server: Server) -> None:
         )
 
 
-def test_what_is_no_whole_request_yet_is_looked_at_a_bounded_number_of_times() -> None:
+def test_an_incomplete_request_is_parsed_a_bounded_number_of_times() -> None:
     assert read_request(b"x" * (LONGEST_BYTES - 1)) == "incomplete"
     assert read_request(b"x" * LONGEST_BYTES) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     assert read_request(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n") == (
@@ -263,7 +263,7 @@ def test_what_is_no_whole_request_yet_is_looked_at_a_bounded_number_of_times() -
     )
 
 
-def test_an_end_that_comes_with_a_request_is_heard(server: Server) -> None:
+def test_an_end_of_stream_that_arrives_with_a_request_is_noticed(server: Server) -> None:
     caller = server.connect(OTHER)
     caller.send(REQUEST)
     caller.shutdown(socket.SHUT_WR)

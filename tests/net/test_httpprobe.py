@@ -1,4 +1,4 @@
-"""The HTTP probe, against real sockets."""
+"""The HTTP probe with real sockets."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlead.errors import Unavailable
 from fairlead.net.httpanswer import REFUSED, SILENT, Answer
-from fairlead.net.httpprobe import Line, may_go_on, probe, read_answer
+from fairlead.net.httpprobe import ProbeConnection, is_reusable, probe, read_answer
 
 KUBE_PROXY = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
@@ -25,8 +25,8 @@ KUBE_PROXY = (
 async def server(
     *pieces: bytes, hold: bool = False, host: str = "127.0.0.1", ended: set[int] | None = None
 ) -> AsyncIterator[int]:
-    """Answers each connection with `pieces`, one packet each; `hold`: then keeps it open. `ended`:
-    takes the ports of those whose connection it has closed."""
+    """Answer each connection with `pieces`, one packet each; `hold`: then keep it open. `ended`
+    receives the client ports of the connections that the server has closed."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +103,7 @@ async def test_closed_port_refuses() -> None:
         assert await probe("127.0.0.1", reserved.getsockname()[1], "/", timeout_s=5) == REFUSED
 
 
-async def test_leaves_no_descriptor_behind() -> None:
+async def test_no_descriptor_is_left_open() -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -118,9 +118,10 @@ async def test_leaves_no_descriptor_behind() -> None:
 
 
 def time_waits(port: int, callers: set[int]) -> int:
-    """Sockets in TIME_WAIT (state 06) from one of these ports to `port`: the address of either end,
-    its port in hexadecimal, stands second and third. Others than our own may have ended at a server
-    that had this port before."""
+    """Return the sockets in TIME_WAIT (state 06) from one of these ports to `port`.
+
+    The second and third columns hold the address of either end, with its port in hexadecimal. Other
+    sockets may have ended at a server that had this port before, so only the given ports count."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ends = [
         (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16))
@@ -130,7 +131,7 @@ def time_waits(port: int, callers: set[int]) -> int:
     return sum(peer == port and own in callers for own, peer in ends)
 
 
-async def test_leaves_no_time_wait_behind() -> None:
+async def test_no_socket_is_left_in_time_wait() -> None:
     callers: set[int] = set()
     async with server(KUBE_PROXY, ended=callers) as port, asyncio.timeout(30):
         for _ in range(10):
@@ -141,26 +142,28 @@ async def test_leaves_no_time_wait_behind() -> None:
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_have_a_meaning(received: bytes, ended: bool) -> None:
+def test_any_bytes_give_an_answer_or_none(received: bytes, ended: bool) -> None:
     answer = read_answer(received, ended=ended)
     assert answer is None or answer.kind == "answered"
 
 
 @given(st.integers(1, len(KUBE_PROXY)))
-def test_a_part_of_a_good_answer_is_never_a_bad_one(length: int) -> None:
+def test_a_part_of_a_good_response_is_never_a_bad_one(length: int) -> None:
     answer = read_answer(KUBE_PROXY[:length], ended=False)
     assert answer is None or (answer.status, answer.weight) == (200, 3)
 
 
-class Told:
-    """A line to a server, and what comes of each question."""
+class ProbeClient:
+    """A probe connection to a server, and the result of each request."""
 
     def __init__(self, port: int) -> None:
         self.answers: asyncio.Queue[Answer | Unavailable] = asyncio.Queue()
-        self.line = Line(asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait)
+        self.connection = ProbeConnection(
+            asyncio.get_running_loop(), "127.0.0.1", port, self.answers.put_nowait
+        )
 
-    async def ask(self) -> Answer | Unavailable:
-        self.line.ask("/healthz")
+    async def request(self) -> Answer | Unavailable:
+        self.connection.request("/healthz")
         async with asyncio.timeout(20):
             return await self.answers.get()
 
@@ -171,8 +174,8 @@ KEPT = KUBE_PROXY.replace(b"Connection: close\r\n", b"")
 
 @asynccontextmanager
 async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server that answers so many questions on each connection; to the next it hangs up. And the
-    questions on each."""
+    """A server that answers this many requests on each connection and closes it at the next one.
+    Yield its port and the number of requests on each connection."""
     questions: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,28 +191,28 @@ async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
         yield listening.sockets[0].getsockname()[1], questions
 
 
-async def test_a_line_is_kept_from_one_question_to_the_next() -> None:
+async def test_a_connection_is_reused() -> None:
     async with patient(100) as (port, questions):
-        told = Told(port)
-        assert [await told.ask() for _ in range(10)] == [GOOD] * 10
+        client = ProbeClient(port)
+        assert [await client.request() for _ in range(10)] == [GOOD] * 10
         assert questions == [10]
-        told.line.close()
+        client.connection.close()
 
 
-async def test_a_server_that_tires_of_a_line_is_asked_on_another() -> None:
+async def test_a_closed_connection_is_replaced() -> None:
     async with patient(3) as (port, questions):
-        told = Told(port)
-        assert [await told.ask() for _ in range(9)] == [GOOD] * 9
+        client = ProbeClient(port)
+        assert [await client.request() for _ in range(9)] == [GOOD] * 9
         assert questions == [3, 3, 3]
-        told.line.close()
+        client.connection.close()
 
 
-async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
+async def test_a_server_that_closes_a_new_connection_refuses() -> None:
     async with patient(0) as (port, questions):
-        told = Told(port)
-        assert await told.ask() == REFUSED
-        assert not told.line.open
-        assert await told.ask() == REFUSED
+        client = ProbeClient(port)
+        assert await client.request() == REFUSED
+        assert not client.connection.open
+        assert await client.request() == REFUSED
         assert len(questions) == 2
 
 
@@ -224,6 +227,6 @@ async def test_a_server_that_hangs_up_on_a_new_line_refuses() -> None:
         b"HTTP/1.1 200 OK\r\n\r\n",
     ],
 )
-def test_a_line_goes_on_after_whole_answers_only(answer: bytes) -> None:
-    assert may_go_on(KEPT)
-    assert not may_go_on(answer)
+def test_a_connection_is_reused_after_complete_responses_only(answer: bytes) -> None:
+    assert is_reusable(KEPT)
+    assert not is_reusable(answer)

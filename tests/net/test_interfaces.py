@@ -1,4 +1,4 @@
-"""Interfaces, addresses and default routes of a namespace, as they are read over netlink."""
+"""Interfaces, addresses and default routes of a namespace, as read over netlink."""
 
 import os
 import subprocess
@@ -21,8 +21,8 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def host() -> Iterator[None]:
-    """A host with two interfaces, each with addresses of both families; the first of IPv4 is a
-    point-to-point one."""
+    """A host with two interfaces, each with addresses of both families; the first IPv4 address is a
+    point-to-point address."""
     try:
         namespace.create(NAME)
         ip("link", "set", "lo", "up")
@@ -52,7 +52,7 @@ def host() -> Iterator[None]:
         namespace.delete(NAME)
 
 
-def test_interfaces_are_told_by_their_addresses(host: None) -> None:
+def test_interfaces_are_found_by_their_addresses(host: None) -> None:
     with namespace.inside(NAME):
         found = links()
         assert found["front"] == Link("front", found["front"].index, MACS["front"], 1400, True)
@@ -60,10 +60,10 @@ def test_interfaces_are_told_by_their_addresses(host: None) -> None:
             "back",
             "front",
         ]
-        assert holders(["192.0.2.2"]) == [], "the other end's"
+        assert holders(["192.0.2.2"]) == [], "this is the address of the other end"
 
 
-def test_packets_to_anywhere_leave_by_every_way_of_the_default_route(host: None) -> None:
+def test_every_next_hop_of_the_default_route_is_a_default_device(host: None) -> None:
     ip("route", "add", "203.0.113.0/24", "dev", "front")
     with namespace.inside(NAME):
         assert default_devices() == frozenset()

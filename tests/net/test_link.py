@@ -1,5 +1,5 @@
-"""Links, addresses, routes and neighbours, in a namespace of their own, checked by what ip(8)
-shows."""
+"""Links, addresses, routes and neighbours in a separate namespace, compared with the output of
+ip(8)."""
 
 import ctypes
 import itertools
@@ -28,7 +28,7 @@ def ip(*arguments: str) -> str:
 
 
 class Netns:
-    """A namespace made with ip(8), and a connection into it."""
+    """A namespace created with ip(8), and a connection into it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Netns:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Netns, Netns]]:
-    """Two namespaces, joined by a veth: `left` in the one, `right` in the other; both up."""
+    """Two namespaces, joined by a veth pair: `left` in one, `right` in the other; both up."""
     names = [f"flt-{os.getpid()}-link{next(_numbers)}" for _ in range(2)]
     for name in names:
         ip("netns", "add", name)
@@ -100,7 +100,7 @@ async def test_an_address_is_usable_at_once_and_may_be_set_twice(
     assert not shown[0].get("tentative")
 
 
-async def test_routes_are_replaced_shared_and_forgotten(pair: tuple[Netns, Netns]) -> None:
+async def test_routes_are_replaced_shared_and_deleted(pair: tuple[Netns, Netns]) -> None:
     one, _ = pair
     for family, network in (("-4", "192.0.2"), ("-6", "2001:db8:")):
         mark = "." if family == "-4" else ":"
@@ -160,7 +160,7 @@ async def test_a_route_out_of_a_device_prefers_a_source(pair: tuple[Netns, Netns
         assert (route["dev"], route["prefsrc"]) == ("left", address)
 
 
-async def test_failures_say_what_was_tried(pair: tuple[Netns, Netns]) -> None:
+async def test_errors_name_the_operation(pair: tuple[Netns, Netns]) -> None:
     one, two = pair
     with pytest.raises(Unavailable, match=r"add veth left .* EEXIST"):
         await one.links.add_veth("left", MAC, "other", PEER_MAC, two.path)

@@ -1,5 +1,5 @@
-"""Tables: exact shares, one table for all who know the same weights, C and Python alike, little
-disturbance."""
+"""Maglev tables: exact shares, the same table for every gateway with the same weights, the same
+results in C and Python, little disturbance."""
 
 from array import array
 from collections import Counter
@@ -31,13 +31,14 @@ def test_shares_are_exact_to_within_a_slot(weights: dict[str, int]) -> None:
 
 
 def furthest_off(pods: int) -> float:
-    """How far the share of one of so many nodes with a pod each may be off."""
+    """Return by how much the share of a node may be off, with this number of nodes that have one
+    pod each."""
     size = maglev.table_size(pods)
     return max(abs(got * pods / size - 1) for got in maglev.quotas([1] * pods, size))
 
 
 def test_how_far_the_share_of_a_node_with_one_pod_may_be_off() -> None:
-    """docs/gateway.md states these."""
+    """docs/gateway.md states these numbers."""
     off = [0.0, *map(furthest_off, range(1, maglev.MOST_NODES + 1))]
     assert max(off[:654]) < 0.01
     assert max(off[:1334]) < 0.02 < off[1334]
@@ -52,7 +53,7 @@ def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
-def test_tables_that_are_made_together_are_those_of_the_reference(
+def test_tables_that_are_filled_together_equal_the_reference(
     many: list[dict[str, int]],
 ) -> None:
     asked = [tuple(sorted(weights.items())) for weights in many]
@@ -111,7 +112,7 @@ def test_removing_a_node_moves_little_but_its_own_slots(count: int) -> None:
     assert moved < len(before.slots) // 2 * 0.2
 
 
-def test_nobody_with_a_weight_gives_an_empty_table() -> None:
+def test_without_weights_the_table_is_empty() -> None:
     assert maglev.table(()) == maglev.table((("a", 0),)) == maglev.EMPTY
 
 

@@ -1,4 +1,4 @@
-"""Rules by netlink of our own, beside libnftables, in a network namespace of their own."""
+"""nftables over netlink beside libnftables, in a separate network namespace."""
 
 import os
 import struct
@@ -9,15 +9,15 @@ import pytest
 from fairlead.errors import Conflict
 from fairlead.lab import namespace
 from fairlead.net.nfelements import DROP, GOTO, element, verdict
-from fairlead.net.nfnetlink import ElementChange, Nfnetlink, remember_ipv6
+from fairlead.net.nfnetlink import ElementChange, Nfnetlink, update_ipv6_map
 from fairlead.net.nftables import Nftables
 
 pytestmark = pytest.mark.root
 
 TABLE = """\
 add table inet t
-add map inet t m { type ipv6_addr . inet_proto . inet_service . ipv6_addr : ipv6_addr . inet_service; \
-size 100; flags dynamic, timeout; }
+add map inet t m { type ipv6_addr . inet_proto . inet_service . ipv6_addr \
+: ipv6_addr . inet_service; size 100; flags dynamic, timeout; }
 """
 
 
@@ -40,11 +40,11 @@ def test_a_chain_comes_with_its_rule_or_not_at_all(both: tuple[Nftables, Nfnetli
     nft.run(TABLE)
     for _ in range(2):
         with pytest.raises(Conflict, match="No such file or directory"):
-            netlink.add_chain("t", "c", remember_ipv6("elsewhere", 60))
+            netlink.add_chain("t", "c", update_ipv6_map("elsewhere", 60))
         with pytest.raises(Conflict, match="No such file or directory"):
-            netlink.add_chain("nowhere", "c", remember_ipv6("m", 60))
+            netlink.add_chain("nowhere", "c", update_ipv6_map("m", 60))
     assert "chain c" not in nft.run("list table inet t")
-    netlink.add_chain("t", "c", remember_ipv6("m", 60))
+    netlink.add_chain("t", "c", update_ipv6_map("m", 60))
     listed = nft.run("list table inet t")
     assert (
         "update @m { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original "
@@ -60,10 +60,10 @@ def test_the_generation_grows_with_each_transaction(both: tuple[Nftables, Nfnetl
     nft.run(TABLE)
     assert netlink.generation() == first + 1
     nft.run("list ruleset")
-    netlink.add_chain("t", "c", remember_ipv6("m", 60))
+    netlink.add_chain("t", "c", update_ipv6_map("m", 60))
     assert netlink.generation() == first + 2
     with pytest.raises(Conflict):
-        netlink.add_chain("nowhere", "c", remember_ipv6("m", 60))
+        netlink.add_chain("nowhere", "c", update_ipv6_map("m", 60))
     assert netlink.generation() == first + 2
 
 

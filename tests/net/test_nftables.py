@@ -1,4 +1,4 @@
-"""libnftables in this process, in a network namespace of its own."""
+"""libnftables in this process, in a separate network namespace."""
 
 import os
 import resource
@@ -44,7 +44,7 @@ def test_a_check_changes_nothing(nft: Nftables) -> None:
         nft.check("add tabel inet t")
 
 
-def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
+def test_a_context_belongs_to_the_namespace_in_which_it_was_created(nft: Nftables) -> None:
     nft.run("add table inet only_there")
     assert "only_there" in nft.run("list tables")
     with Nftables() as here:
@@ -52,8 +52,8 @@ def test_it_serves_the_namespace_in_which_it_was_made(nft: Nftables) -> None:
 
 
 def test_threads_with_contexts_of_their_own_take_turns() -> None:
-    """Without it rules with `iif` are refused ("Interface does not exist") or the process ends,
-    within a second or two."""
+    """Without the lock, rules with `iif` are rejected ("Interface does not exist") or the process
+    crashes within a second or two."""
     name = f"flt-{os.getpid()}-nft-threads"
     namespace.create(name)
     try:
@@ -79,8 +79,9 @@ def test_threads_with_contexts_of_their_own_take_turns() -> None:
         namespace.delete(name)
 
 
-def test_with_too_many_files_open_it_says_so(nft: Nftables) -> None:
-    """One that was made before goes on. The library itself would end the process."""
+def test_too_many_open_files_are_an_error(nft: Nftables) -> None:
+    """A context that was created before continues to work. The library itself would abort the
+    process."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     with ExitStack() as files:
@@ -100,7 +101,7 @@ def test_protocols_are_numbers(nft: Nftables) -> None:
     assert nft.listing("list set inet t s")[0]["set"]["elem"] == [{"concat": [6, 80]}]  # type: ignore[index]
 
 
-def test_closed_is_closed(nft: Nftables) -> None:
+def test_a_closed_context_cannot_be_used(nft: Nftables) -> None:
     nft.close()
     nft.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -129,7 +130,7 @@ def test_errors_are_short_however_long_the_command(nft: Nftables) -> None:
         ("", Unavailable),
     ],
 )
-def test_what_nft_says_and_what_it_means(said: str, kind: type[FairleadError]) -> None:
+def test_errors_for_nfts_messages(said: str, kind: type[FairleadError]) -> None:
     error = failure("add table inet t", said)
     assert type(error) is kind
     assert "add table inet t" in str(error)

@@ -1,4 +1,4 @@
-"""The reader of ring buffers, against a program that writes into one."""
+"""The reader of ring buffers, with a program that writes into one."""
 
 import select
 import subprocess
@@ -25,9 +25,10 @@ struct {
 	__uint(max_entries, 4096);
 } ring SEC(".maps");
 
-/* The first octet of the packet, so many times as the second says; given up if the third is not 0. */
+/* Write the first octet of the packet as often as its second octet says; discard the records if
+ * its third octet is not 0. */
 SEC("tc")
-int tell(struct __sk_buff *skb)
+int write_records(struct __sk_buff *skb)
 {
 	unsigned char head[3];
 	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
@@ -52,14 +53,14 @@ char _license[] SEC("license") = "GPL";
 """
 
 
-class Told:
-    """A program that tells, and the reader of what it tells."""
+class Writer:
+    """A program that writes records, and the reader of its ring buffer."""
 
     def __init__(self, program: Program, ring: RingBuffer) -> None:
         self.program, self.ring = program, ring
 
-    def tell(self, octet: int, times: int, *, discard: bool = False) -> int:
-        """How many records there was room for."""
+    def write(self, octet: int, times: int, *, discard: bool = False) -> int:
+        """Write records. Return how many the ring had space for."""
         return self.program.test_run(bytes((octet, times, discard)) + bytes(20)).verdict
 
     def read(self, most: int = 1000) -> list[tuple[int, int]]:
@@ -82,50 +83,52 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def told(built: Path) -> Iterator[Told]:
+def writer(built: Path) -> Iterator[Writer]:
     object_file = read_object(built)
     maps = create_maps(list(object_file.maps.values()))
-    program = Program.load(object_file.programs["tell"], maps, program_type=PROGRAM_TYPE_SCHED_CLS)
+    program = Program.load(
+        object_file.programs["write_records"], maps, program_type=PROGRAM_TYPE_SCHED_CLS
+    )
     ring = RingBuffer(maps["ring"])
-    yield Told(program, ring)
+    yield Writer(program, ring)
     ring.close()
     program.close()
     maps["ring"].close()
 
 
-def test_records_come_once_and_in_order(told: Told) -> None:
-    assert told.read() == []
-    told.tell(1, 2)
-    told.tell(2, 1)
-    assert told.readable()
-    assert told.read() == [(1, 0), (1, 1), (2, 0)]
-    assert told.read() == []
-    assert not told.readable()
+def test_records_come_once_and_in_order(writer: Writer) -> None:
+    assert writer.read() == []
+    writer.write(1, 2)
+    writer.write(2, 1)
+    assert writer.readable()
+    assert writer.read() == [(1, 0), (1, 1), (2, 0)]
+    assert writer.read() == []
+    assert not writer.readable()
 
 
-def test_no_more_than_asked_for(told: Told) -> None:
-    told.tell(1, 5)
-    assert told.read(2) == [(1, 0), (1, 1)]
-    assert told.readable()
-    assert told.read() == [(1, 2), (1, 3), (1, 4)]
+def test_a_read_returns_no_more_than_requested(writer: Writer) -> None:
+    writer.write(1, 5)
+    assert writer.read(2) == [(1, 0), (1, 1)]
+    assert writer.readable()
+    assert writer.read() == [(1, 2), (1, 3), (1, 4)]
 
 
-def test_given_up_records_are_passed_over(told: Told) -> None:
-    told.tell(1, 3, discard=True)
-    told.tell(2, 1)
-    assert told.read() == [(2, 0)]
+def test_discarded_records_are_skipped(writer: Writer) -> None:
+    writer.write(1, 3, discard=True)
+    writer.write(2, 1)
+    assert writer.read() == [(2, 0)]
 
 
-def test_a_full_ring_refuses_and_goes_on_once_it_was_read(told: Told) -> None:
-    room = told.tell(1, 255)
+def test_a_full_ring_accepts_records_again_after_a_read(writer: Writer) -> None:
+    room = writer.write(1, 255)
     assert room == RING_BYTES // 24 < 255
-    assert told.tell(2, 1) == 0
-    assert len(told.read()) == room
-    assert told.tell(3, 1) == 1
-    assert told.read() == [(3, 0)]
+    assert writer.write(2, 1) == 0
+    assert len(writer.read()) == room
+    assert writer.write(3, 1) == 1
+    assert writer.read() == [(3, 0)]
 
 
-def test_records_that_wrap_round_are_whole(told: Told) -> None:
+def test_records_that_wrap_round_are_whole(writer: Writer) -> None:
     for turn in range(100):
-        told.tell(turn, 97)
-        assert told.read() == [(turn, i) for i in range(97)]
+        writer.write(turn, 97)
+        assert writer.read() == [(turn, i) for i in range(97)]

@@ -1,4 +1,4 @@
-"""What the kernel tells of its routes."""
+"""Changes of routes that the kernel reports."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from fairlead.net.routing import Routing
 pytestmark = pytest.mark.root
 
 OURS, MANY = 171, 5000
-"""More changes than there is room for."""
+"""More changes than the socket's buffer holds."""
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def routes(do: str, protocol: int, addresses: range) -> None:
     subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
 
 
-def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> None:
+def test_own_routes_take_no_buffer_space_from_other_changes(place: str) -> None:
     async def scenario() -> None:
-        routing = Routing(passing_over=OURS)
-        hearing = routing._hearing
+        routing = Routing(ignored_protocol=OURS)
+        hearing = routing._subscription
         for do in ("add", "delete"):
             routes(do, OURS, range(MANY))
             routes(do, 4, range(MANY, MANY + 1))
@@ -49,11 +49,11 @@ def test_ones_own_routes_take_no_room_from_what_others_change(place: str) -> Non
     run_inside(place, scenario, deadline_s=20)
 
 
-def test_what_could_not_be_told_counts_as_a_change(place: str) -> None:
+def test_lost_events_count_as_a_change(place: str) -> None:
     async def scenario() -> None:
-        routing = Routing(passing_over=OURS)
+        routing = Routing(ignored_protocol=OURS)
         routes("add", 4, range(MANY))
-        heard = await routing._hearing.next()
+        heard = await routing._subscription.next()
         assert heard.lost
         routing.close()
 

@@ -1,5 +1,5 @@
-"""Which interfaces selectors choose, from tables; `tests/drivers/direct/test_selection.py` uses
-real interfaces."""
+"""Which interfaces selectors choose, in tables; `tests/drivers/direct/test_selection.py` uses real
+interfaces."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_choice(selectors: list[str], names: list[str]) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said_beside_what_there_is(selectors: list[str], words: str) -> None:
+def test_the_message_names_missing_and_present_interfaces(selectors: list[str], words: str) -> None:
     assert words in select(selectors, HOST).problem
 
 
@@ -70,7 +70,7 @@ def test_a_host_with_many_interfaces_does_not_list_them_all() -> None:
     assert select(["eth9"], []).problem.endswith("this host has no interface")
 
 
-def test_an_address_that_goes_for_a_moment_takes_no_interface_away() -> None:
+def test_a_brief_loss_of_an_address_deselects_no_interface() -> None:
     selectors = ["192.0.2.0/25", "default-route", "bond*"]
     before = select(selectors, HOST)
     bare = tuple(Present(each.name) for each in HOST)
@@ -105,7 +105,7 @@ def test_selectors(text: str) -> None:
         ("eth0/1", "IPv4 or IPv6 network"),
     ],
 )
-def test_what_can_choose_nothing_is_refused(text: str, words: str) -> None:
+def test_a_selector_that_cannot_match_is_rejected(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check(text)
 

@@ -1,5 +1,5 @@
-"""No open connection moves: sequences of changes against a model of what the forwarder does with
-each packet."""
+"""No open connection moves: sequences of changes, compared with a model of what the forwarder does
+with each packet."""
 
 from array import array
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from fairlead.net.transition import (
     TRACKED,
     Slots,
     by_rule,
-    follow_in_c,
-    follow_in_python,
     in_place,
     is_settled,
     nodes_in,
+    previous_in_c,
+    previous_in_python,
     renumber,
     tracked_as,
     transition,
@@ -29,8 +29,8 @@ NAMES = ("a", "b", "c", "d", "e")
 
 @dataclass
 class Connection:
-    """An open connection: the hash of its whole flow, that of its client, its node, and its entry
-    if it has one."""
+    """An open connection: the hash of its flow, the hash of its client's address, its node, and its
+    flow entry if it has one."""
 
     flow: int
     source: int
@@ -39,15 +39,15 @@ class Connection:
 
 
 def look_up(slots: bytes, connection: Connection, *, by_source: bool) -> int:
-    """bpf/choose.h, slot(): multiply-shift."""
+    """Model slot() of bpf/choose.h: multiply-shift."""
     numbers = array("H", slots)
     digest = connection.source if by_source else connection.flow
     return numbers[digest * len(numbers) >> 32] if numbers else NONE
 
 
 def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
-    """The current node ("" for nobody), and what `previous` says: a node, "" for TRACKED, None for
-    NONE."""
+    """Return the current node ("" for none), and the value of `previous`: a node, "" for TRACKED,
+    None for NONE."""
     current = look_up(slots.current, connection, by_source=slots.by_source)
     previous = look_up(slots.previous, connection, by_source=slots.previous_by_source)
     name = {NONE: "", TRACKED: ""} | dict(enumerate(slots.nodes))
@@ -55,7 +55,7 @@ def owners(slots: Slots, connection: Connection) -> tuple[str, str | None]:
 
 
 def open_connection(slots: Slots, connection: Connection) -> bool:
-    """A SYN, bpf/choose.h, choose_tcp()."""
+    """Model choose_tcp() of bpf/choose.h for a SYN."""
     current, previous = owners(slots, connection)
     connection.node = current
     connection.entry = current if previous is not None else ""
@@ -63,7 +63,7 @@ def open_connection(slots: Slots, connection: Connection) -> bool:
 
 
 def node_of(slots: Slots, connection: Connection) -> str:
-    """A later segment, bpf/choose.h, choose_tcp()."""
+    """Model choose_tcp() of bpf/choose.h for a later segment."""
     current, previous = owners(slots, connection)
     return current if previous is None else connection.entry or previous or current
 
@@ -77,7 +77,7 @@ class Step:
 
 STEPS = st.builds(
     Step,
-    # Sums from 1 to 2,000, so that tables of all sizes occur.
+    # The sums are from 1 to 2,000, so that tables of all sizes occur.
     st.dictionaries(
         st.sampled_from(NAMES), st.one_of(st.integers(1, 4), st.integers(5, 400)), max_size=4
     ),
@@ -92,7 +92,7 @@ def new_connections(source: Random, count: int) -> list[Connection]:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=8), st.integers(0, 1 << 30))
-def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
+def test_no_connection_to_a_retained_node_moves(steps: list[Step], seed: int) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
         retained_nodes = step.draining | step.weights.keys()
@@ -108,7 +108,7 @@ def test_no_connection_to_a_keeper_moves(steps: list[Step], seed: int) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6))
-def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
+def test_invariants_of_slots_after_any_steps(steps: list[Step]) -> None:
     slots = Slots()
     for step in steps:
         wanted, retained_nodes = (
@@ -127,8 +127,9 @@ def test_what_holds_of_slots_after_any_steps(steps: list[Step]) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=1, max_size=6), STEPS)
-def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], last: Step) -> None:
-    """The short way for slots that stay says yes only where the long way gives the same."""
+def test_settled_slots_are_unchanged_by_the_rule(steps: list[Step], last: Step) -> None:
+    """The shortcut for unchanged slots applies only where the full computation gives the same
+    result."""
     slots = Slots()
     for step in steps:
         slots = transition(
@@ -146,8 +147,8 @@ def test_settled_slots_are_those_that_the_rule_gives_again(steps: list[Step], la
             assert by_rule(slots, wanted, retained_nodes, by_source=step.by_source) == slots
 
 
-def gone_through(steps: list[Step]) -> Slots:
-    """The slots after these steps, at all of which every node may keep connections."""
+def slots_after(steps: list[Step]) -> Slots:
+    """Return the slots after these steps, with every node retained in all steps."""
     slots = Slots()
     for step in steps:
         slots = transition(
@@ -157,7 +158,7 @@ def gone_through(steps: list[Step]) -> Slots:
 
 
 def halves(*, by_source: bool) -> list[Step]:
-    """Half of the slots go from one node to another."""
+    """Return steps in which half of the slots move from one node to another."""
     return [
         Step(weights, frozenset(), by_source) for weights in ({"a": 1, "b": 1}, {"b": 1, "c": 1})
     ]
@@ -171,10 +172,10 @@ def halves(*, by_source: bool) -> list[Step]:
 )
 @example(halves(by_source=False), halves(by_source=True), 1)
 @example(halves(by_source=True)[:1], halves(by_source=False), 1)
-def test_entries_of_a_gateway_with_another_past_count_and_move_nothing_here(
+def test_tracking_as_another_gateway_moves_no_connection(
     here: list[Step], there: list[Step], seed: int
 ) -> None:
-    source, own, other = Random(seed), gone_through(here), gone_through(there)
+    source, own, other = Random(seed), slots_after(here), slots_after(there)
     mine = [each for each in new_connections(source, 60) if open_connection(own, each)]
     theirs = [
         each for each in new_connections(source, 60) if open_connection(other, each) and each.entry
@@ -190,10 +191,10 @@ NUMBERS = st.one_of(st.integers(0, 5), st.just(NONE), st.just(TRACKED))
 
 
 @given(st.data(), st.sampled_from([1, 2, 12]), st.frozensets(st.integers(0, 6)))
-def test_c_follows_as_python_does(
+def test_c_and_python_compute_the_same_transition(
     data: st.DataObject, size: int, retained_nodes: frozenset[int]
 ) -> None:
-    """Tables of other sizes, and empty ones, among them."""
+    """The tables include tables of other sizes and empty ones."""
 
     def numbers() -> "array[int]":
         length = data.draw(
@@ -204,13 +205,13 @@ def test_c_follows_as_python_does(
     was, before, now = numbers(), numbers(), numbers()
     longest = max(len(was), len(before), len(now))
     if all(not each or longest % len(each) == 0 for each in (was, before, now)):
-        assert follow_in_c(was, before, now, retained_nodes) == follow_in_python(
+        assert previous_in_c(was, before, now, retained_nodes) == previous_in_python(
             was, before, now, retained_nodes
         )
 
 
 @given(st.lists(NUMBERS), st.lists(st.integers(0, 65535), min_size=6, max_size=6))
-def test_renumbering_leaves_what_stands_for_nobody(slots: list[int], to: list[int]) -> None:
+def test_renumbering_leaves_none_and_tracked(slots: list[int], to: list[int]) -> None:
     expected = [each if each in (NONE, TRACKED) else to[each] for each in slots]
     assert list(renumber(array("H", slots), array("H", to))) == expected
 
@@ -239,7 +240,7 @@ SIZES = st.sampled_from([SMALLEST << doubling for doubling in range(4)])
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(STEPS, SIZES), min_size=1, max_size=8), st.integers(0, 1 << 30))
-def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_their_weights_call_for(
+def test_no_connection_to_a_retained_node_moves_between_tables_of_other_sizes(
     steps: list[tuple[Step, int]], seed: int
 ) -> None:
     source, slots, connections = Random(seed), Slots(), list[Connection]()
@@ -263,11 +264,11 @@ def test_no_connection_to_a_keeper_moves_where_tables_have_other_sizes_than_thei
     st.lists(STEPS, min_size=1, max_size=4),
     st.integers(0, 1 << 30),
 )
-def test_what_is_written_over_moves_only_what_no_table_can_say(
+def test_writing_in_place_moves_only_connections_that_no_table_records(
     steps: list[Step], over: list[Step], seed: int
 ) -> None:
-    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that go
-    on serving stay. Connections to other nodes that may keep them stay too if there is a previous
+    """The sizes stay, nodes that are to be removed have no slot, and connections to nodes that
+    continue to serve stay. Connections to other retained nodes stay too if there is a previous
     table with the size and the hash of the current one."""
     source, slots, connections = Random(seed), Slots(), list[Connection]()
     for step in steps:
@@ -326,7 +327,7 @@ def test_unchanged_weights_need_no_previous_table() -> None:
     )
 
 
-def test_slots_are_settled_until_a_share_changes_or_a_keeper_goes() -> None:
+def test_slots_are_settled_until_a_share_changes_or_a_retained_node_leaves() -> None:
     before, after = table((("a", 1), ("b", 2))), table((("a", 2), ("b", 1), ("c", 1)))
     slots = transition(transition(Slots(), before, frozenset("ab")), after, frozenset("abc"))
     assert slots.previous
@@ -343,6 +344,6 @@ def test_previous_goes_when_only_one_node_is_left() -> None:
     assert not transition(slots, table((("a", 1),)), frozenset("a")).previous
 
 
-def test_nobody_left_leaves_nothing() -> None:
+def test_without_nodes_nothing_is_left() -> None:
     slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
     assert transition(slots, Table((), b""), frozenset()) == Slots()

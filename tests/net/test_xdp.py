@@ -1,5 +1,5 @@
-"""XDP programs on real interfaces: attached, replaced, listed, taken away; what others attached is
-left alone."""
+"""XDP programs on real interfaces: attached, replaced, listed, detached; programs of other
+processes are left alone."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def interface() -> Iterator[int]:
-    """Index of eth0, one end of a cable, in a namespace in which this thread is meanwhile."""
+    """Yield the index of eth0, one end of a veth pair, in a namespace that this thread enters."""
     namespace.create(NAME)
     try:
         ip("link", "add", "eth0", "index", "77", "type", "veth", "peer", "name", "end")
@@ -61,7 +61,7 @@ def at(interface: int) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("mode", [xdp.NATIVE, xdp.GENERIC])
-def test_a_program_stays_attached_until_its_link_is_taken_away(
+def test_a_program_stays_attached_until_its_link_is_detached(
     interface: int, pins: Path, mode: str
 ) -> None:
     assert at(interface) is None
@@ -90,7 +90,7 @@ def test_another_mode_makes_a_new_link(interface: int, pins: Path) -> None:
     assert at(interface) == (xdp.NATIVE, "second")
 
 
-def test_an_interface_that_was_made_anew_gets_a_new_link(interface: int, pins: Path) -> None:
+def test_a_recreated_interface_gets_a_new_link(interface: int, pins: Path) -> None:
     attach(interface, "first", pins / "link", xdp.NATIVE)
     ip("link", "delete", "eth0")
     link = xdp.read_link(pins / "link")
@@ -103,28 +103,28 @@ def test_an_interface_that_was_made_anew_gets_a_new_link(interface: int, pins: P
 
 
 @pytest.mark.parametrize("mode", [xdp.NATIVE, xdp.GENERIC])
-def test_a_program_of_somebody_else_is_left_alone(interface: int, pins: Path, mode: str) -> None:
+def test_a_program_of_another_process_is_left_alone(interface: int, pins: Path, mode: str) -> None:
     with passing("theirs") as program:
         program.pin(pins / "theirs")
-    # In this thread's namespace: `ip -n` would have a /sys of its own, without the pin.
+    # Run it in this thread's namespace: `ip -n` would mount another /sys, without the pin.
     subprocess.run(
         ["ip", "link", "set", "eth0", "xdpgeneric", "pinned", pins / "theirs"],
         check=True,
         timeout=20,
     )
-    with pytest.raises(Refused, match=r"theirs \(id \d+, generic\) is there already"):
+    with pytest.raises(Refused, match=r"theirs \(id \d+, generic\) is already attached"):
         attach(interface, "ours", pins / "link", mode)
     assert at(interface) == (xdp.GENERIC, "theirs")
     assert xdp.read_link(pins / "link") is None
 
 
-def test_a_driver_without_xdp_says_so(interface: int, pins: Path) -> None:
+def test_a_driver_without_xdp_is_an_error(interface: int, pins: Path) -> None:
     ip("link", "add", "plain", "index", "78", "type", "bridge")
     with pytest.raises(Refused, match=r"Operation not supported.*gateway.attach"):
         attach(78, "ours", pins / "link", xdp.NATIVE)
 
 
-def test_a_run_says_what_became_of_the_packet_and_how_long_it_took() -> None:
+def test_a_test_run_returns_packet_and_duration() -> None:
     with passing("ours") as program:
         trial = program.test_run(bytes(64), with_context=False, repeat=1000)
     assert trial[:3] == (2, bytes(64), b"")

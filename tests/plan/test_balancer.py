@@ -304,7 +304,7 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
         lambda address, _port: by_address.get(address),
     )
     assert {node: state for node, (_, state) in states(balancer).items()} == expected
-    assert (HEALTH_CHECKS_FAILING in [note.reason for note in balancer.notes]) is noted
+    assert (HEALTH_CHECKS_FAILING in [note.code for note in balancer.notes]) is noted
 
 
 def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make: Makers) -> None:
@@ -411,9 +411,7 @@ def test_the_limit_of_a_drain_is_the_service_s_own(
         service, [make_slice([("10.0.1.1", "node1", "ready")])], nodes, ["203.0.113.10"], DIRECT
     )
     assert balancer.settings == DirectSettings(limit_s)
-    assert [note.reason for note in balancer.notes] == ["AnnotationNotUnderstood"] * (
-        text == "soon"
-    )
+    assert [note.code for note in balancer.notes] == ["AnnotationNotUnderstood"] * (text == "soon")
 
 
 def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers) -> None:

@@ -127,7 +127,7 @@ def test_gateways_serve_and_are_missed_by_their_own_classes_alone(
     missed = {
         key.name
         for key, each in planned.items()
-        if isinstance(each, LoadBalancer) and NO_GATEWAY in [note.reason for note in each.notes]
+        if isinstance(each, LoadBalancer) and NO_GATEWAY in [note.code for note in each.notes]
     }
     by_gateways = [each.name for each in CLASSES.values() if each.served_by == "gateways"]
     expected = {name.rpartition("/")[2] for name in by_gateways}

@@ -189,7 +189,7 @@ def test_of_two_that_show_one_port_the_older_is_served_and_all_gateways_agree() 
     assert isinstance(second, LoadBalancer)
     assert [listener.port for listener in first.listeners] == [80]
     assert [listener.port for listener in second.listeners] == [443]
-    assert [note.reason for note in second.notes] == ["PortConflict"]
+    assert [note.code for note in second.notes] == ["PortConflict"]
     with state.subscribers.subscription() as dirty:
         state.update_services({ObjectKey(*older.key): None})
         assert dirty._keys == {older.key, younger.key}, "who shares an address is concerned"

@@ -23,7 +23,7 @@ def read(
     found = floating_of(
         wishes, annotations, msgspec.structs.replace(CONFIG, **config), family, address
     )
-    return found, [note.message for note in wishes.notes]
+    return found, [str(note) for note in wishes.notes]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from fairlead.errors import Conflict
-from fairlead.kube.own import AddressGrantSpec, Holder
+from fairlead.kube.crds import AddressGrantSpec, Holder
 from fairlead.model import Grant, ServiceKey
 from fairlead.plan.locks import Standing, licensed, releasable, settled, with_holder, without_holder
 

@@ -87,16 +87,22 @@ def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -
         "default/classed": ("metallb", False, ("203.0.113.22",), ("public",)),
         "default/ingress": ("openstack", True, ("203.0.113.99",), ("",)),
     }
-    assert found["default/web"].remarks == ()
-    [classed] = found["default/classed"].remarks
-    assert "cannot be changed in place" in classed
-    assert "fairlead.io/addresses=203.0.113.22" in classed
+    assert found["default/web"].findings == ()
+    [classed] = found["default/classed"].findings
+    assert "cannot be changed in place" in str(classed)
+    assert "fairlead.io/addresses=203.0.113.22" in str(classed)
+    assert (classed.code, classed.severity, classed.subject) == (
+        "ClassOfAnotherController",
+        "error",
+        "Service default/classed",
+    )
 
 
 def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
     services: list[Service],
 ) -> None:
-    remarks = "\n".join(by_name(prospects(services, read(), None))["default/ingress"].remarks)
+    found = by_name(prospects(services, read(), None))["default/ingress"].findings
+    text = "\n".join(map(str, found))
     for said in (
         "set defaultClass",
         "proxy-protocol has no effect",
@@ -104,5 +110,5 @@ def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
         "203.0.113.99 is in no pool",
         """kubectl patch service -n default ingress --type=merge -p '{"metadata":{"finalizers":[]}}'""",
     ):
-        assert said in remarks
-    assert "keep-floatingip" not in remarks, "this wish is met"
+        assert said in text
+    assert "keep-floatingip" not in text, "this wish is met"

@@ -1,5 +1,5 @@
-"""What the owner of a Service is told, row by row: which matter, whether it hinders, and that a
-remedy is named."""
+"""What the owner of a Service is told, row by row: which matter, which condition it blocks, and
+that a remedy is named."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from fairlead.kube.objects import (
     ServicePort,
     Taint,
 )
-from fairlead.model import Note
+from fairlead.model import Finding
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import DIRECT
 
@@ -33,13 +33,13 @@ def told(
     slices: list[EndpointSlice],
     nodes: dict[str, Node],
     addresses: list[str] = ADDRESSES,
-) -> list[Note]:
+) -> list[Finding]:
     return list(plan_load_balancer(service, slices, nodes, addresses, DIRECT).notes)
 
 
-def brief(notes: list[Note]) -> list[tuple[str, str]]:
-    assert all(";" in note.message or ":" in note.message for note in notes), "a remedy"
-    return [(note.reason, note.hinders) for note in notes]
+def brief(notes: list[Finding]) -> list[tuple[str, str]]:
+    assert all(note.remedy for note in notes)
+    return [(note.code, note.blocks) for note in notes]
 
 
 NOBODY, NO_NODES, HOMELESS = "NoReadyEndpoints", "UnAvailableLoadBalancer", "EndpointsWithoutNode"
@@ -84,7 +84,7 @@ def test_endpoints(
         .members
     )
     served = any(member.weight and member.state == "active" for member in members)
-    assert served is not any(note.hinders == "Ready" for note in notes), (
+    assert served is not any(note.blocks == "Ready" for note in notes), (
         "the notes say what the members are"
     )
 
@@ -94,12 +94,12 @@ def test_endpoints(
     [
         (
             [],
-            "it has no endpoint: see `kubectl get pods -n default -l app=web`; if it shows no "
+            "it has no endpoint; see `kubectl get pods -n default -l app=web`; if it shows no "
             "pod, make spec.selector",
         ),
         (
             [("10.0.1.1", "node1", "unready")],
-            "it has endpoints, and none of them is ready: see `kubectl get pods",
+            "it has endpoints, and none of them is ready; see `kubectl get pods",
         ),
     ],
     ids=["pods without an address, or none", "unready"],
@@ -115,7 +115,7 @@ def test_advice_goes_no_further_than_endpoint_slices_show(
     nothing is known."""
     for slices in ([make_slice(rows)], [make_slice(rows)] * 2):
         (note,) = told(make_service(selector={"app": "web"}), slices, nodes)
-        assert note.message.startswith(words)
+        assert str(note).startswith(words)
         assert note.at_start
 
 
@@ -144,8 +144,8 @@ def test_one_port_and_one_family_are_named(
         ),
     ]
     (note,) = told(service, slices, nodes, BOTH)
-    assert (note.reason, note.hinders) == (NOBODY, "Ready")
-    assert note.message.startswith("81/TCP (IPv6): no endpoint has this port")
+    assert (note.code, note.blocks) == (NOBODY, "Ready")
+    assert str(note).startswith("81/TCP (IPv6): no endpoint has this port")
 
 
 RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
@@ -176,10 +176,10 @@ def test_source_ranges(
     notes = [
         note
         for note in told(service, slices, nodes, addresses)
-        if note.reason == "LoadBalancerSourceRanges"
+        if note.code == "LoadBalancerSourceRanges"
     ]
     assert [
-        part for part, note in zip(expected, notes, strict=True) if part in note.message
+        part for part, note in zip(expected, notes, strict=True) if part in str(note)
     ] == expected
 
 

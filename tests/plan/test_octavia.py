@@ -33,7 +33,7 @@ from fairlead.model import (
     ServiceKey,
 )
 from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
-from fairlead.plan.capabilities import LACKS, METHODS
+from fairlead.plan.capabilities import METHODS, UNSUPPORTED
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.octavia import Asks, settings_of
 from fairlead.sections import OctaviaClassConfig, OctaviaConfig, OctaviaMonitorConfig
@@ -55,7 +55,7 @@ def read(
     found, notes = settings_of(
         annotations, asks, msgspec.structs.replace(CONFIG, **config), standing
     )
-    return found, [f"{note.reason}: {note.message}" for note in notes]
+    return found, [f"{note.code}: {note}" for note in notes]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_a_provider_lacks_is_never_asked_of_it(
     assert found.provider == standing or standing is None
     assert found.method in METHODS[found.provider]
     if found.provider == "ovn":
-        assert set(LACKS["ovn"]) > {"proxy-protocol"}
+        assert set(UNSUPPORTED["ovn"]) > {"proxy-protocol"}
         assert (found.header, found.forwarded_for, found.connection_limit, found.client_ms) == (
             "",
             False,
@@ -275,11 +275,11 @@ def test_members_are_nodes_with_ready_pods_weighted_by_them(
         ("node1", 2, "active"),
         ("node2", 1, "active"),
     ]
-    assert [note.reason for note in found.notes] == ["SharesByNode"]
+    assert [note.code for note in found.notes] == ["SharesByNode"]
     assert found.ip_mode == "VIP"
     amphora = msgspec.structs.replace(CONFIG, provider="amphora", ip_mode="Proxy")
     found = planned(make_service(), [make_slice(rows)], nodes, amphora)
-    assert [note.reason for note in found.notes] == ["ClientAddressHidden"]
+    assert [note.code for note in found.notes] == ["ClientAddressHidden"]
     assert found.ip_mode == "Proxy"
 
 
@@ -314,7 +314,7 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
     must = make_service(ip_families=("IPv4", "IPv6"), ip_family_policy="RequireDualStack")
 
     def told(found: LoadBalancer) -> list[str]:
-        return [note.message for note in found.notes if note.reason == "AddressFamilySkipped"]
+        return [str(note) for note in found.notes if note.code == "AddressFamilySkipped"]
 
     for service in (both, must):
         found = planned(service, slices, nodes, with_both)
@@ -427,7 +427,7 @@ def test_nodes_are_chosen_by_their_labels(
     assert members("zone=b") == []
     assert members("?") == ["node1", "node2"]
     service = make_service(annotations={OURS + "node-selector": "zone=b"})
-    assert "NoNodeSelected" in [note.reason for note in planned(service, slices, chosen).notes]
+    assert "NoNodeSelected" in [note.code for note in planned(service, slices, chosen).notes]
     octavia = msgspec.structs.replace(CONFIG, node_selector="zone=a")
     assert [
         each.node for each in planned(make_service(), slices, chosen, octavia).listeners[0].members
@@ -447,7 +447,7 @@ def test_all_nodes_are_members_only_if_somebody_asks_them(
     annotations = {OURS + "members": "all", OURS + "enable-health-monitor": "false"}
     found = planned(make_service(annotations=annotations), slices, nodes)
     assert [each.node for each in found.listeners[0].members] == ["node1"]
-    assert any("fairlead.io/members has no effect over TCP" in note.message for note in found.notes)
+    assert any("fairlead.io/members has no effect over TCP" in str(note) for note in found.notes)
 
 
 @pytest.mark.parametrize("monitor", [{}, {OURS + "enable-health-monitor": "true"}])
@@ -480,7 +480,7 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
         "UDP": ["node1"],
         "SCTP": ["node1"],
     }
-    (said,) = [note.message for note in found.notes if "io/members" in note.message]
+    (said,) = [str(note) for note in found.notes if "io/members" in str(note)]
     assert said.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
     amphora = planned(service, slices, nodes, existing=there(service, "amphora"))
     assert all(
@@ -501,7 +501,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
     assert _ingress_of(found) == ()
     found = planned(make_service(annotations={OPENSTACK + "hostname": "no name"}), [], nodes)
     assert found.hostname == ""
-    assert any("allowed: a name of DNS" in note.message for note in found.notes)
+    assert any("allowed: a name of DNS" in str(note) for note in found.notes)
 
 
 def test_an_id_that_is_none_is_refused(

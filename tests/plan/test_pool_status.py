@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fairlead.config import PoolConfig
-from fairlead.kube.own import AddressPool, KeptAddresses
+from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
 from fairlead.plan.addresses import Facts, Taken, Wanted
 from fairlead.plan.keeping import KeepLimits

@@ -13,7 +13,7 @@ from tests.makers import plan_gateway
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.kube.watching import Item
+from fairlead.kube.watch_events import Item
 from fairlead.plan.cluster import plan_controller, plan_node
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE, Projection, of_node
@@ -212,7 +212,7 @@ def test_a_change_of_what_is_not_kept_is_none() -> None:
         node = msgspec.convert(
             {"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node
         )
-        mirror.absorb(Item(ObjectKey("", "node1"), str(version), node))
+        mirror.process(Item(ObjectKey("", "node1"), str(version), node))
         assert len(mirror.take()) == (0 if version == 1 else 1)
 
 

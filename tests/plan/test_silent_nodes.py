@@ -1,5 +1,5 @@
-"""A node with ready pods that gives the gateway no answer is named in a Note, with the way by which
-it was asked."""
+"""A node with ready pods that gives the gateway no answer is named in a Finding, with the path by
+which it was asked."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def notes(
 ) -> list[tuple[str, str]]:
     found = Unproved((ONE, TWO), {}, any_ready, any_usable=True)
     _, made = confirm(found, MONITOR, lambda address, _: verdicts[address], tunnels)
-    return [(note.reason, note.message) for note in made]
+    return [(note.code, str(note)) for note in made]
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
     assert (
         "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new "
         "connections"
-    ) in note.message
-    assert "IP protocols 4 and 41 pass" in note.message[:LONGEST_MESSAGE]
+    ) in str(note)
+    assert "IP protocols 4 and 41 pass" in str(note)[:LONGEST_MESSAGE]

@@ -3,19 +3,19 @@
 import msgspec
 import pytest
 
-from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey, UnservedPort
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey, UnservedPort
 from fairlead.plan.status import CONDITION_TYPES, conditions_of
 
 
-def balancer(*notes: Note) -> LoadBalancer:
+def balancer(*notes: Finding) -> LoadBalancer:
     return LoadBalancer(
         ServiceKey("default", "web"), "uid", "fairlead.io/direct", ("203.0.113.1",), (), notes=notes
     )
 
 
-PORT = Note("PortConflict", "port 80 is another's; use another one", "Programmed")
-NOBODY = Note("NoReadyEndpoints", "nobody is ready; look at the pods", "Ready")
-WORD = Note("LoadBalancerSourceRanges", "pods are in no range; add them")
+PORT = Finding("PortConflict", "port 80 is another's; use another one", blocks="Programmed")
+NOBODY = Finding("NoReadyEndpoints", "nobody is ready; look at the pods", blocks="Ready")
+WORD = Finding("LoadBalancerSourceRanges", "pods are in no range; add them")
 FALSE, UNKNOWN = "False", "Unknown"
 
 ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, str, str]]] = {

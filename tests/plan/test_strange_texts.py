@@ -11,8 +11,8 @@ from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
+from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import LoadBalancer
 from fairlead.plan.cluster import plan_controller, plan_node
 from fairlead.plan.ledger import Ledger

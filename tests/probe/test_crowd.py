@@ -1,5 +1,5 @@
-"""The crowd sees what is lost: a server that dies, one that is silent, one that ends in order, and
-another in its place."""
+"""The crowd load detects failures: a server that dies, one that is silent, one that ends in order,
+and another one in its place."""
 
 import os
 import selectors
@@ -31,7 +31,7 @@ Pod = subprocess.Popen[bytes]
 
 
 def start(pod: str, node: str) -> Pod:
-    """An echo server in the namespace; its ports are open when this returns."""
+    """Start an echo server in the namespace; its ports are open when this returns."""
     reader, writer = os.pipe()
     argv = [
         sys.executable,
@@ -82,13 +82,13 @@ def pod() -> Iterator[Pod]:
 
 @pytest.fixture
 def crowd(pod: Pod) -> Crowd:
-    """Patient: on a machine that stands still for a second, answers are late, and nothing has
-    failed."""
+    """A crowd with a long time limit: on a machine that stalls for a second, answers are late, and
+    nothing has failed."""
     return Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
 
 
 def run(crowd: Crowd, until: Callable[[dict[str, Count]], bool]) -> dict[str, Count]:
-    """The periods, put together, until they look so."""
+    """Run the crowd until its periods, added up, satisfy the condition. Return them."""
     end_s = time.monotonic() + DEADLINE_S
     crowd.take()
     with namespace.inside(NAME):
@@ -119,7 +119,7 @@ def test_all_is_well(crowd: Crowd) -> None:
         assert count.by_pod.keys() == {"a"}
 
 
-def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None:
+def test_a_server_that_dies_breaks_open_flows(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.kill()
     pod.wait()
@@ -132,7 +132,7 @@ def test_a_server_that_dies_breaks_what_was_open(crowd: Crowd, pod: Pod) -> None
             and bool(seen[UDP].broken)
         ),
     )
-    # Reset: the dead one's kernel had accepted it already.
+    # The error is a reset: the kernel of the dead server had already accepted the request.
     assert (
         "ConnectionRefusedError"
         in seen[TCP].failed.keys()
@@ -170,7 +170,7 @@ def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
     assert seen[UDP].failed.keys() == {"TimeoutError"}
 
 
-def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Pod) -> None:
+def test_a_late_answer_is_not_a_loss_and_a_lost_datagram_is(pod: Pod) -> None:
     crowd = Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=DEADLINE_S)
     fill(crowd)
     crowd.take()
@@ -191,14 +191,14 @@ def test_an_answer_that_comes_late_is_no_loss_and_a_datagram_lost_is_one(pod: Po
 
 
 def answered_late(seen: dict[str, Count]) -> bool:
-    """Whether new flows that began before this period have been answered."""
+    """Return whether new flows that began before this period have been answered."""
     return len(seen) == 3 and all(
         count.answered > count.new + 5 for count in (seen[UDP], seen[QUIC])
     )
 
 
 def in_namespace(*commands: str) -> None:
-    """Let nft do this there."""
+    """Run nft in the namespace."""
     for command in commands:
         subprocess.run(["ip", "netns", "exec", NAME, "nft", command], check=True)
 
@@ -210,14 +210,14 @@ def test_an_end_in_good_order_breaks_no_connection(crowd: Crowd, pod: Pod) -> No
     assert seen[TCP].broken == {}
 
 
-def test_a_datagram_flow_that_another_answers_is_noticed(crowd: Crowd, pod: Pod) -> None:
+def test_a_datagram_flow_that_another_pod_answers_is_broken(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.kill()
     pod.wait()
     other = start("b", "node2")
     try:
-        # Not all twenty: new flows, which come at once after a stall, take the place of some before
-        # these ask again.
+        # Not all twenty flows: new flows, which arrive all at once after a stall, replace some of
+        # them before their next request.
         seen = run(
             crowd,
             lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 5,

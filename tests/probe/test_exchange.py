@@ -1,5 +1,4 @@
-"""An answer of an echo server says whom that saw: by what it was told, where it was told
-anything."""
+"""An answer of an echo server contains the client that it saw: by its headers, if there are any."""
 
 import pytest
 
@@ -18,7 +17,7 @@ from fairlead.probe.exchange import parse
         ),
     ],
 )
-def test_whom_the_server_saw(told: str, client: str) -> None:
+def test_the_client_that_the_server_saw(told: str, client: str) -> None:
     body = f'{{"pod": "p1", "node": "node1", "peer": "192.0.2.11"{told}}}\n'.encode()
     answer = parse(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     assert answer is not None

@@ -1,4 +1,4 @@
-"""Made-up packets are what they claim to be: scapy, which computes checksums itself, reads them."""
+"""Forged packets are well-formed: scapy, which computes checksums itself, decodes them."""
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP

@@ -1,5 +1,5 @@
-"""The steady load tells what it failed by: nobody took the connection, nobody answered on it, or it
-did not run itself."""
+"""The steady load states why requests failed: the connection was not accepted, it was not answered,
+or the load itself did not run."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ DEADLINE_S = 60.0
 async def periods(
     port: int, until: Callable[[Period], bool], event: Callable[[], object] = lambda: None
 ) -> Period:
-    """A period of a load with one caller, as soon as it looks so."""
+    """Return the period of a load with one client, as soon as it satisfies the condition."""
     load = Steady("127.0.0.1", port, callers=1, timeout_s=0.1, open_connections=0)
     task = asyncio.create_task(load.run())
     try:
@@ -31,7 +31,7 @@ async def periods(
             await task
 
 
-async def test_nobody_takes_it() -> None:
+async def test_no_server_accepts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     seen = await periods(port, lambda period: period.failed > 2)
@@ -39,14 +39,14 @@ async def test_nobody_takes_it() -> None:
     assert seen.failures == {"ConnectionRefusedError": seen.failed}
 
 
-async def test_nobody_answers() -> None:
+async def test_no_server_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         seen = await periods(server.getsockname()[1], lambda period: period.failed > 2)
     assert seen.unconnected == 0
     assert seen.failures == {"TimeoutError": seen.failed}
 
 
-async def test_it_did_not_run_itself() -> None:
+async def test_the_load_itself_stalled() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         await periods(
             server.getsockname()[1], lambda period: period.stalled_ms > 300, lambda: time.sleep(0.5)

@@ -30,7 +30,7 @@ class Standby:
         self.server = server
         self.client = client
         self.state = State(("services",))
-        self.reflector = Reflector(client, SERVICES, keep=CONTROLLER.service)
+        self.reflector = Reflector(client, SERVICES, transform=CONTROLLER.service)
 
     async def follow(self) -> None:
         async for changed in self.reflector.changes():

@@ -4,7 +4,6 @@ closed in the opposite order, whatever happens."""
 import asyncio
 from collections.abc import Callable, Sequence
 
-import msgspec
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -13,13 +12,10 @@ from fairlead.drivers import Component
 from fairlead.drivers.host import Host
 from fairlead.drivers.need import Need
 from fairlead.errors import Refused, Unavailable
+from fairlead.role_state import GatewayState, PeersState
 from fairlead.roles.components import Task, Until, remove_components, run_components
 from fairlead.roles.host import HostSettings
 from fairlead.web import View
-
-
-class Shown(msgspec.Struct):
-    flows: int
 
 
 class Flows(Collector):
@@ -69,8 +65,8 @@ class Part(Component):
         self._step("remove")
         return (f"the {self.name}",)
 
-    def status(self) -> Shown:
-        return Shown(3)
+    def status(self) -> PeersState:
+        return PeersState(followers=3)
 
     def collectors(self) -> Sequence[Collector]:
         return (Flows(),) if self.name == "second" else ()
@@ -151,6 +147,12 @@ async def test_a_failure_of_a_group_within_is_raised_itself() -> None:
         await run_components([Task("grouped", grouped)], View("gateway", "gw1"))
 
 
+def shown_peers(view: View) -> PeersState | None:
+    state = view.state()
+    assert isinstance(state, GatewayState)
+    return state.peers
+
+
 async def test_status_metrics_and_requirements_are_those_of_the_open_components() -> None:
     diary: list[str] = []
     view, release = View("gateway", "gw1"), asyncio.Event()
@@ -172,7 +174,7 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
         async with asyncio.timeout(5):
             while not view.host() or "run second" not in diary:
                 await asyncio.sleep(0.001)
-            assert view.traffic() == {"flows": 3}
+            assert shown_peers(view) == PeersState(followers=3)
             assert view.registry.get_sample_value("part_flows") == 7
             assert {each.name for each in view.components} == {
                 "first",
@@ -183,12 +185,11 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
             while "run third" not in diary:
                 await asyncio.sleep(0.001)
         (found,) = view.host()
-        assert isinstance(found, dict)
-        assert found["setting"] == "net/ipv4/ip_forward"
+        assert found.subject == "sysctl net/ipv4/ip_forward"
         role.cancel()
         await asyncio.gather(role, return_exceptions=True)
         assert view.components == []
-        assert view.traffic() == {}
+        assert shown_peers(view) is None
         assert view.registry.get_sample_value("part_flows") is None
         diary.clear()
 

@@ -10,6 +10,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
+from fairlead.role_state import Role
 from fairlead.roles.gateways import GatewayWatch
 from fairlead.roles.presence import Announcer
 from fairlead.state import State
@@ -26,7 +27,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def announcer(client: Client, role: str, name: str) -> Announcer:
+def announcer(client: Client, role: Role, name: str) -> Announcer:
     view = View(role, name)
     view.standing_by = lambda: True
     return Announcer(client, SECTION, view, name)

@@ -9,8 +9,8 @@ import yaml
 from tests.e2e.kubectl import service
 from tests.roles.cluster import Cluster, until
 
+from fairlead.kube.crds import ADDRESS_GRANTS, AddressGrant
 from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey
-from fairlead.kube.own import ADDRESS_GRANTS, AddressGrant
 
 KEEP = {"fairlead.io/keep-address": "true"}
 

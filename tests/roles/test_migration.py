@@ -18,8 +18,8 @@ from tests.roles.cluster import Cluster, until
 
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.objects import SERVICES, ObjectKey, Service
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "migrate"

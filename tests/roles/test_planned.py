@@ -144,7 +144,7 @@ def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
             for listener in each.listeners
             for member in listener.members
         }
-        seen |= {note.reason for each in balancers for note in each.notes} | {
+        seen |= {note.code for each in balancers for note in each.notes} | {
             type(each).__name__ for each in found.values()
         }
     assert {
@@ -227,7 +227,7 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
         balancer = found[keys[class_name]]
         assert isinstance(balancer, LoadBalancer)
         return [member.state for member in balancer.listeners[0].members], [
-            note.reason for note in balancer.notes
+            note.code for note in balancer.notes
         ]
 
     assert told(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from fairlead.config import Config
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_POOLS
 from fairlead.kube.events import EVENTS, EventRecorder
-from fairlead.kube.own import ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer

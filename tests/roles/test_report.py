@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from fairlead.kube.events import lasted, stamp
+from fairlead.kube.events import rounded_duration, stamp
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
-from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.roles.report import START_S, Reporter
 from fairlead.state import State
 from fairlead.web import View
 
 KEY = ServiceKey("default", "web")
-FAILING = Note("HealthChecksFailing", "no health port answers 200")
+FAILING = Finding("HealthChecksFailing", "no health port answers 200")
 PATIENCE_S = 0.05
 SETTLE_S = 2 * PATIENCE_S
 
@@ -26,6 +26,8 @@ class Bench:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
+        self.told: list[tuple[str, str]] = []
+        """The Normal Events about anything else: reason and message."""
         self.state = state = State(("services",))
         self.create()
         self.report = Reporter[LoadBalancer](
@@ -49,11 +51,14 @@ class Bench:
         assert (key, uid) == (KEY, "uid")
         if kind == "Warning":
             self.said.append((reason, message, ""))
-        else:
-            assert (kind, reason) == ("Normal", "Recovered")
+        elif reason == "Recovered":
+            assert kind == "Normal"
             self.ended.append(message)
+        else:
+            assert kind == "Normal"
+            self.told.append((reason, message))
 
-    def tell(self, *notes: Note, outcome: Outcome = DONE) -> None:
+    def tell(self, *notes: Finding, outcome: Outcome = DONE) -> None:
         self.report(
             {KEY: LoadBalancer(KEY, "uid", "fairlead.io/direct", (), (), notes=notes)},
             {KEY: outcome},
@@ -77,6 +82,19 @@ async def test_what_lasts_is_said_once(bench: Bench) -> None:
     assert await bench.heard() == ["HealthChecksFailing"]
 
 
+async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once(
+    bench: Bench,
+) -> None:
+    """The type of the Event follows from the severity, and its text has the remedy."""
+    switched = Finding("Switched", "it has a header now", severity="info", remedy="expect it")
+    cut = Finding("Cut", "1 connection was ended")
+    for times in (1, 2):
+        bench.tell(outcome=Outcome("done", notes=(switched, cut)))
+        assert bench.told == [("Switched", "it has a header now; expect it")] * times
+        assert bench.said == [("Cut", "1 connection was ended", "")] * times
+    assert bench.report.warned() == [], "it does not last, so nothing ends"
+
+
 async def test_what_is_over_in_a_moment_is_no_news(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.tell()
@@ -96,17 +114,17 @@ async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
     later number."""
     while not bench.said:
         for number in range(10):
-            bench.tell(Note("Full", f"{number} of 10 entries are taken"))
+            bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
             await asyncio.sleep(PATIENCE_S / 4)
     bench.said.clear()
-    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell(Finding("Full", "10 of 10 entries are taken"))
     assert bench.said == [("Full", "10 of 10 entries are taken", "")]
-    bench.tell(Note("Full", "10 of 10 entries are taken"))
+    bench.tell(Finding("Full", "10 of 10 entries are taken"))
     bench.tell()
     assert len(bench.said) == 1
 
 
-NOBODY = Note("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
+NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
 
 
 async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
@@ -185,7 +203,7 @@ async def test_what_comes_and_goes_has_not_ended(bench: Bench) -> None:
 
 
 async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
-    flapping = Note("HealthChecksFlapping", "node1 comes and goes")
+    flapping = Finding("HealthChecksFlapping", "node1 comes and goes")
     bench.tell(FAILING, flapping)
     await bench.heard()
     bench.tell(flapping)
@@ -269,5 +287,5 @@ def test_times_are_told_in_round_words() -> None:
         (timedelta(minutes=12, seconds=3), "12 minutes"),
         (timedelta(hours=5, minutes=7), "5 hours"),
     ):
-        assert lasted(stamp(now - passed), now) == words
-    assert lasted("soon", now) == "less than a minute"
+        assert rounded_duration(stamp(now - passed), now) == words
+    assert rounded_duration("soon", now) == "less than a minute"

@@ -91,9 +91,9 @@ async def test_all_addresses_of_both_families_are_listened_on(port: int, host: s
 class Watch:
     """A watch that was heard some seconds ago."""
 
-    def __init__(self, heard_s: float, *, following: bool = True) -> None:
-        self.heard_s = heard_s
-        self.following = following
+    def __init__(self, last_contact_s: float, *, watching: bool = True) -> None:
+        self.last_contact_s = last_contact_s
+        self.watching = watching
 
 
 async def test_staleness_is_a_check_of_its_own(port: int) -> None:
@@ -104,7 +104,7 @@ async def test_staleness_is_a_check_of_its_own(port: int) -> None:
     view.standing_by = lambda: True
     freshness = Freshness(lambda: answered_s, clock=lambda: now_s)
     freshness.add("services", Watch(now_s - 100))
-    freshness.add("nodes", Watch(now_s - 43, following=False))
+    freshness.add("nodes", Watch(now_s - 43, watching=False))
     view.watch(freshness)
     other = free_port()
     async with serve(view, f"127.0.0.1:{other}"):

@@ -16,6 +16,7 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.manifests import Manifests
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -28,7 +29,6 @@ from fairlead.kube.objects import (
     ObjectT,
     Resource,
 )
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 

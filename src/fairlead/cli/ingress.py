@@ -247,7 +247,7 @@ def _plan(
             )
         found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
         entrances = service.entrances(found, host, path, tls)
-        known = tuple(service.findings(found))
+        known = service.findings(found)
         return Plan(
             tuple(entrances),
             service.sends(found.service),
@@ -375,7 +375,5 @@ def _table(report: "Report") -> None:
     draw(("DOOR", "WITH", "ANSWER", "SHOWS"), rows)
     click.echo()
     for finding in report.findings:
-        click.echo(
-            f"{finding.level}: {finding.code}: {finding.message}"
-            + (f"; {finding.fix}" if finding.fix else "")
-        )
+        where = f"{finding.subject}: " if finding.subject else ""
+        click.echo(f"{finding.severity}: {finding.code}: {where}{finding}")

@@ -60,8 +60,8 @@ def services(source: Source, output: Format) -> None:
         ]
         draw(header, rows)
         for each in awaited:
-            for remark in each.remarks:
-                click.echo(f"{each.service}: {remark}")
+            for finding in each.findings:
+                click.echo(f"{each.service}: {finding}")
 
     show(awaited, output, table)
 
@@ -76,7 +76,7 @@ def pools(source: Source) -> None:
     1."""
     import yaml
 
-    from fairlead.kube.own import AddressPool
+    from fairlead.kube.crds import AddressPool
     from fairlead.plan.migration import TAKEN_OVER, homeless
     from fairlead.plan.pools import read_pools
 
@@ -88,7 +88,7 @@ def pools(source: Source) -> None:
         config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)]
     )
     for name, problem in everything.problems.items():
-        click.echo(f"{name}: {problem.message}", err=True)
+        click.echo(f"{name}: {problem}", err=True)
     rest = homeless(found.services, everything)
     if rest is not None and not refused:
         made.append(rest)
@@ -137,9 +137,9 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
 
 
 def _read_manifests(paths: Iterable[str]) -> "Inventory":
+    from fairlead.kube.crds import ADDRESS_POOLS
     from fairlead.kube.manifests import read_documents, typed
     from fairlead.kube.objects import SERVICES
-    from fairlead.kube.own import ADDRESS_POOLS
     from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
 
     documents = list(read_documents(paths))

@@ -148,7 +148,7 @@ def _table(planned: list[Planned]) -> None:
         if item.known_later:
             click.echo(f"{item.service}: known later: {item.known_later}")
         for note in item.load_balancer.notes if item.load_balancer else ():
-            click.echo(f"{item.service}: {note.reason}: {note.message}")
+            click.echo(f"{item.service}: {note.code}: {note}")
 
 
 def _unknown(item: Planned, listener: Listener) -> tuple[str, ...]:

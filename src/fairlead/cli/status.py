@@ -5,23 +5,33 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
+from msgspec.structs import astuple
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Unavailable
+from fairlead.model import LoadBalancer, NodeService
+from fairlead.role_state import (
+    STATES,
+    ApiServersState,
+    ControllerState,
+    GatewayState,
+    NodeState,
+    OctaviaState,
+    PeersState,
+    ProbesState,
+    ProxyState,
+    ResourceState,
+    RoleState,
+    ServiceState,
+    ServiceTraffic,
+    TrafficState,
+    decode,
+)
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
 """Where a controller, a gateway and a node listen unless they are told otherwise."""
-
-
-LOST = {
-    "untracked": "new flows without an entry, over the limit",
-    "unsent": "entries that peers were not told of, as they came too fast",
-}
-"""What may break connections later, shown where there was any."""
 
 
 @click.command()
@@ -86,22 +96,21 @@ def status(
     show(states, output, lambda: _tables(states))
 
 
-def fetch(address: str) -> dict[str, Any]:
-    """The /state of a role. Raises Unavailable if nothing answers there."""
+def fetch(address: str) -> RoleState:
+    """The /state of a role. Raises Unavailable if nothing answers there, and Refused if the answer
+    is not the state of a role, or is one of another version."""
     url = f"http://{address}/state"
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
-            state: dict[str, Any] = msgspec.json.decode(response.read())
+            body: bytes = response.read()
     except (urllib.error.URLError, OSError) as error:
         raise Unavailable(
             f"GET {url}: {error}", fix="is a role running here, and is --address its web.listen?"
         ) from error
-    except msgspec.DecodeError as error:
-        raise Refused(f"GET {url}: the answer is not a role's state: {error}") from error
-    return state
+    return decode(body, f"GET {url}")
 
 
-def _find() -> list[dict[str, Any]]:
+def _find() -> list[RoleState]:
     states = []
     for address in DEFAULT_ADDRESSES:
         try:
@@ -113,227 +122,201 @@ def _find() -> list[dict[str, Any]]:
     return states
 
 
-def _tables(states: list[dict[str, Any]]) -> None:
+def _tables(states: Sequence[RoleState]) -> None:
     for number, state in enumerate(states):
         if number:
             click.echo()
-        click.echo(f"{' '.join(filter(None, (state['role'], state['node'])))}: {_step(state)}")
-        if state["role"] == "gateway":
-            _balancers(state)
-            _proxied(state["traffic"])
-            _api(state["traffic"])
-            _nodes(state["traffic"])
-            _probed(state["traffic"])
-            _draining(state["traffic"])
-            _interfaces(state["traffic"])
-            _peers(state["traffic"])
-        else:
-            _outcomes(state["services"])
-            _tunnel(state["traffic"])
-            _octavia(state["traffic"])
-        _host(state.get("host", ()))
+        click.echo(f"{' '.join(filter(None, (_role(state), state.node)))}: {_step(state)}")
+        match state:
+            case GatewayState():
+                _gateway(state)
+            case NodeState():
+                _outcomes(state.services)
+                if state.tunnel is not None:
+                    packets = _listed(state.tunnel.packets)
+                    click.echo(f"tunnel: {state.tunnel.kind}, packets: {packets}")
+            case ControllerState():
+                _outcomes(state.services)
+                if state.octavia is not None:
+                    _octavia(state.octavia)
+        for finding in state.host:
+            click.echo(f"host: {finding}")
 
 
-def _step(state: Mapping[str, Any]) -> str:
+def _role(state: RoleState) -> str:
+    return next(role for role, type_ in STATES.items() if isinstance(state, type_))
+
+
+def _gateway(state: GatewayState) -> None:
+    traffic = state.traffic or TrafficState()
+    _balancers(state.services, traffic)
+    _proxied(state.proxy or ProxyState())
+    _api_servers(state.api_servers or ApiServersState())
+    _nodes(traffic)
+    _probed(state.probes or ProbesState())
+    _draining(traffic)
+    _interfaces(traffic)
+    _peers(state.peers or PeersState())
+
+
+def _step(state: RoleState) -> str:
     """Whether the role follows the cluster."""
-    if not state["ready"]:
+    if not state.ready:
         return "not in step with the cluster yet"
-    stale = [
-        f"{name} {each['age_s']:.0f} s"
-        for name, each in state.get("watches", {}).items()
-        if each["stale"]
-    ]
+    stale = [f"{name} {each.age_s:.0f} s" for name, each in state.watches.items() if each.stale]
     if not stale:
         return "in step with the cluster"
-    answered = f"{state['api_server']['answered_s_ago']:.0f} s ago"
-    return (
-        f"goes on with what it knew, which is stale: {', '.join(stale)}; the API server last "
-        f"answered {answered}"
-    )
+    knowledge = f"goes on with what it knew, which is stale: {', '.join(stale)}"
+    if state.api_server is None:
+        return knowledge
+    return f"{knowledge}; the API server last answered {state.api_server.answered_s_ago:.0f} s ago"
 
 
-def _outcomes(services: Mapping[str, Any]) -> None:
-    outcomes = ((name, entry["outcome"] or {}) for name, entry in services.items())
+def _outcomes(
+    services: Mapping[str, ServiceState[LoadBalancer] | ServiceState[NodeService]],
+) -> None:
+    outcomes = ((name, each.outcome) for name, each in services.items())
     draw(
         ("SERVICE", "STATE", "MESSAGE"),
-        [(name, each.get("state", "-"), each.get("message", "")) for name, each in outcomes],
+        [
+            (name, outcome.state, outcome.message) if outcome is not None else (name, "-", "")
+            for name, outcome in outcomes
+        ],
     )
 
 
-def _balancers(state: Mapping[str, Any]) -> None:
-    traffic = state["traffic"]
+def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: TrafficState) -> None:
     rows = []
-    for name, entry in state["services"].items():
-        counted = traffic.get("services", {}).get(name, {})
+    for name, service in services.items():
+        counted = traffic.services.get(name, ServiceTraffic(0, 0, 0, {}))
         # They are the Service's, so they stand once, however many listeners it has.
-        counters = [str(counted.get(what, 0)) for what in ("flows", "packets", "bytes")]
-        plan = entry["plan"] or {"addresses": (), "listeners": ()}
-        for listener in plan["listeners"]:
+        counters = [str(each) for each in (counted.flows, counted.packets, counted.bytes)]
+        for listener in service.plan.listeners if service.plan is not None else ():
             members = (
-                ", ".join(f"{m['node']}={m['weight']} {m['state']}" for m in listener["members"])
+                ", ".join(f"{each.node}={each.weight} {each.state}" for each in listener.members)
                 or "none"
             )
-            addresses = [
-                each
-                for each in plan["addresses"]
-                if (":" in each) == (listener["family"] == "IPv6")
-            ]
-            port = f"{listener['port']}/{listener['protocol']}"
-            for address in addresses:
+            port = f"{listener.port}/{listener.protocol}"
+            for address in service.plan.listening(listener) if service.plan is not None else ():
                 rows.append((name, f"{address} {port}", members, *counters))
                 counters = [""] * len(counters)
     draw(("SERVICE", "LISTENER", "MEMBERS (weight state)", "FLOWS", "PACKETS", "BYTES"), rows)
-    failed = [
-        (name, entry["outcome"])
-        for name, entry in state["services"].items()
-        if (entry["outcome"] or {}).get("message")
-    ]
-    for name, outcome in failed:
-        click.echo(f"{name}: {outcome['state']}: {outcome['message']}")
-    for name, counted in traffic.get("services", {}).items():
-        if counted["drops"]:
-            click.echo(f"{name}: drops: {_listed(counted['drops'])}")
-    for what in ("drops", "messages"):
-        click.echo(f"{what}: {_listed(traffic.get(what, {}))}")
-    if resources := traffic.get("resources"):
-        click.echo(
-            f"used: {', '.join(_used(name, each['used'], each['most']) for name, each in resources.items())}"
-        )
-    for what, meaning in LOST.items():
-        if count := traffic.get(what, 0):
-            click.echo(f"{meaning}: {count}")
+    for name, service in services.items():
+        if service.outcome is not None and service.outcome.message:
+            click.echo(f"{name}: {service.outcome.state}: {service.outcome.message}")
+    for name, counted in traffic.services.items():
+        if counted.drops:
+            click.echo(f"{name}: drops: {_listed(counted.drops)}")
+    click.echo(f"drops: {_listed(traffic.drops)}")
+    click.echo(f"messages: {_listed(traffic.messages)}")
+    if used := [_used(name, each) for name, each in traffic.resources.items()]:
+        click.echo(f"used: {', '.join(used)}")
+    if traffic.untracked:
+        click.echo(f"new flows without an entry, over the limit: {traffic.untracked}")
+    if traffic.unsent:
+        click.echo(f"entries that peers were not told of, as they came too fast: {traffic.unsent}")
 
 
-def _used(resource: str, used: int, most: int) -> str:
+def _used(name: str, resource: ResourceState) -> str:
     """How much of a resource is used, in MiB if it is memory."""
-    if resource == "table_memory":
+    used, most = resource.used, resource.most
+    if name == "table_memory":
         return f"table memory {used / 2**20:.1f} of {most / 2**20:g} MiB"
-    return f"{resource.replace('_', ' ')} {used} of {most}"
+    return f"{name.replace('_', ' ')} {used} of {most}"
 
 
-def _proxied(traffic: Mapping[str, Any]) -> None:
+def _proxied(proxy: ProxyState) -> None:
     """What HAProxy has counted of Services whose connections end at it."""
-    counted = ("connections", "open", "bytes_in", "bytes_out", "refused", "failed")
-    rows = [
-        (name, *(str(each[what]) for what in counted))
-        for name, each in traffic.get("proxied", {}).items()
-    ]
-    if rows:
-        click.echo()
-        draw(
-            (
-                "PROXIED SERVICE",
-                "CONNECTIONS",
-                "OPEN",
-                "BYTES IN",
-                "BYTES OUT",
-                "REFUSED",
-                "NOT TAKEN",
-            ),
-            rows,
+    if not proxy.services:
+        return
+    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "NOT TAKEN"
+    click.echo()
+    draw(
+        ("PROXIED SERVICE", *header),
+        [(name, *map(str, astuple(each))) for name, each in proxy.services.items()],
+    )
+    if proxy.worker.limit:
+        click.echo(
+            f"HAProxy takes {proxy.worker.limit} connections at a time, and has "
+            f"{proxy.worker.connections}"
         )
-        if (worker := traffic.get("proxyWorker", {})).get("limit"):
-            click.echo(
-                f"HAProxy takes {worker['limit']} connections at a time, and has "
-                f"{worker['connections']}"
-            )
 
 
-def _api(traffic: Mapping[str, Any]) -> None:
-    """The API server's own balancer: who gets connections."""
-    if api := traffic.get("api"):
-        click.echo(f"\nAPI servers behind {', '.join(api['addresses'])}:")
-        rows = [
-            (name, each["state"], str(each["open"]), str(each["connections"]))
-            for name, each in api["servers"].items()
-        ]
-        draw(("API SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
+def _api_servers(balancer: ApiServersState) -> None:
+    """The API server's own balancer: which API servers get connections."""
+    if not balancer.addresses:
+        return
+    click.echo(f"\nAPI servers behind {', '.join(balancer.addresses)}:")
+    rows = [
+        (name, each.state, str(each.open), str(each.connections))
+        for name, each in balancer.servers.items()
+    ]
+    draw(("API SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
 
 
-def _nodes(traffic: Mapping[str, Any]) -> None:
+def _nodes(traffic: TrafficState) -> None:
     """What each node got, and how it gets there."""
-    counted = ("flows", "packets", "bytes")
     rows = [
         (
             name,
-            ", ".join(each["forwarding"]),
-            ", ".join(each["next_hops"]),
-            *(str(each[what]) for what in counted),
+            ", ".join(each.forwarding),
+            ", ".join(each.next_hops),
+            *map(str, (each.flows, each.packets, each.bytes)),
         )
-        for name, each in traffic.get("nodes", {}).items()
+        for name, each in traffic.nodes.items()
     ]
     click.echo()
     draw(("NODE", "FORWARDING", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
 
 
-def _probed(traffic: Mapping[str, Any]) -> None:
+def _probed(probes: ProbesState) -> None:
     """The path by which each node is probed, and the verdict."""
-    rows = [
-        (each["node"], each["address"], each["way"], each["verdict"])
-        for each in traffic.get("probed", ())
-    ]
-    if rows:
-        click.echo()
-        draw(("NODE", "ADDRESS", "PROBED BY", "VERDICT"), rows)
+    _if_any(("NODE", "ADDRESS", "PROBED BY", "VERDICT"), [astuple(each) for each in probes.nodes])
 
 
-def _draining(traffic: Mapping[str, Any]) -> None:
+def _draining(traffic: TrafficState) -> None:
     """Which nodes keep connections for some time yet."""
     rows = [
-        (each["service"], each["listener"], each["node"], f"{max(0.0, each['left_s']):.0f} s")
-        for each in traffic.get("draining", ())
+        (each.service, each.listener, each.node, f"{max(0.0, each.left_s):.0f} s")
+        for each in traffic.draining
     ]
-    if rows:
-        click.echo()
-        draw(("SERVICE", "LISTENER", "DRAINING", "LEFT"), rows)
+    _if_any(("SERVICE", "LISTENER", "DRAINING", "LEFT"), rows)
 
 
-def _interfaces(traffic: Mapping[str, Any]) -> None:
+def _interfaces(traffic: TrafficState) -> None:
     """Where packets are taken, and why there."""
-    rows = [(each["name"], each["attach"], each["why"]) for each in traffic.get("interfaces", ())]
     click.echo()
-    draw(("INTERFACE", "ATTACHED", "WHY"), rows)
+    draw(("INTERFACE", "ATTACHED", "WHY"), [astuple(each) for each in traffic.interfaces])
 
 
-def _peers(traffic: Mapping[str, Any]) -> None:
+def _peers(peers: PeersState) -> None:
     """The other gateways, and whether what is in transition there is known here."""
     rows = [
-        (each["address"], "yes" if each["connected"] else "no", each["problem"])
-        for each in traffic.get("peers", ())
+        (each.address, "yes" if each.connected else "no", each.problem) for each in peers.gateways
     ]
-    if rows:
-        click.echo()
-        draw(("PEER", "FOLLOWED", "PROBLEM"), rows)
+    _if_any(("PEER", "FOLLOWED", "PROBLEM"), rows)
 
 
-def _tunnel(traffic: Mapping[str, Any]) -> None:
-    """What came out of the tunnel to this node, or did not."""
-    if tunnel := traffic.get("tunnel"):
-        click.echo(f"tunnel: {tunnel['kind']}, packets: {_listed(tunnel['packets'])}")
-
-
-def _octavia(traffic: Mapping[str, Any]) -> None:
-    """OpenStack's load balancers by Octavia's account, and where pods are ready and it thinks
+def _octavia(state: OctaviaState) -> None:
+    """OpenStack's load balancers by Octavia's account, and where pods are ready and Octavia says
     otherwise."""
-    if not (healths := traffic.get("octavia", ())):
+    if not state.load_balancers:
         return
     rows = []
-    for each in healths:
-        told = [
-            each["service"],
-            f"{each['address']} ({each['provider']})",
-            each["operating"],
-            f"{each['seen_s_ago']:.0f} s",
+    for each in state.load_balancers:
+        balancer = [
+            each.service,
+            f"{each.address} ({each.provider})",
+            each.operating,
+            f"{each.seen_s_ago:.0f} s",
         ]
-        for listener, members in each["members"].items():
+        for listener, members in each.members.items():
             names = (
-                ", ".join(
-                    f"{m['address']}:{m['port']}={m['weight']} {m['operating']}" for m in members
-                )
+                ", ".join(f"{m.address}:{m.port}={m.weight} {m.operating}" for m in members)
                 or "none"
             )
-            rows.append((*told, listener, names))
-            told = [""] * len(told)
+            rows.append((*balancer, listener, names))
+            balancer = [""] * len(balancer)
     click.echo()
     draw(
         (
@@ -346,19 +329,15 @@ def _octavia(traffic: Mapping[str, Any]) -> None:
         ),
         rows,
     )
-    for each in healths:
-        for doubt in each["doubts"]:
-            click.echo(f"{each['service']}: {doubt} (load balancer {each['id']})")
+    for each in state.load_balancers:
+        for doubt in each.doubts:
+            click.echo(f"{each.service}: {doubt} (load balancer {each.id})")
 
 
-def _host(findings: Sequence[Mapping[str, Any]]) -> None:
-    """Settings of the host that do harm, with the command that sets them."""
-    for each in findings:
-        what = (
-            f"was {each['value']}, set to" if each["adjusted"] else f"is {each['value']}, should be"
-        )
-        command = "" if each["adjusted"] else f"; {each['command']}"
-        click.echo(f"host: {each['setting']} {what} {each['should']}: {each['why']}{command}")
+def _if_any(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        click.echo()
+        draw(header, rows)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -15,14 +15,13 @@ order of the list and closes them in the opposite order."""
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import msgspec
-
 from fairlead.model import Outcome, ServiceKey
 
-if TYPE_CHECKING:  # the processes beside a role load neither
+if TYPE_CHECKING:  # the processes beside a role load none of these
     from prometheus_client.registry import Collector
 
     from fairlead.drivers.need import Need
+    from fairlead.role_state import Part
 
 LookAgain = Callable[[Collection[ServiceKey]], None]
 """How a driver says that it has to see these Services again, although nothing in the cluster has
@@ -45,8 +44,11 @@ class Component:
     """For logs and the names of tasks."""
     batch = 0
     """Of a driver: see `Driver.batch`."""
-    unread = False
-    """Of a driver: see `Driver.unread`."""
+
+    @property
+    def unread(self) -> bool:
+        """Of a driver: see `Driver.unread`."""
+        return False
 
     async def open(self) -> None:
         """Get ready, or wait until the role may go on. The components before this one are open and
@@ -64,9 +66,9 @@ class Component:
         there was, in words. Needs no `open`, and leaves nothing to close."""
         return ()
 
-    def status(self) -> msgspec.Struct | None:
-        """What `/state` shows of it; each field is shown under its own name. None: nothing. Called
-        in a thread while the component is open."""
+    def status(self) -> "Part | None":
+        """What `/state` shows of it, in the field that `role_state.PART_FIELDS` names. None:
+        nothing. Called in a thread while the component is open."""
         return None
 
     def collectors(self) -> "Sequence[Collector]":

@@ -31,8 +31,8 @@ from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, AddressGrant, AddressGrantSpec, grant_name
 from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectMeta, Service
-from fairlead.kube.own import ADDRESS_GRANTS, AddressGrant, AddressGrantSpec, grant_name
 from fairlead.model import Grant, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan import locks
 from fairlead.plan.addresses import keeps, ports_of, shown_address, shown_by

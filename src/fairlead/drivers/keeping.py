@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from fairlead.drivers.newest_grants import NewestGrants
 from fairlead.errors import Conflict
 from fairlead.kube.client import Client
+from fairlead.kube.crds import AddressGrant, Holder
 from fairlead.kube.events import Recorder, stamp
 from fairlead.kube.objects import NAMESPACES, Namespace
-from fairlead.kube.own import AddressGrant, Holder
 from fairlead.model import ServiceKey
 from fairlead.plan import keeping
 from fairlead.plan.keeping import NOT_KEPT, KeepLimits

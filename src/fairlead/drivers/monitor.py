@@ -28,7 +28,7 @@ from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.httpanswer import SILENT, Answer
-from fairlead.net.httpprobe import Line
+from fairlead.net.httpprobe import ProbeConnection
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class NodeProbes:
         self.due_s: float | None = None
         self.asked: Target | None = None
         self.asked_s = float("-inf")
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, ProbeConnection] = {}
         """By port; the one that was used last comes last."""
         self.questions = 0
 
@@ -342,7 +342,7 @@ class Monitor:
             if line is not None:
                 line.close()
             mark = 0 if target.routed else self._mark
-            line = Line(
+            line = ProbeConnection(
                 asyncio.get_running_loop(),
                 target.address,
                 target.port,
@@ -354,7 +354,7 @@ class Monitor:
             node.lines.pop(next(iter(node.lines))).close()
         self._asked.append((now_s, node))
         self.sent += 1
-        line.ask(target.path)
+        line.request(target.path)
 
     def _answered(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
         target, node.asked = node.asked, None

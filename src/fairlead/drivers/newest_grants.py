@@ -7,7 +7,7 @@ an answer counts only until the watch shows that version or a later one, and at 
 audit."""
 
 from fairlead.drivers.newest import Newest
-from fairlead.kube.own import AddressGrant
+from fairlead.kube.crds import AddressGrant
 from fairlead.model import ServiceKey
 from fairlead.state import State
 

@@ -15,9 +15,9 @@ from fairlead.drivers.newest import Newest
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.events import RECOVERED, EventRecorder, lasted, stamp
+from fairlead.kube.crds import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
+from fairlead.kube.events import RECOVERED, EventRecorder, rounded_duration, stamp
 from fairlead.kube.objects import Condition
-from fairlead.kube.own import ADDRESS_POOLS, POOL_FINALIZER, AddressPool
 from fairlead.model import Outcome
 from fairlead.plan.pool_status import READY, PoolCondition, PoolState
 from fairlead.state import State
@@ -123,7 +123,7 @@ class PoolDriver(Component):
                 )
         for shown in pool.status.conditions:
             if _is_wrong(shown) and shown.reason not in {each.reason for each in wrong}:
-                passed = lasted(shown.last_transition_time or "", datetime.now(UTC))
+                passed = rounded_duration(shown.last_transition_time or "", datetime.now(UTC))
                 self._recorder.event_about(
                     ADDRESS_POOLS,
                     pool,

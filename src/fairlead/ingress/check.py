@@ -5,16 +5,19 @@ they are few, and one that nobody answers must not keep the others waiting."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
 from fairlead.ingress.call import call
 from fairlead.ingress.door import WAYS, Answer, Door, Way
-from fairlead.ingress.findings import Case, Finding, Knocked, findings
+from fairlead.ingress.findings import Case, Knocked, findings
 from fairlead.ingress.service import Entrance
 from fairlead.ingress.settings import Header
+from fairlead.model import Finding, Severity
 
 WRONG = ("security", "error")
+WORST_FIRST: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -47,7 +50,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def wrong(self) -> bool:
-        return any(finding.level in WRONG for finding in self.findings)
+        return any(finding.severity in WRONG for finding in self.findings)
 
 
 async def check(plan: Plan) -> Report:
@@ -60,8 +63,7 @@ async def check(plan: Plan) -> Report:
         for door in (case.front, *case.behind)
         for way, answer in door.answers.items()
     ]
-    order = ("security", "error", "warning", "note", "ok")
-    unique = sorted(dict.fromkeys(found), key=lambda finding: order.index(finding.level))
+    unique = sorted(dict.fromkeys(found), key=lambda finding: WORST_FIRST.index(finding.severity))
     return Report(plan.sends, tuple(dict.fromkeys(rows)), tuple(unique))
 
 

@@ -18,14 +18,12 @@ What can be known from outside, and what not:
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import msgspec
 
 from fairlead.ingress.door import Answer, Door, Way
 from fairlead.ingress.settings import Controller, Header, are_everybody
-
-Level = Literal["security", "error", "warning", "note", "ok"]
+from fairlead.model import Finding
 
 EXPECTS = (
     "use-proxy-protocol (ingress-nginx), proxy-protocol (HAProxy), "
@@ -36,13 +34,6 @@ TRUSTS = (
     "(Traefik)"
 )
 HEADERS: tuple[Way, Way] = ("v1", "v2")
-
-
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    level: Level
-    code: str
-    message: str
-    fix: str = ""
 
 
 class Knocked(msgspec.Struct, frozen=True):
@@ -109,12 +100,16 @@ def of_config(
             )
             if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
                 yield Finding(
-                    "security",
-                    "forwarded-for-from-everybody",
-                    "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
-                    "every client may claim any address by X-Forwarded-For",
-                    "take use-forwarded-headers out, or name the proxies before it in "
-                    "proxy-real-ip-cidr",
+                    "ForwardedForFromEverybody",
+                    (
+                        "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
+                        "every client may claim any address by X-Forwarded-For"
+                    ),
+                    severity="security",
+                    remedy=(
+                        "take use-forwarded-headers out, or name the proxies before it in "
+                        "proxy-real-ip-cidr"
+                    ),
                 )
         case "haproxy":
             expects = bool(config.get("proxy-protocol"))
@@ -128,12 +123,14 @@ def of_config(
             return
     if expects and are_everybody(trusted):
         yield Finding(
-            "security",
-            "trusts-everybody",
-            f"{trust} holds every address "
-            f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
-            "whoever reaches a pod or a node port may claim any client's address",
-            f"set {trust} to the addresses that the balancer's connections come from",
+            "TrustsEverybody",
+            (
+                f"{trust} holds every address "
+                f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
+                "whoever reaches a pod or a node port may claim any client's address"
+            ),
+            severity="security",
+            remedy=f"set {trust} to the addresses that the balancer's connections come from",
         )
     if expects != (sends != "none"):
         what = (
@@ -141,9 +138,13 @@ def of_config(
             if expects
             else "expects no PROXY header, and one is sent"
         )
-        code = "header-missing" if expects else "header-not-expected"
+        code = "HeaderMissing" if expects else "HeaderNotExpected"
         yield Finding(
-            "error", code, f"by its ConfigMap the controller {what}", off if expects else on
+            code,
+            f"the controller {what}",
+            severity="error",
+            evidence="by its ConfigMap",
+            remedy=off if expects else on,
         )
 
 
@@ -152,21 +153,25 @@ def _front(case: Case) -> Iterator[Finding]:
     if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
         # Nobody is there who could expect a header or not: how callers are turned away tells
         # nothing of it.
-        message = (
-            f"{front.place}: {front.answers['plain'].how}, and by the EndpointSlices no "
-            "pod behind it is ready"
-        )
         yield Finding(
-            "error",
-            "no-pod",
-            message,
-            "see why by `kubectl get pods`, and check again when one is ready",
+            "NoPod",
+            "no pod behind it is ready",
+            severity="error",
+            subject=front.place,
+            evidence=f"by the EndpointSlices; {front.answers['plain'].how}",
+            remedy="see why by `kubectl get pods`, and check again when one is ready",
         )
         return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
             fix = "see `fairlead status` on a gateway, and whether a pod is ready"
-            yield Finding("error", "no-answer", f"{front.place}: {front.answers['plain'].how}", fix)
+            yield Finding(
+                "NoAnswer",
+                front.answers["plain"].how,
+                severity="error",
+                subject=front.place,
+                remedy=fix,
+            )
         case "answered":
             yield from _address_seen(case, front)
             yield from _forgeries(case, front)
@@ -180,41 +185,52 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
     how = front.answers["plain"].how
     if front.headers:
         yield Finding(
-            "error",
-            "header-missing",
-            f"{front.place}: a PROXY header is expected and none is there: without one {how}, "
-            "with one that we wrote answered",
-            "let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take "
-            f"out {EXPECTS}",
+            "HeaderMissing",
+            "a PROXY header is expected and none is there",
+            severity="error",
+            evidence=f"without one {how}, with one that we wrote answered",
+            subject=front.place,
+            remedy=(
+                "let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take "
+                f"out {EXPECTS}"
+            ),
         )
         return
     beyond = [door for door in case.behind if door.answers_at_all]
     unannounced = [door for door in beyond if door.answered("plain")]
     if unannounced and case.sends != "none":
         yield Finding(
-            "error",
-            "header-not-expected",
-            f"{front.place}: {how}; {unannounced[0].place}, past the balancer, answers who comes "
-            "without a PROXY header: "
-            "the balancer sends one that is not expected",
-            f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
+            "HeaderNotExpected",
+            "the balancer sends a PROXY header, and none is expected",
+            severity="error",
+            evidence=(
+                f"{how}, while {unannounced[0].place}, past the balancer, answers a caller "
+                "without a PROXY header"
+            ),
+            subject=front.place,
+            remedy=f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
         )
     elif case.sends in HEADERS and (
         read := [door for door in beyond if door.headers and case.sends not in door.headers]
     ):
         yield Finding(
-            "error",
-            "other-version",
-            f"{front.place}: {how}; the balancer sends PROXY {case.sends}, and {read[0].place} "
-            f"reads {read[0].headers[0]} only",
-            f"set fairlead.io/proxy-protocol: {read[0].headers[0]}",
+            "OtherVersion",
+            (
+                f"the balancer sends PROXY {case.sends}, and {read[0].place} "
+                f"reads {read[0].headers[0]} only"
+            ),
+            severity="error",
+            evidence=how,
+            subject=front.place,
+            remedy=f"set fairlead.io/proxy-protocol: {read[0].headers[0]}",
         )
     elif beyond or case.sends == "none":
         yield Finding(
-            "error",
-            "turned-away",
-            f"{front.place}: {how}, and so is who comes with a PROXY header",
-            _OTHERWISE,
+            "TurnedAway",
+            f"{how}, and so is who comes with a PROXY header",
+            severity="error",
+            subject=front.place,
+            remedy=_OTHERWISE,
         )
     else:
         sure = (
@@ -223,26 +239,37 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
             else "if it sends one: that cannot be seen from here"
         )
         yield Finding(
-            "error",
-            "header-not-expected",
-            f"{front.place}: {how}, with and without a header of ours: "
-            f"probably the balancer's PROXY header is not expected ({sure})",
-            f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}; "
-            "name a door past the balancer (--behind) to be sure",
+            "HeaderNotExpected",
+            (
+                f"{how}, with and without a header of ours: "
+                f"probably the balancer's PROXY header is not expected ({sure})"
+            ),
+            severity="error",
+            subject=front.place,
+            remedy=(
+                f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}; "
+                "name a door past the balancer (--behind) to be sure"
+            ),
         )
 
 
 def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
     answer = front.answers["plain"]
     if not case.echo:
-        yield Finding("ok", "answered", f"{front.place}: {answer.how}")
+        yield Finding(
+            "Answered",
+            answer.how,
+            severity="ok",
+            subject=front.place,
+        )
         return
     own = case.client or answer.own
     if own in answer.addresses:
         yield Finding(
-            "ok",
-            "address-seen",
-            f"{front.place}: {answer.how}, and the application saw our address, {own}",
+            "AddressSeen",
+            f"{answer.how}, and the application saw our address, {own}",
+            severity="ok",
+            subject=front.place,
         )
     elif answer.addresses:
         seen = ", ".join(answer.addresses)
@@ -255,17 +282,21 @@ def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
             )
         )
         yield Finding(
-            "error",
-            "address-lost",
-            f"{front.place}: the application saw {seen} and not us, {own}",
-            cause,
+            "AddressLost",
+            f"the application saw {seen} and not us, {own}",
+            severity="error",
+            subject=front.place,
+            remedy=cause,
         )
     else:
-        message = (
-            f"{front.place}: {answer.how} without any address in it ({front.door.path}): "
-            "not known which client it saw"
+        yield Finding(
+            "NoEcho",
+            "it is not known which client the application saw",
+            severity="warning",
+            subject=front.place,
+            evidence=f"{answer.how} without any address in it, at {front.door.path}",
+            remedy="name a path that shows the client's address",
         )
-        yield Finding("warning", "no-echo", message, "name a path that shows the client's address")
 
 
 def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
@@ -274,51 +305,74 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
     if believed := [way for way in HEADERS if door.believes(way)]:
         claimed = ", ".join(door.answers[way].claimed for way in believed)
         yield Finding(
-            "security",
-            "client-may-forge",
-            f"{door.place}: a PROXY header from {own} that claims {claimed} is believed: "
-            "whoever gets here may claim any address",
-            f"narrow {TRUSTS} to the balancer's own addresses"
-            + ("" if case.sends != "none" else "; or take it out: nobody sends a header here"),
+            "ClientMayForge",
+            (
+                f"a PROXY header from {own} that claims {claimed} is believed: "
+                "whoever gets here may claim any address"
+            ),
+            severity="security",
+            subject=door.place,
+            remedy=(
+                f"narrow {TRUSTS} to the balancer's own addresses"
+                + ("" if case.sends != "none" else "; or take it out: nobody sends a header here")
+            ),
         )
     elif door.headers and not case.echo:
         claimed = ", ".join(door.answers[way].claimed for way in door.headers)
         yield Finding(
-            "warning",
-            "header-taken",
-            f"{door.place}: a PROXY header from {own} is taken; whether it is believed, the "
-            "answer does not tell",
-            f"name a path that shows the client's address (--echo), or look for {claimed} in the "
-            "application's log",
+            "HeaderTaken",
+            (
+                f"a PROXY header from {own} is taken; whether it is believed, the "
+                "answer does not tell"
+            ),
+            severity="warning",
+            subject=door.place,
+            remedy=(
+                f"name a path that shows the client's address (--echo), or look for {claimed} in "
+                "the application's log"
+            ),
         )
     if door.believes("forwarded-for") and own not in door.answers["forwarded-for"].addresses:
         yield Finding(
-            "security",
-            "forwarded-for-believed",
-            f"{door.place}: X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} "
-            "is believed",
-            "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
-            "forwardedHeaders (Traefik) out or narrow it",
+            "ForwardedForBelieved",
+            (f"X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed"),
+            severity="security",
+            subject=door.place,
+            remedy=(
+                "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
+                "forwardedHeaders (Traefik) out or narrow it"
+            ),
         )
 
 
 def _behind(case: Case, door: Knocked) -> Iterator[Finding]:
     if not door.answers_at_all:
         yield Finding(
-            "note",
-            "out-of-reach",
-            f"{door.place}: {door.answers['plain'].how}: who is where we are cannot forge an "
-            "address there; "
-            "run this in a pod as well, for pods may reach what clients cannot",
+            "OutOfReach",
+            (
+                f"{door.answers['plain'].how}: who is where we are cannot forge an "
+                "address there; "
+                "run this in a pod as well, for pods may reach what clients cannot"
+            ),
+            severity="info",
+            subject=door.place,
         )
         return
     yield from _forgeries(case, door)
     if case.echo and not any(door.believes(way) for way in HEADERS):
         way = "is read and not believed" if door.headers else "is turned away"
-        yield Finding("ok", "forgery-without-effect", f"{door.place}: a forged PROXY header {way}")
+        yield Finding(
+            "ForgeryWithoutEffect",
+            f"a forged PROXY header {way}",
+            severity="ok",
+            subject=door.place,
+        )
     elif not door.headers:
         yield Finding(
-            "ok", "forgery-turned-away", f"{door.place}: a forged PROXY header is turned away"
+            "ForgeryTurnedAway",
+            "a forged PROXY header is turned away",
+            severity="ok",
+            subject=door.place,
         )
 
 

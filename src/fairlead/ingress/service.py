@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.ingress.door import Door
-from fairlead.ingress.findings import Finding, of_config
+from fairlead.ingress.findings import of_config
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
@@ -30,7 +30,7 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Family
+from fairlead.model import Family, Finding, about
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.classes import CLASSES
@@ -155,28 +155,34 @@ def controller_of(service: Service, config: Mapping[str, str] | None) -> Control
     return "traefik" if name == "traefik" else None
 
 
-def findings(found: Found) -> Iterator[Finding]:
+def findings(found: Found) -> tuple[Finding, ...]:
     """What can be said without a call."""
+    return about(f"Service {found.service.key}", _findings(found))
+
+
+def _findings(found: Found) -> Iterator[Finding]:
     service, header = found.service, sends(found.service)
     if service.spec.external_traffic_policy != "Local":
         what = "pods see the address of a node" + (
             ", and it is no balancer's" if header != "none" else ""
         )
         yield Finding(
-            "error",
-            "policy-cluster",
+            "PolicyCluster",
             f"externalTrafficPolicy is not Local: {what}",
-            "set externalTrafficPolicy: Local",
+            severity="error",
+            remedy="set externalTrafficPolicy: Local",
         )
     if header in ("v1", "v2") and any(
         entry.ip and entry.ip_mode != "Proxy" for entry in service.status.load_balancer.ingress
     ):
         yield Finding(
-            "error",
-            "hairpin-without-header",
-            "the status does not say ipMode: Proxy, so callers inside the cluster come past the "
-            "balancer, without a header",
-            "Kubernetes 1.30 and class proxy say it; before, publish a hostname only",
+            "HairpinWithoutHeader",
+            (
+                "the status does not say ipMode: Proxy, so callers inside the cluster come past "
+                "the balancer, without a header"
+            ),
+            severity="error",
+            remedy="Kubernetes 1.30 and class proxy say it; before, publish a hostname only",
         )
     controller = controller_of(service, found.config)
     if controller and found.config is not None and header is not None:

@@ -1,11 +1,12 @@
-"""Where the API server is and who we are to it.
+"""The address of an API server and the identity of this process to it.
 
 In: an `Access`, a plain value, written by hand (`Access("http://127.0.0.1:8001")`) or found by
-`kube/auth.py`. Out: from it, when needed, `Credentials` that say how long they hold: a projected
-service account token is replaced on disk within its hour, so it is read again each minute; an exec
-plugin is asked again at its expiry. Invariant: nothing is weaker than the Access says; certificates
-are checked unless it says not to. Keys never touch a disk. Follows KEP-1205 (bound service account
-tokens) and KEP-541 (exec plugins, client.authentication.k8s.io v1 and v1beta1)."""
+`kube/auth.py`. Out: `Credentials`, with the time for which they may be used. A projected service
+account token is replaced on disk within its hour, so the file is read again every minute; an exec
+plugin is run again when its credentials expire. Invariants: security is never weaker than the
+Access states, and certificates are verified unless the Access disables verification; private keys
+are never written to a disk. Follows KEP-1205 (bound service account tokens) and KEP-541 (exec
+plugins, client.authentication.k8s.io v1 and v1beta1)."""
 
 import asyncio
 import os
@@ -23,8 +24,10 @@ EXPIRY_MARGIN_S = 10.0
 
 
 class ExecPlugin(msgspec.Struct, frozen=True):
-    """A program that prints an ExecCredential. `environment` is added to ours; `install_hint` is
-    shown if it is missing."""
+    """A program that prints an ExecCredential.
+
+    `environment` is added to the environment of this process. `install_hint` is shown if the
+    program is missing."""
 
     command: str
     api_version: str
@@ -35,7 +38,7 @@ class ExecPlugin(msgspec.Struct, frozen=True):
 
 
 class Impersonation(msgspec.Struct, frozen=True):
-    """Act as somebody else, if our own account may."""
+    """Another identity to act as, if RBAC allows this account to impersonate it."""
 
     user: str
     uid: str = ""
@@ -43,8 +46,9 @@ class Impersonation(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What proves who we are, and for how many seconds it may be taken as still right (None: for
-    ever)."""
+    """What this process authenticates with: a token, a client certificate with its key, or both.
+
+    `holds_s` is the number of seconds for which they may be used (None: without limit)."""
 
     token: str = ""
     certificate_pem: str = ""
@@ -53,14 +57,15 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """One API server, and one identity to it. `source` says where this was read, for messages."""
+    """One API server and one identity. `source` names where they were read from, for messages."""
 
     server: str
     authority_pem: str = ""
-    """Certificates of the authorities to trust; empty: those of the system."""
+    """Certificates of the trusted authorities, in PEM; empty: the authorities that the system
+    trusts."""
     insecure: bool = False
     server_name: str = ""
-    """The name to expect in the server's certificate, if it is not the one in the URL."""
+    """The name to expect in the server's certificate, if it differs from the host of the URL."""
     proxy: str = ""
     token: str = ""
     token_file: str = ""
@@ -72,8 +77,8 @@ class Access(msgspec.Struct, frozen=True):
     source: str = "the given address"
 
     async def credentials(self) -> Credentials:
-        """What to show the server now. Raises Refused if it cannot be had without somebody's
-        help."""
+        """Return the credentials to use now. Raise Refused if a user must act before there are
+        any."""
         if self.exec_plugin is not None:
             return await run_plugin(self.exec_plugin, self)
         if self.token_file:
@@ -83,13 +88,13 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def read_token(path: str, source: str) -> str:
-    """The token in a file. Raises Refused."""
+    """Return the token in a file. Raise Refused if the file is unreadable or empty."""
     try:
         token = Path(path).read_text().strip()
     except OSError as problem:
         raise Refused(
             f"the token file {path}, named by {source}, cannot be read: {problem.strerror}",
-            fix="mount it",
+            fix="mount the file",
         ) from None
     if not token:
         raise Refused(
@@ -100,12 +105,12 @@ def read_token(path: str, source: str) -> str:
 
 
 def tls_context(access: Access, credentials: Credentials) -> ssl.SSLContext:
-    """The TLS settings for an Access. Raises Refused if a certificate or key in it is none."""
+    """Return the TLS settings for an Access. Raise Refused if a certificate or key is invalid."""
     try:
         context = ssl.create_default_context(cadata=access.authority_pem or None)
     except ssl.SSLError as problem:
         raise Refused(
-            f"the certificate authority of {access.source} is no PEM certificate: {problem}"
+            f"the certificate authority of {access.source} is not a PEM certificate: {problem}"
         ) from None
     if access.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -121,13 +126,14 @@ def tls_context(access: Access, credentials: Credentials) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, certificate_pem: str, key_pem: str) -> None:
-    """Give `context` a client certificate. OpenSSL takes it from a file only: it gets one in
-    memory."""
+    """Load a client certificate into `context`.
+
+    OpenSSL reads it from a file only, so it is passed in an anonymous file in memory (memfd)."""
     descriptor = os.memfd_create("client-certificate")
     try:
         os.write(descriptor, f"{certificate_pem}\n{key_pem}\n".encode())
-        # An encrypted key would make OpenSSL ask on the terminal and hang us; an empty password
-        # fails at once.
+        # With an encrypted key OpenSSL would prompt for a passphrase on the terminal and block; an
+        # empty password makes it fail at once.
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     finally:
         os.close(descriptor)
@@ -146,8 +152,10 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def run_plugin(plugin: ExecPlugin, access: Access) -> Credentials:
-    """Ask an exec plugin. Raises Refused if it is missing or fails, Unavailable if it does not end
-    in time."""
+    """Run an exec plugin and return its credentials.
+
+    Raise Refused if the plugin is missing or fails, Unavailable if it does not end within
+    PLUGIN_TIMEOUT_S."""
     what = f"the exec plugin {plugin.command} of {access.source}"
     environment = {
         **os.environ,
@@ -178,17 +186,17 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credentials:
             process.kill()
             await process.wait()
     if process.returncode:
-        told = complaint.decode(errors="replace").strip()[-500:]
+        output_text = complaint.decode(errors="replace").strip()[-500:]
         raise Refused(
-            f"{what} ended with {process.returncode}: {told}",
-            fix="run it by hand; perhaps it wants a login",
+            f"{what} ended with {process.returncode}: {output_text}",
+            fix="run it by hand; it may need a login",
         )
     return read_exec_credential(output, plugin, what, datetime.now(UTC))
 
 
 def exec_info(plugin: ExecPlugin, access: Access) -> str:
-    """The KUBERNETES_EXEC_INFO for a plugin: that nobody sits at a terminal, and the cluster if it
-    asks for it."""
+    """Return the value of KUBERNETES_EXEC_INFO: that there is no terminal, and the cluster if the
+    plugin requests it."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster: dict[str, object] = {
@@ -208,17 +216,18 @@ def exec_info(plugin: ExecPlugin, access: Access) -> str:
 def read_exec_credential(
     output: bytes, plugin: ExecPlugin, what: str, now: datetime
 ) -> Credentials:
-    """The Credentials in a plugin's output. Raises Refused."""
+    """Return the credentials in a plugin's output. Raise Refused if it has none."""
     try:
         answer = msgspec.json.decode(output, type=ExecCredential)
     except msgspec.DecodeError as problem:
         raise Refused(
-            f"{what} printed no ExecCredential: {problem}", fix="run it by hand and look"
+            f"{what} did not print an ExecCredential: {problem}",
+            fix="run it by hand and inspect its output",
         ) from None
     if answer.api_version != plugin.api_version:
         raise Refused(
-            f"{what} answered in {answer.api_version}, the kubeconfig says {plugin.api_version}",
-            fix="make the two the same",
+            f"{what} answered in {answer.api_version}; the kubeconfig sets {plugin.api_version}",
+            fix="use the same apiVersion in both",
         )
     status = answer.status
     if status is None or not (

@@ -1,8 +1,8 @@
-"""Turn an answer of the API server that is not a success into the failure that it means.
+"""Map a failed response of the API server to an error.
 
-In: what was tried, the HTTP status, the body (a `Status` object, or anything a proxy on the way may
-have put there), the Retry-After header. Out: one of the failures of `fairlead.errors`, with the
-status kept, so that a caller can tell "is not there" from "may not". Pure. Follows the API
+In: a description of the request, the HTTP status, the body (a `Status` object, or whatever a proxy
+in between sent), the Retry-After header. Out: an error of `fairlead.errors`, with the status
+attached, so that a caller can distinguish "not found" from "forbidden". Pure. Follows the API
 conventions, section "Error codes", and RFC 9110 for Retry-After (only the form in seconds is used).
 """
 
@@ -13,7 +13,8 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 EXPIRED = 410
 LONGEST_MESSAGE = 500
 TERMINATING = "NamespaceTerminating"
-"""The API's name for this cause of a 403 (k8s.io/api/core/v1, NamespaceTerminatingCause)."""
+"""The cause by which the API marks this kind of 403 (k8s.io/api/core/v1,
+NamespaceTerminatingCause)."""
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +26,7 @@ class StatusDetails(msgspec.Struct, frozen=True, gc=False):
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
-    """The part of a `Status` object that is read."""
+    """The fields of a `Status` object that are read."""
 
     code: int = 0
     message: str = ""
@@ -34,8 +35,8 @@ class Status(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefusedByServer(Refused):
-    """The API server will not do it: not as this user, or not with this object. `status` is the
-    HTTP status."""
+    """The API server rejects the request: for this user, or for this object. `status` is the HTTP
+    status."""
 
     def __init__(self, message: str, *, status: int, fix: str = "") -> None:
         super().__init__(message, fix=fix)
@@ -43,7 +44,7 @@ class RefusedByServer(Refused):
 
 
 class NotFound(RefusedByServer):
-    """The object, its namespace or its kind is not there (404)."""
+    """The object, its namespace or its kind does not exist (404)."""
 
 
 class NamespaceTerminating(NotFound):
@@ -52,8 +53,10 @@ class NamespaceTerminating(NotFound):
 
 
 class ServerUnavailable(Unavailable):
-    """The API server is away, slow or overloaded. `status` is 0 if there was no answer;
-    `retry_after_s` is its own wish."""
+    """The API server is unreachable, slow or overloaded.
+
+    `status` is the HTTP status, or 0 without a response. `retry_after_s` is the delay that the
+    server requested."""
 
     def __init__(
         self, message: str, *, status: int = 0, retry_after_s: float = 0.0, fix: str = ""
@@ -63,19 +66,23 @@ class ServerUnavailable(Unavailable):
 
 
 class NoConnection(ServerUnavailable):
-    """Nobody took the request, or the line broke before the answer was whole. Slowness is none of
-    that: a server that does not answer in time may be there and have too much to do."""
+    """No server accepted the connection, or the connection broke before the response was complete.
+
+    A timeout is not a NoConnection: a server that does not respond in time may be running and
+    overloaded."""
 
 
 class Unauthenticated(ServerUnavailable):
-    """The API server does not know who we are (401), or we have nothing to show it (`status` 0).
-    Nothing is wrong with the request, and credentials are replaced while a process runs, so it may
-    be repeated. The connection logs it once, for all, and holds back whoever tries again too
-    soon."""
+    """The API server does not accept the credentials (401), or there are none (`status` 0).
+
+    The request itself may be correct, and credentials are replaced while a process runs, so the
+    request may be repeated. The connection logs the failure once for all callers, and holds back
+    callers that retry too soon."""
 
 
 class Expired(ServerUnavailable):
-    """The version to go on from is too old for the server (410): list anew."""
+    """The resourceVersion to continue from is too old for the server (410). A new list is
+    needed."""
 
 
 STATUS = msgspec.json.Decoder(Status)
@@ -96,7 +103,7 @@ REMEDIES = {
 
 
 def read_status(body: bytes) -> Status:
-    """The `Status` in a body; a body that is none is taken as the message itself."""
+    """Return the `Status` in a body. A body that is not a `Status` becomes the message."""
     try:
         return STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -106,10 +113,13 @@ def read_status(body: bytes) -> Status:
 def failure(
     attempt: str, status: int, body: bytes, retry_after: str | None = None
 ) -> FairleadError:
-    """What it means that `attempt` (for instance "GET https://…/nodes") was answered with `status`
-    and `body`."""
-    told = read_status(body)
-    message = f"{attempt} was answered {status}" + (f": {told.message}" if told.message else "")
+    """Return the error for a response with `status` and `body`.
+
+    `attempt` describes the request, for instance "GET https://…/nodes"."""
+    details = read_status(body)
+    message = f"{attempt} was answered {status}" + (
+        f": {details.message}" if details.message else ""
+    )
     if status == 409:
         return Conflict(message, fix="read the object again")
     if status == EXPIRED:
@@ -120,7 +130,7 @@ def failure(
         return Unauthenticated(message, status=status, fix=REMEDIES[401])
     if status == 404:
         return NotFound(message, status=status)
-    if status == 403 and any(cause.reason == TERMINATING for cause in told.details.causes):
+    if status == 403 and any(cause.reason == TERMINATING for cause in details.details.causes):
         return NamespaceTerminating(
             message, status=status, fix="nothing needs to be done: the namespace is being deleted"
         )
@@ -134,5 +144,5 @@ def failure(
 
 
 def seconds(retry_after: str | None) -> float:
-    """Retry-After in seconds; 0 if it is missing or a date."""
+    """Return Retry-After in seconds; 0 if the header is missing or a date."""
     return float(retry_after) if retry_after and retry_after.isdecimal() else 0.0

@@ -1,10 +1,10 @@
-"""Find the API server and an identity to it, where kubectl and client-go would look.
+"""Find the API server and an identity, in the same places as kubectl and client-go.
 
 In: what the user named (a file, a context), the environment, the files that Kubernetes mounts into
-a pod. Out: an `Access`. Invariant: what was named is used or refused; only without a word from the
-user is there a search: $KUBECONFIG, then the pod's service account, then ~/.kube/config. Follows
-"Accessing the Kubernetes API from a Pod" and "Organizing Cluster Access Using kubeconfig Files".
-"""
+a pod. Out: an `Access`. Invariant: a named file or context is used or rejected. Only without one
+are these places searched, in this order: $KUBECONFIG, the pod's service account, ~/.kube/config.
+Follows "Accessing the Kubernetes API from a Pod" and "Organizing Cluster Access Using kubeconfig
+Files"."""
 
 import os
 from collections.abc import Mapping
@@ -25,12 +25,13 @@ def find_access(
     context: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Access:
-    """The Access to use. Raises Refused, with the places that were looked at."""
+    """Return the Access to use. Raise Refused, with the places that were searched, if there is
+    none."""
     if kubeconfig is not None:
         return read_kubeconfig([kubeconfig], context)
     if named := environment.get("KUBECONFIG"):
-        # kubectl passes over files of the list that are not there; if none is, that is a mistake to
-        # tell.
+        # kubectl ignores missing files of the list. If all are missing, that is reported as an
+        # error.
         paths = [Path(name).expanduser() for name in named.split(os.pathsep) if name]
         return read_kubeconfig([path for path in paths if path.exists()] or paths[:1], context)
     if "KUBERNETES_SERVICE_HOST" in environment and context is None:
@@ -39,13 +40,14 @@ def find_access(
     if home.exists():
         return read_kubeconfig([home], context)
     raise Refused(
-        f"no way to an API server: $KUBECONFIG is not set, this is no pod, and there is no {home}",
-        fix="give --kubeconfig",
+        "no API server is configured: $KUBECONFIG is not set, this is not a pod, "
+        f"and {home} is missing",
+        fix="set --kubeconfig",
     )
 
 
 def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access:
-    """The Access of a pod's service account. Raises Refused if it is not mounted."""
+    """Return the Access of a pod's service account. Raise Refused if the account is not mounted."""
     host, port = (
         environment["KUBERNETES_SERVICE_HOST"],
         environment.get("KUBERNETES_SERVICE_PORT", "443"),
@@ -54,7 +56,7 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
         authority = (folder / "ca.crt").read_text()
         namespace = (folder / "namespace").read_text().strip()
     except OSError as problem:
-        fix = "do not set automountServiceAccountToken: false, or give --kubeconfig"
+        fix = "do not set automountServiceAccountToken: false, or set --kubeconfig"
         raise Refused(
             f"the service account is not mounted: {problem.filename}: {problem.strerror}", fix=fix
         ) from None

@@ -1,11 +1,11 @@
-"""Speak to the Kubernetes API: typed reads, server-side apply, watches.
+"""A client for the Kubernetes API: typed reads, server-side apply, watches.
 
-In: an `Access`, `Resource`s, keys, bodies. Out: the frozen Structs of `kube.objects`, or a failure
-of `fairlead.errors`. Invariant: what is written is what was asked for; apiVersion and kind come
-from the `Resource`, the identity from the key. Why an own client: decoding only the fields that are
-read takes a fraction of the general clients' CPU and memory (`make bench` says which); and one
-dependency (aiohttp) is client and server at once. Follows the Kubernetes API concepts: resource
-paths, chunked lists, watches, KEP-555 (server-side apply)."""
+In: an `Access`, `Resource`s, keys, bodies. Out: the frozen Structs of `kube.objects`, or an error
+of `fairlead.errors`. Invariant: a written object is exactly the given body, with apiVersion and
+kind from the `Resource` and the identity from the key. Why not a general client: decoding only the
+fields that are read takes a fraction of the CPU and memory of general clients (`make bench`
+measures it), and one dependency (aiohttp) serves as client and server. Follows the Kubernetes API
+concepts: resource paths, chunked lists, watches, KEP-555 (server-side apply)."""
 
 import functools
 from collections.abc import AsyncGenerator, Mapping
@@ -19,7 +19,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import RefusedByServer, ServerUnavailable
 from fairlead.kube.connection import Body, Connection
 from fairlead.kube.objects import ObjectT, Resource
-from fairlead.kube.watching import Item, Unreadable, key_of, read_item
+from fairlead.kube.watch_events import Item, Unreadable, key_of, read_item
 
 APPLY = "application/apply-patch+yaml"
 JSON_PATCH = "application/json-patch+json"
@@ -35,7 +35,7 @@ class ListMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class RawPage(msgspec.Struct, frozen=True):
-    """A part of a list with its objects still as they came."""
+    """One page of a list, with its objects not yet decoded."""
 
     metadata: ListMeta = ListMeta()
     items: tuple[msgspec.Raw, ...] | None = ()
@@ -45,7 +45,7 @@ RAW_PAGE = msgspec.json.Decoder(RawPage)
 
 
 class Page(msgspec.Struct, Generic[ObjectT], frozen=True):
-    """A part of a list with its objects."""
+    """One page of a list, with its objects."""
 
     metadata: ListMeta = ListMeta()
     items: tuple[ObjectT, ...] | None = ()
@@ -53,22 +53,22 @@ class Page(msgspec.Struct, Generic[ObjectT], frozen=True):
 
 @functools.cache
 def page_decoder(type_: type[ObjectT]) -> msgspec.json.Decoder[Page[ObjectT]]:
-    """The decoder for pages of objects of one type."""
+    """Return the decoder for pages of objects of one type."""
     return msgspec.json.Decoder(Page[type_])  # type: ignore[valid-type]
 
 
 @functools.cache
 def decoder(type_: type[ObjectT]) -> msgspec.json.Decoder[ObjectT]:
-    """The decoder for one type; building one costs far more than using it."""
+    """Return the decoder for one type, cached: creating a decoder costs far more than using it."""
     return msgspec.json.Decoder(type_)
 
 
 class Client:
-    """All that Fairlead asks of one API server. Use as an async context manager.
+    """All requests that Fairlead sends to one API server. Use it as an async context manager.
 
-    `timeout_s` is the deadline of each call (a stream has its own). Every method raises Refused
-    (`NotFound`, `RefusedByServer`), Conflict or Unavailable (`ServerUnavailable`), and says in it
-    what was tried."""
+    `timeout_s` is the deadline of each call; a stream has its own. Every method raises Refused
+    (`NotFound`, `RefusedByServer`), Conflict or Unavailable (`ServerUnavailable`), whose message
+    describes the request."""
 
     def __init__(self, access: Access, *, timeout_s: float = 15.0) -> None:
         self.access = access
@@ -88,12 +88,12 @@ class Client:
 
     @property
     def answered_s(self) -> float:
-        """When the API server last answered a request, by the monotonic clock; see
+        """The time of the API server's last response, on the monotonic clock; see
         `Connection.answered_s`."""
         return self._connection.answered_s
 
     async def get(self, resource: Resource[ObjectT], key: tuple[str, str]) -> ObjectT:
-        """The object `(namespace, name)` as it is now."""
+        """Return the object `(namespace, name)` as it is now."""
         return self._read(resource, await self._connection.request("GET", resource.path(*key)))
 
     async def page(
@@ -105,8 +105,10 @@ class Client:
         limit: int = PAGE_SIZE,
         continues: str = "",
     ) -> RawPage:
-        """One part of a list, its objects not yet decoded. `limit` 0: all in one. `continues`: the
-        token of the part before."""
+        """Return one page of a list, its objects not yet decoded.
+
+        `limit`: objects per page; 0: the whole list. `continues`: the continue token of the
+        previous page."""
         body = await self._page(resource, namespace, label_selector, limit, continues)
         return self._raw_page(resource, namespace, body)
 
@@ -119,8 +121,11 @@ class Client:
         limit: int = PAGE_SIZE,
         continues: str = "",
     ) -> tuple[ListMeta, list[Item[ObjectT] | Unreadable]]:
-        """The same with what is in it. All objects are read in one go, which takes half of the time
-        that one by one takes: that is done where one of them cannot be read."""
+        """Return one page of a list, with its objects decoded.
+
+        All objects are decoded in one call, which takes half the time of decoding each one
+        separately. Only a page with an object that cannot be decoded is decoded object by
+        object."""
         body = await self._page(resource, namespace, label_selector, limit, continues)
         try:
             page = page_decoder(resource.type).decode(body)
@@ -156,16 +161,17 @@ class Client:
             return RAW_PAGE.decode(body)
         except msgspec.DecodeError as problem:
             what = (
-                f"GET {self.access.server}{resource.path(namespace)} was answered with no "
-                f"list: {problem}"
+                f"GET {self.access.server}{resource.path(namespace)} was answered with "
+                f"something that is not a list: {problem}"
             )
             raise ServerUnavailable(what) from None
 
     async def create(
         self, resource: Resource[ObjectT], object_: Body, *, namespace: str = ""
     ) -> ObjectT:
-        """Make a new object. Its namespace is the one in its metadata unless one is given.
-        Conflict: the name is taken."""
+        """Create an object. Raise Conflict if the name is taken.
+
+        The object is created in the namespace of its metadata, unless `namespace` is given."""
         body = msgspec.to_builtins(object_)
         body |= {"apiVersion": resource.group_version, "kind": resource.kind}
         namespace = namespace or body.get("metadata", {}).get("namespace", "")
@@ -181,15 +187,17 @@ class Client:
         *,
         subresource: str | None = None,
     ) -> ObjectT:
-        """Put an object in the place of the one that is there. Conflict: it is no longer of the
-        version in its metadata."""
+        """Replace an existing object. Raise Conflict if it is no longer at the resourceVersion in
+        the metadata."""
         body = msgspec.to_builtins(object_) | {
             "apiVersion": resource.group_version,
             "kind": resource.kind,
         }
         return self._read(
             resource,
-            await self._connection.request("PUT", place(resource, key, subresource), body=body),
+            await self._connection.request(
+                "PUT", object_path(resource, key, subresource), body=body
+            ),
         )
 
     async def apply(
@@ -202,9 +210,11 @@ class Client:
         subresource: str | None = None,
         force: bool = False,
     ) -> ObjectT:
-        """Server-side apply: `body` holds exactly the fields that `field_manager` wants; those it
-        had before and that are missing now are removed. The identity is filled in from `key`.
-        Conflict: another manager has a field, unless `force`."""
+        """Apply an object (server-side apply).
+
+        `body` holds exactly the fields that `field_manager` sets; fields that it set before and
+        that are missing now are removed. The identity is filled in from `key`. Raise Conflict if
+        another manager owns a field, unless `force`."""
         namespace, name = key
         given = body.get("metadata")
         metadata = {**(given if isinstance(given, Mapping) else {}), "name": name}
@@ -217,7 +227,7 @@ class Client:
             "metadata": metadata,
         }
         parameters = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        path = place(resource, key, subresource)
+        path = object_path(resource, key, subresource)
         return self._read(
             resource,
             await self._connection.request(
@@ -235,9 +245,9 @@ class Client:
         subresource: str | None = None,
         field_manager: str = "",
     ) -> ObjectT:
-        """Change an object by a patch of one of the types above."""
+        """Patch an object. `content_type` is one of the patch types above."""
         parameters = {"fieldManager": field_manager} if field_manager else {}
-        path = place(resource, key, subresource)
+        path = object_path(resource, key, subresource)
         answer = await self._connection.request(
             "PATCH", path, parameters=parameters, body=body, content_type=content_type
         )
@@ -246,8 +256,10 @@ class Client:
     async def delete(
         self, resource: Resource[Any], key: tuple[str, str], *, uid: str = "", version: str = ""
     ) -> None:
-        """Ask for an object to go (finalizers may keep it). With `uid` or `version` (its
-        resourceVersion), only if it is still that one, else Conflict."""
+        """Request the deletion of an object; finalizers may delay it.
+
+        With `uid` or `version` (a resourceVersion), raise Conflict unless the object still has
+        it."""
         conditions = {
             name: value for name, value in (("uid", uid), ("resourceVersion", version)) if value
         }
@@ -266,7 +278,7 @@ class Client:
         namespace: str = "",
         idle_s: float = 150.0,
     ) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a watch, a batch at a time; see `Connection.stream`."""
+        """Yield the lines of a watch in batches; see `Connection.stream`."""
         return self._connection.stream(
             resource.path(namespace), parameters={"watch": "true", **parameters}, idle_s=idle_s
         )
@@ -279,8 +291,8 @@ class Client:
         parameters: Mapping[str, str] | None = None,
         body: Body | None = None,
     ) -> bytes:
-        """One call by its path, for what has no method of its own. Answers the body of a
-        success."""
+        """Send a request that has no method of its own, by its path. Return the body of the
+        response."""
         return await self._connection.request(method, path, parameters=parameters, body=body)
 
     async def pages(
@@ -291,8 +303,9 @@ class Client:
         label_selector: str = "",
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RawPage, None]:
-        """All objects, of one namespace or all, as they were at one moment, not yet decoded; asked
-        for part by part."""
+        """Yield the pages of a list, not yet decoded, of one namespace or of all.
+
+        All pages show the collection at the resourceVersion of the first page."""
         continues = ""
         while True:
             page = await self.page(
@@ -315,8 +328,9 @@ class Client:
         label_selector: str = "",
         page_size: int = PAGE_SIZE,
     ) -> list[ObjectT]:
-        """All objects, of one namespace or all, as they were at one moment. Raises Refused if one
-        of them cannot be read."""
+        """Return all objects of one namespace or of all, as of one resourceVersion.
+
+        Raise Refused if an object cannot be decoded."""
         items: list[ObjectT] = []
         pages = self.pages(
             resource, namespace=namespace, label_selector=label_selector, page_size=page_size
@@ -336,15 +350,12 @@ class Client:
                 what, status=200, fix="correct the object, or use a version that knows it"
             ) from None
         except msgspec.DecodeError as problem:
-            # No JSON: something on the way has cut it off or put its own word in its place. The
-            # object need not be wrong.
-            what = (
-                f"a {resource.kind} from {self.access.server} came as something that is no "
-                f"JSON: {problem}"
-            )
+            # This is not JSON: something on the way truncated or replaced the response. The object
+            # itself may be correct.
+            what = f"a {resource.kind} from {self.access.server} is not valid JSON: {problem}"
             raise ServerUnavailable(what, status=200) from None
 
 
-def place(resource: Resource[Any], key: tuple[str, str], subresource: str | None) -> str:
-    """The path of an object or of a part of it."""
+def object_path(resource: Resource[Any], key: tuple[str, str], subresource: str | None) -> str:
+    """Return the URL path of an object or of a subresource."""
     return resource.path(*key) + (f"/{subresource}" if subresource else "")

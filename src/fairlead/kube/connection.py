@@ -1,12 +1,12 @@
-"""Carry requests to one API server over HTTP: credentials, TLS, deadlines, and whole lines of a
-stream.
+"""Carry requests to one API server over HTTP: credentials, TLS, deadlines, and the lines of a
+watch.
 
-In: an `Access`; method, path, parameters, body. Out: the body of a success, or a failure of
-`fairlead.errors` that says what was tried on what. Invariants: every wait has a deadline; nothing
-is retried (whoever calls knows how long it may wait) but a request that was refused (401) with
-credentials for which there are newer ones; credentials that were refused are told of once and not
-shown again too soon (`standing`); redirections are not followed, for they would carry the token
-elsewhere."""
+In: an `Access`; method, path, parameters, body. Out: the body of a successful response, or an error
+of `fairlead.errors` that describes the request. Invariants: every wait has a deadline. No request
+is repeated, because only the caller knows how long it may wait; the exception is a request that was
+answered 401, which is repeated once if there are newer credentials. Rejected credentials are
+reported once and not sent again too soon (`credential_gate`). Redirections are not followed,
+because a redirected request would carry the token to another server."""
 
 import asyncio
 import ssl
@@ -23,17 +23,18 @@ from yarl import URL
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.answers import NoConnection, ServerUnavailable, Unauthenticated, failure
-from fairlead.kube.standing import Standing
+from fairlead.kube.credential_gate import CredentialGate
 
 READ_BUFFER_BYTES = 1 << 20
 
 Body = Mapping[str, object] | list[object] | msgspec.Struct
-"""What is sent: anything that msgspec writes as JSON."""
+"""A request body: anything that msgspec encodes as JSON."""
 
 
 class Connection:
-    """The HTTP session with one API server. Use as an async context manager. `timeout_s` is the
-    deadline of each call; a stream must begin within it."""
+    """The HTTP session with one API server. Use it as an async context manager.
+
+    `timeout_s` is the deadline of each call. A stream must begin within it."""
 
     def __init__(
         self, access: Access, *, timeout_s: float = 15.0, user_agent: str = "fairlead"
@@ -46,10 +47,10 @@ class Connection:
         self._hold_until_s = 0.0
         self._tls: ssl.SSLContext | None = None
         self._renewing = asyncio.Lock()
-        self._standing = Standing(access.source)
+        self._gate = CredentialGate(access.source)
         self.answered_s = time.monotonic()
-        """When the server last answered a request, not with status 401, 429 or >= 500; at first:
-        when this was made."""
+        """The time of the last response with a status other than 401, 429 or >= 500, on the
+        monotonic clock; initially the time of construction."""
 
     async def __aenter__(self) -> Self:
         headers = {
@@ -79,18 +80,19 @@ class Connection:
         body: Body | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        """One call by its path, for what has no method above. Answers the body of a success."""
+        """Send one request and return the body of a successful response."""
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": content_type}
         try:
             async with asyncio.timeout(self._timeout_s):
+                # The second attempt follows only a 401 for which there are newer credentials.
                 for attempt in (1, 2):
-                    response, shown = await self._send(
+                    response, used = await self._send(
                         method, path, parameters or {}, headers, data, None
                     )
                     async with response:
                         answer = await response.read()
-                    if response.status == 401 and attempt == 1 and await self._renewed(shown):
+                    if response.status == 401 and attempt == 1 and await self._has_newer(used):
                         continue
                     break
         except TimeoutError:
@@ -100,18 +102,18 @@ class Connection:
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection(method, self.access.server + path, problem) from None
         if not 200 <= response.status < 300:
-            raise self._failure(method, path, response, answer, shown)
+            raise self._failure(method, path, response, answer, used)
         return answer
 
     async def stream(
         self, path: str, *, parameters: Mapping[str, str], idle_s: float
     ) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a watch as they come, a batch at a time; ends when the server ends it. The
-        first batch is empty: it tells that the server has agreed, for it may have nothing to say
-        for minutes.
+        """Yield the lines of a watch as they arrive, in batches, until the server ends the watch.
 
-        Raises Unavailable if nothing comes for `idle_s`, and if the connection ends within a line:
-        what is there of that line is not given out. Close it (`aclosing`) to end it early."""
+        The first batch is empty: it shows that the server has accepted the watch, because the first
+        line may take minutes. Raise Unavailable if nothing arrives for `idle_s` seconds, and if the
+        connection ends within a line; the incomplete line is discarded. To end the watch early,
+        close the generator (`aclosing`)."""
         try:
             async with (
                 await self._open(path, parameters, idle_s) as response,
@@ -130,21 +132,23 @@ class Connection:
     async def _open(
         self, path: str, parameters: Mapping[str, str], idle_s: float
     ) -> aiohttp.ClientResponse:
-        """Begin a stream: the head of the answer, which says whether there will be one."""
+        """Start a stream and return the response once its head shows success."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in (1, 2):
-                    response, shown = await self._send("GET", path, parameters, {}, None, idle_s)
+                    response, used = await self._send("GET", path, parameters, {}, None, idle_s)
                     if response.status == 200:
                         return response
                     async with response:
                         answer = await response.read()
-                    if not (response.status == 401 and attempt == 1 and await self._renewed(shown)):
+                    if not (
+                        response.status == 401 and attempt == 1 and await self._has_newer(used)
+                    ):
                         break
         except TimeoutError:
             what = f"watch of {self.access.server}{path} did not begin within {self._timeout_s:g} s"
             raise ServerUnavailable(what) from None
-        raise self._failure("watch of", path, response, answer, shown)
+        raise self._failure("watch of", path, response, answer, used)
 
     async def _send(
         self,
@@ -155,11 +159,12 @@ class Connection:
         data: bytes | None,
         idle_s: float | None,
     ) -> tuple[aiohttp.ClientResponse, Credentials]:
-        """The head of the answer, and what was shown to get it."""
+        """Send a request. Return the response, without its body, and the credentials that were
+        sent."""
         if self._session is None:
             raise RuntimeError("the Client is used outside of its context manager")
-        credentials, tls = await self._prove()
-        self._standing.check(credentials)
+        credentials, tls = await self._current_credentials()
+        self._gate.check(credentials)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=idle_s)
         response = await self._session.request(
             method,
@@ -173,25 +178,25 @@ class Connection:
             server_hostname=self.access.server_name or None,
             proxy=self.access.proxy or None,
         )
-        # Answers of 500 and more, and 429, may come from something in front of the server.
+        # A status of 429, or of 500 and above, may come from a proxy in front of the server.
         if response.status < 500 and response.status not in (401, 429):
-            self._standing.accepted()
+            self._gate.accept()
             self.answered_s = time.monotonic()
         return response, credentials
 
-    async def _prove(self) -> tuple[Credentials, ssl.SSLContext | None]:
-        """The credentials to use now and the TLS settings they make; asks for new ones when the old
-        no longer hold."""
+    async def _current_credentials(self) -> tuple[Credentials, ssl.SSLContext | None]:
+        """Return the credentials to use now and their TLS settings. Obtain new credentials if the
+        old ones have expired."""
         now_s = asyncio.get_running_loop().time()
         async with self._renewing:
-            # A token file costs nothing to look at, so a new token is found at the next try, not a
-            # minute later.
-            replaced = bool(self.access.token_file) and self._standing.is_refused(self._credentials)
+            # Reading a token file is cheap, so after a rejection a new token is found by the next
+            # attempt, not after a minute.
+            replaced = bool(self.access.token_file) and self._gate.is_rejected(self._credentials)
             if self._credentials is None or now_s >= self._hold_until_s or replaced:
-                fresh = await self._fresh_credentials()
+                fresh = await self._obtain_credentials()
                 secure = self.access.server.startswith("https:")
-                # A new context is a new TLS session and a new connection; a token alone needs
-                # neither.
+                # A new context causes a new TLS session and a new connection, which a new token
+                # alone does not need.
                 if secure and (
                     self._tls is None or certificate_of(fresh) != certificate_of(self._credentials)
                 ):
@@ -202,24 +207,25 @@ class Connection:
                 )
             return self._credentials, self._tls
 
-    async def _fresh_credentials(self) -> Credentials:
-        """Raises Unauthenticated if they cannot be had: they are as good as refused then, until
-        they can."""
+    async def _obtain_credentials(self) -> Credentials:
+        """Obtain new credentials. Raise Unauthenticated if there are none: that is handled like a
+        rejection by the server."""
         if self.access.exec_plugin is not None:
-            self._standing.check(None)
+            self._gate.check(None)
         try:
             return await self.access.credentials()
         except Refused as problem:
-            refusal = Unauthenticated(problem.message, status=0, fix=problem.fix)
-            self._standing.refused(None, refusal)
-            raise refusal from problem
+            rejection = Unauthenticated(problem.message, status=0, fix=problem.fix)
+            self._gate.reject(None, rejection)
+            raise rejection from problem
 
-    async def _renewed(self, refused: Credentials) -> bool:
-        """After a 401 for these: True if there are others now. Somebody else may have seen to that
-        meanwhile."""
+    async def _has_newer(self, refused: Credentials) -> bool:
+        """Return whether there are other credentials than the ones just rejected (401).
+
+        Another request may have obtained them in the meantime."""
         if self._credentials == refused:
             self._hold_until_s = 0.0
-        return (await self._prove())[0] != refused
+        return (await self._current_credentials())[0] != refused
 
     def _failure(
         self,
@@ -227,12 +233,12 @@ class Connection:
         path: str,
         response: aiohttp.ClientResponse,
         answer: bytes,
-        shown: Credentials,
+        used: Credentials,
     ) -> FairleadError:
         attempt = f"{method} {self.access.server}{path}"
         problem = failure(attempt, response.status, answer, response.headers.get("Retry-After"))
         if isinstance(problem, Unauthenticated):
-            self._standing.refused(shown, problem)
+            self._gate.reject(used, problem)
         return problem
 
 
@@ -241,7 +247,7 @@ def certificate_of(credentials: Credentials | None) -> tuple[str, str] | None:
 
 
 def identity_headers(access: Access, credentials: Credentials) -> list[tuple[str, str]]:
-    """The headers that say who asks."""
+    """Return the headers that authenticate a request."""
     headers = [("Authorization", f"Bearer {credentials.token}")] if credentials.token else []
     if access.impersonation is not None:
         headers.append(("Impersonate-User", access.impersonation.user))
@@ -252,9 +258,10 @@ def identity_headers(access: Access, credentials: Credentials) -> list[tuple[str
 
 
 def no_connection(method: str, url: str, problem: BaseException) -> NoConnection:
-    """What a failed or broken connection means. A certificate that is not trusted will not become
-    so by waiting, but certificates are renewed on the other side, so this too is tried again; the
-    message says what to do."""
+    """Return the error for a connection that failed or broke.
+
+    An untrusted certificate is retried too, although waiting alone does not help: the server may
+    get a new certificate. The message states the remedy."""
     fix = ""
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         fix = "give the server's certificate authority in the kubeconfig"
@@ -262,8 +269,9 @@ def no_connection(method: str, url: str, problem: BaseException) -> NoConnection
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
-    """Cut a stream into whole lines, of any length: aiohttp's own readline has a limit that a large
-    Service may pass."""
+    """Yield the complete lines of a stream, of any length.
+
+    aiohttp's own readline has a length limit, which a large Service may exceed."""
     begun: list[bytes] = []
     async for chunk in content.iter_any():
         if b"\n" not in chunk:

@@ -1,13 +1,13 @@
-"""Write Events on Services, so that `kubectl describe` tells what Fairlead has to say.
+"""Write Events on Services, so that `kubectl describe` shows what Fairlead reports.
 
-In: calls of `event`, which never wait and never fail. Out: v1 Events, written by the task that runs
+In: calls of `event`, which neither block nor fail. Out: v1 Events, written by the task that runs
 `run`. Invariants: a repeated message is one Event whose count rises, written at most once per
-interval, however often a retry repeats it; messages that differ only in their numbers (`matter_of`)
-share one Event, which shows the last of them; the name of an Event follows from its content, so
-that a successor of this process, or another replica, finds the Event and renews it instead of
-writing a second one; memory and queue are bounded; an Event that cannot be written is logged and
-dropped. Follows the core/v1 Event reference and client-go's correlator (which counts repetitions in
-the same way)."""
+interval, however often a retry repeats it. Messages that differ only in their numbers
+(`without_numbers`) share one Event, which shows the latest text. The name of an Event is derived
+from its content, so that the next process, or another replica, finds the Event and renews it
+instead of writing a second one. Memory and queue are bounded. An Event that cannot be written is
+logged and dropped. Follows the core/v1 Event reference and client-go's correlator (which counts
+repetitions in the same way)."""
 
 import asyncio
 import hashlib
@@ -29,32 +29,34 @@ from fairlead.model import ServiceKey
 
 log = structlog.get_logger()
 
-REMEMBERED = 32_768
-"""So many different Events are known to count repetitions; beyond it, the one not said for longest
-is forgotten."""
-WAITING = 32_768
-"""So many Events may wait to be written, one by one: the end of the last gateway is told to 10,000
-Services at once, and maybe soon after that one is back."""
+MAX_SERIES = 32_768
+"""The maximum number of different Events whose repetitions are counted; beyond it, the Event
+reported least recently is forgotten."""
+MAX_QUEUED = 32_768
+"""The maximum number of Events in the queue. They are written one by one; the failure of the last
+gateway is reported for 10,000 Services at once, and its recovery perhaps soon after."""
 TRIES = 3
 RECOVERED = "Recovered"
-"""The reason of the Event at the end of what a Warning was about."""
+"""The reason of the Event that ends a Warning."""
 LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
-"""The Event that a new process finds of a Warning shows a new time if it is older than that. The
-process before may have said, at the earliest so long after the Warning (`roles.report`), that it no
-longer holds; `kubectl describe` sorts by time, and must not end with that. Also the server forgets
-an Event an hour after its last change."""
+"""A process that finds the Event of a Warning that still holds renews its time if the Event is
+older than this.
+
+The previous process may have reported the recovery, at the earliest this long after the Warning
+(`roles.report`). `kubectl describe` sorts by time, so without the renewal it would show the
+recovery last. Besides, the server deletes an Event an hour after its last change."""
 
 _QUANTITY = re.compile(
     r"(?<![\w./:-])(?<!\bport )\d+(?:,\d{3})*(?:\.\d+)?(?=(?:ms|s|m|h)?(?!\.?\w)(?![/:-][\w:]))"
 )
-"""Matches a count, a size, a version or a duration, but no port, no address and no part of a
+"""Matches a count, a size, a version or a duration, but not a port, an address or a part of a
 name."""
 
 
 class Event(Fields, frozen=True):
-    """What is read of an Event."""
+    """The fields of an Event that are read."""
 
     metadata: ObjectMeta
     reason: str = ""
@@ -67,25 +69,26 @@ class Event(Fields, frozen=True):
 EVENTS = Resource("v1", "Event", "events", True, Event)
 
 
-class Said(NamedTuple):
-    """What makes two Events the same."""
+class EventKey(NamedTuple):
+    """The identity of an Event: messages with equal identities are repetitions."""
 
     about: tuple[str, str]  # apiVersion and kind
-    key: ServiceKey | ObjectKey
+    object_key: ServiceKey | ObjectKey
     uid: str
     kind: str
     reason: str
-    matter: str
+    text: str
 
     @property
     def namespace(self) -> str:
-        """Where the Event is."""
-        return self.key.namespace or "default"
+        """The namespace of the Event: that of the object, or `default`."""
+        return self.object_key.namespace or "default"
 
 
 class Series:
-    """How often a message was repeated, and its last text. `name`: of its Event, empty until the
-    Event is written."""
+    """The repetitions of one message and its latest text.
+
+    `name` is the name of the Event; it is empty until the Event has been written."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -97,53 +100,58 @@ class Series:
 
 
 class Recorder(Protocol):
-    """Where Events go, as those see it who have something to say."""
+    """Where a component reports Events."""
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None: ...
 
 
 class EventRecorder:
-    """Says things about Services. `component` is the source that kubectl shows."""
+    """Write Events about Services and other objects. `component` is the source that kubectl
+    shows."""
 
     def __init__(self, client: Client, component: str, *, interval_s: float = 60.0) -> None:
         self.dropped = 0
-        """How many Events were given up."""
+        """The number of Events that were not written."""
         self._client = client
         self._component = component
         self._instance = f"{component}-{socket.gethostname()}"
         self._interval_s = interval_s
-        self._known: OrderedDict[Said, Series] = OrderedDict()
-        self._waiting: OrderedDict[Said, None] = OrderedDict()
-        self._some = asyncio.Event()
+        self._known: OrderedDict[EventKey, Series] = OrderedDict()
+        self._waiting: OrderedDict[EventKey, None] = OrderedDict()
+        self._queued = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """How many Events are yet to be written."""
+        """The number of Events in the queue."""
         return len(self._waiting)
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        """Say something about the Service of this key and uid. `kind` is `Normal` or `Warning`."""
-        self._say(
-            Said(("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], matter_of(message)),
+        """Report an Event on the Service with this key and uid. `kind` is `Normal` or `Warning`."""
+        self._enqueue(
+            EventKey(
+                ("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], without_numbers(message)
+            ),
             message,
         )
 
     def event_about(
         self, resource: Resource[Any], object_: Object, kind: str, reason: str, message: str
     ) -> None:
-        """Say something about an object of any kind. Of one without a namespace it is said in
-        namespace `default`."""
+        """Report an Event on an object of any kind. For a cluster-scoped object it is in namespace
+        `default`."""
         metadata, about = object_.metadata, (resource.group_version, resource.kind)
         key = ObjectKey(metadata.namespace, metadata.name)
-        self._say(
-            Said(about, key, metadata.uid, kind, reason[:LONGEST_REASON], matter_of(message)),
+        self._enqueue(
+            EventKey(
+                about, key, metadata.uid, kind, reason[:LONGEST_REASON], without_numbers(message)
+            ),
             message,
         )
 
-    def _say(self, said: Said, message: str) -> None:
-        series = self._known.setdefault(said, Series())
-        self._known.move_to_end(said)
-        if len(self._known) > REMEMBERED:
+    def _enqueue(self, key: EventKey, message: str) -> None:
+        series = self._known.setdefault(key, Series())
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_SERIES:
             forgotten, _ = self._known.popitem(last=False)
             if forgotten in self._waiting:
                 del self._waiting[forgotten]
@@ -151,51 +159,52 @@ class EventRecorder:
         series.count += 1
         series.message = message[:LONGEST_MESSAGE]
         series.last = datetime.now(UTC)
-        if said in self._waiting:
+        if key in self._waiting:
             return
-        if len(self._waiting) >= WAITING:
+        if len(self._waiting) >= MAX_QUEUED:
             self.dropped += 1
             return
-        self._waiting[said] = None
-        self._some.set()
+        self._waiting[key] = None
+        self._queued.set()
 
     async def run(self) -> None:
-        """Write what is said, until cancelled."""
+        """Write the Events in the queue, until cancelled."""
         while True:
             due_s = self._next_due_s()
-            self._some.clear()
+            self._queued.clear()
             if due_s is None or due_s > asyncio.get_running_loop().time():
-                await self._new_before(due_s)
+                await self._wait_for_new(due_s)
                 continue
             await self._write_due()
 
     def _next_due_s(self) -> float | None:
-        return min((self._known[said].due_s for said in self._waiting), default=None)
+        return min((self._known[key].due_s for key in self._waiting), default=None)
 
-    async def _new_before(self, due_s: float | None) -> None:
+    async def _wait_for_new(self, due_s: float | None) -> None:
         try:
             async with asyncio.timeout_at(due_s):
-                await self._some.wait()
+                await self._queued.wait()
         except TimeoutError:
             return
 
     async def _write_due(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for said in [said for said in self._waiting if self._known[said].due_s <= now_s]:
-            if said not in self._waiting:
-                continue  # forgotten while the one before was written
-            del self._waiting[said]
-            series = self._known[said]
+        for key in [key for key in self._waiting if self._known[key].due_s <= now_s]:
+            if key not in self._waiting:
+                continue  # dropped while the previous Event was written
+            del self._waiting[key]
+            series = self._known[key]
             series.due_s = now_s + self._interval_s
-            await self._write_patiently(said, series)
+            await self._write_with_retries(key, series)
 
-    async def _write_patiently(self, said: Said, series: Series) -> None:
-        """Write one Event; try again a little if the server is away. Meanwhile the others wait: it
-        is away for them too."""
+    async def _write_with_retries(self, key: EventKey, series: Series) -> None:
+        """Write one Event, with a few attempts if the server is unavailable.
+
+        The other Events wait in the meantime, because the server is unavailable for them too."""
         backoff = Backoff(floor_s=0.5)
         for attempt in range(1, TRIES + 1):
             try:
-                await self._write(said, series)
+                await self._write(key, series)
                 return
             except NotFound:
                 # The namespace is being deleted or is gone, together with its Events.
@@ -206,62 +215,70 @@ class EventRecorder:
                     self.dropped += 1
                     log.warning(
                         "Event not written",
-                        object=str(said.key),
-                        reason=said.reason,
+                        object=str(key.object_key),
+                        reason=key.reason,
                         problem=str(problem),
                     )
                     return
             await asyncio.sleep(backoff.next_s())
 
-    async def _write(self, said: Said, series: Series) -> None:
+    async def _write(self, key: EventKey, series: Series) -> None:
         count, last = series.count, stamp(series.last)
         if series.name:
             patch = {"count": count, "message": series.message, "lastTimestamp": last}
             try:
-                await self._client.patch(EVENTS, (said.namespace, series.name), patch)
+                await self._client.patch(EVENTS, (key.namespace, series.name), patch)
                 return
             except NotFound:
                 # The server forgets Events after an hour.
                 series.name, series.first = "", series.last
-        name = self._name(said)
+        name = self._name(key)
         try:
-            await self._client.create(EVENTS, self._body(said, series, name))
+            await self._client.create(EVENTS, self._body(key, series, name))
         except Conflict:
-            await self._adopt(said, series, name)
+            await self._update_existing(key, series, name)
         series.name = name
 
-    async def _adopt(self, said: Said, series: Series, name: str) -> None:
-        """It is there from before this process, or another replica has said it. What is wrong
-        (Warning) has been so all the while, and saying so once more is no news: it only must not be
-        forgotten. What is done (Normal) has been done again."""
-        told = await self._client.get(EVENTS, (said.namespace, name))
-        series.count += told.count if said.kind == "Normal" else told.count - 1
-        # Once in the life of a process, whatever clocks say: a wrong one costs a write, not a loop.
+    async def _update_existing(self, key: EventKey, series: Series, name: str) -> None:
+        """Update an Event that a previous process, or another replica, has created.
+
+        A Warning describes a state that has lasted since then, so repeating it does not count; only
+        its time is renewed, so that the server does not delete it. A Normal Event describes an
+        action, which has happened again."""
+        existing = await self._client.get(EVENTS, (key.namespace, name))
+        series.count += existing.count if key.kind == "Normal" else existing.count - 1
+        # This write happens at most once per Event and process, so a wrong clock costs one write
+        # and not a loop.
         if (
-            series.count > told.count
-            or series.message != told.message
-            or is_stale(told, series.last)
+            series.count > existing.count
+            or series.message != existing.message
+            or is_stale(existing, series.last)
         ):
             patch = {
                 "count": series.count,
                 "message": series.message,
                 "lastTimestamp": stamp(series.last),
             }
-            await self._client.patch(EVENTS, (said.namespace, name), patch)
+            await self._client.patch(EVENTS, (key.namespace, name), patch)
 
-    def _name(self, said: Said) -> str:
-        words = "\0".join((self._component, said.uid, said.kind, said.reason, said.matter))
-        return f"{said.key.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+    def _name(self, key: EventKey) -> str:
+        words = "\0".join((self._component, key.uid, key.kind, key.reason, key.text))
+        return f"{key.object_key.name}.{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
-    def _body(self, said: Said, series: Series, name: str) -> Mapping[str, object]:
-        api_version, kind = said.about
-        involved = {"apiVersion": api_version, "kind": kind, "name": said.key.name, "uid": said.uid}
+    def _body(self, key: EventKey, series: Series, name: str) -> Mapping[str, object]:
+        api_version, kind = key.about
+        involved = {
+            "apiVersion": api_version,
+            "kind": kind,
+            "name": key.object_key.name,
+            "uid": key.uid,
+        }
         return {
-            "metadata": {"name": name, "namespace": said.namespace},
+            "metadata": {"name": name, "namespace": key.namespace},
             "involvedObject": involved
-            | ({"namespace": said.key.namespace} if said.key.namespace else {}),
-            "type": said.kind,
-            "reason": said.reason,
+            | ({"namespace": key.object_key.namespace} if key.object_key.namespace else {}),
+            "type": key.kind,
+            "reason": key.reason,
             "message": series.message,
             "count": series.count,
             "firstTimestamp": stamp(series.first),
@@ -272,29 +289,30 @@ class EventRecorder:
         }
 
 
-def matter_of(message: str) -> str:
-    """The message without its quantities: messages that are equal without them share one Event."""
+def without_numbers(message: str) -> str:
+    """Return the message with its quantities replaced. Messages with equal results share one
+    Event."""
     return _QUANTITY.sub("#", message[:LONGEST_MESSAGE])
 
 
 def stamp(moment: datetime) -> str:
-    """RFC 3339 in UTC to the second, as metav1.Time is written."""
+    """Return the time in UTC, to the second, in the format of metav1.Time (RFC 3339)."""
     return moment.strftime(STAMP)
 
 
-def is_stale(told: Event, now: datetime) -> bool:
-    """Whether the server may forget it before it is told again. A time that cannot be, such as one
-    to come, says nothing."""
+def is_stale(existing: Event, now: datetime) -> bool:
+    """Return whether the Event is older than STALE. An invalid time, or one in the future, counts
+    as older."""
     try:
-        last = datetime.strptime(told.last_timestamp or "", STAMP).replace(tzinfo=UTC)
+        last = datetime.strptime(existing.last_timestamp or "", STAMP).replace(tzinfo=UTC)
     except ValueError:
         return True
     return abs(now - last) > STALE
 
 
-def lasted(since: str, now: datetime) -> str:
-    """The rounded time since then, because equal texts share one Event. An invalid time counts as a
-    short one."""
+def rounded_duration(since: str, now: datetime) -> str:
+    """Return the rounded time since `since`: equal texts share one Event. An invalid time counts as
+    less than a minute."""
     try:
         passed = now - datetime.strptime(since, STAMP).replace(tzinfo=UTC)
     except ValueError:

@@ -1,15 +1,15 @@
-"""How current the knowledge of this process is: an age for each watch, and a log line when a watch
-becomes too old.
+"""The age of what this process knows of the cluster: one for each watch, and a log line when a
+watch is stale.
 
-In: the watches of the process, and when the API server last answered any of its requests. Out: ages
-in seconds; which watches are stale; one log line when watches become stale and one when all are
-current again. A watch is proved to be current by an event, a bookmark, a list or its own start.
-kube-apiserver sends bookmarks about once a minute. Between two bookmarks an open watch counts as
-current when the API server answers any other request: the renewal of this process's Lease
-(`roles.presence`) is such a request every few seconds. It may reach another API server than the
-watch does; therefore the reflector ends a watch that has brought nothing for the time of two
-bookmarks (`IDLE_S`). Invariant: only the monotonic clock of this process is used. Follows KEP-956
-(watch bookmarks)."""
+In: the watches of the process, and the time of the API server's last response to any request. Out:
+ages in seconds; which watches are stale; one log line when watches become stale and one when all
+are current again. An event, a bookmark, a list or the start of a watch proves that the watch is
+current. kube-apiserver sends bookmarks about once a minute. Between two bookmarks an open watch
+counts as current when the API server answers any other request: this process renews its Lease
+(`roles.presence`) every few seconds. That request may reach another API server than the watch does;
+therefore the reflector ends a watch that has received nothing for the time of two bookmarks
+(`IDLE_S`). Invariant: only the monotonic clock of this process is used. Follows KEP-956 (watch
+bookmarks)."""
 
 import asyncio
 import math
@@ -24,36 +24,39 @@ log = structlog.get_logger()
 STALE_S = 20.0
 """A watch whose last proof is older than this is stale: the time of two renewals of the Lease
 (every 10 s). Where renewals are configured to be rarer, see `stale_after_s`."""
-LOOK_S = 1.0
-CALM_S = 60.0
+CHECK_INTERVAL_S = 1.0
+LOG_INTERVAL_S = 60.0
 """The minimum time between two log lines about stale watches."""
 
 
 class Watch(Protocol):
-    """What the age of a watch depends on; see `Reflector`."""
+    """The properties of a watch that its age depends on; see `Reflector`."""
 
     @property
-    def heard_s(self) -> float: ...
+    def last_contact_s(self) -> float: ...
 
     @property
-    def following(self) -> bool: ...
+    def watching(self) -> bool: ...
 
 
 def proved_s(watch: Watch, answered_s: float) -> float:
-    """When this watch was last proved to be current. `answered_s`: when the API server last
-    answered a request."""
-    return max(watch.heard_s, answered_s) if watch.following else watch.heard_s
+    """Return when this watch was last proved to be current.
+
+    `answered_s`: when the API server last responded to a request."""
+    return max(watch.last_contact_s, answered_s) if watch.watching else watch.last_contact_s
 
 
 def stale_after_s(lease_duration_s: float) -> float:
-    """The age at which a watch is stale in a process that renews its presence each third of this
-    duration: in a quiet cluster these renewals may be all that proves a watch."""
+    """Return the age at which a watch is stale in a process that renews its presence every third of
+    this duration. In a quiet cluster these renewals may be the only proof that a watch is
+    current."""
     return max(STALE_S, lease_duration_s * 2 / 3)
 
 
 class Freshness:
-    """The ages of a process's watches. `answered_s`: when the API server last answered a request of
-    this process."""
+    """The ages of the watches of one process.
+
+    `answered_s` returns when the API server last responded to a request of this process."""
 
     def __init__(
         self,
@@ -61,14 +64,14 @@ class Freshness:
         *,
         clock: Callable[[], float] = time.monotonic,
         stale_s: float = STALE_S,
-        calm_s: float = CALM_S,
+        log_interval_s: float = LOG_INTERVAL_S,
     ) -> None:
         self._answered_s = answered_s
         self._clock = clock
         self._stale_s = stale_s
-        self._calm_s = calm_s
+        self._log_interval_s = log_interval_s
         self._watches: dict[str, Watch] = {}
-        self._told_s = -math.inf
+        self._logged_s = -math.inf
         self._stale_since_s: float | None = None
 
     def add(self, name: str, watch: Watch) -> None:
@@ -77,7 +80,7 @@ class Freshness:
 
     @property
     def answer_age_s(self) -> float:
-        """Time since the API server last answered a request."""
+        """Seconds since the API server last responded to a request."""
         return max(0.0, self._clock() - self._answered_s())
 
     @property
@@ -86,7 +89,7 @@ class Freshness:
         return self.answer_age_s <= self._stale_s
 
     def ages(self) -> Mapping[str, float]:
-        """For each watch the time in seconds since it was last proved to be current."""
+        """Return for each watch the seconds since it was last proved to be current."""
         now_s, answered_s = self._clock(), self._answered_s()
         return {
             name: max(0.0, now_s - proved_s(watch, answered_s))
@@ -94,30 +97,30 @@ class Freshness:
         }
 
     def stale(self) -> Mapping[str, float]:
-        """The watches that are stale, with their ages in seconds."""
+        """Return the stale watches, with their ages in seconds."""
         return {name: age_s for name, age_s in self.ages().items() if age_s > self._stale_s}
 
     async def run(self) -> None:
         """Write to the log when watches become stale, and when all are current again, until
         cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.log_changes()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def look(self) -> None:
-        """Log a change since the last call. Watches that become stale repeatedly are logged once in
-        `calm_s`."""
+    def log_changes(self) -> None:
+        """Log a change since the last call. Watches that repeatedly become stale are logged once
+        per `log_interval_s`."""
         stale, now_s = self.stale(), self._clock()
-        if stale and self._stale_since_s is None and now_s - self._told_s >= self._calm_s:
-            self._told_s, self._stale_since_s = now_s, now_s - max(stale.values())
+        if stale and self._stale_since_s is None and now_s - self._logged_s >= self._log_interval_s:
+            self._logged_s, self._stale_since_s = now_s, now_s - max(stale.values())
             log.warning(
-                "what is known of the cluster is stale: going on with it",
+                "watches of the API server are stale: continuing with the last known state",
                 watches={name: f"{age_s:.0f} s" for name, age_s in stale.items()},
                 api_server_answered=f"{self.answer_age_s:.0f} s ago",
             )
         if not stale and self._stale_since_s is not None:
             log.info(
-                "what is known of the cluster is current again",
+                "watches of the API server are current again",
                 stale_for=f"{now_s - self._stale_since_s:.0f} s",
             )
             self._stale_since_s = None

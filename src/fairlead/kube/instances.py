@@ -1,12 +1,11 @@
-"""Find out for a command which instances of Fairlead's roles are alive, from the Leases by which
-they announce themselves.
+"""Find which instances of Fairlead's roles are alive, from the Leases that they renew.
 
-In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if the
-Leases may not be read. Invariant: no time in a Lease is compared with a clock. An instance is alive
-if it is observed to renew its Lease, and gone if it does not renew its Lease for the Lease's
-duration. So the answer takes until all have renewed once, or one duration if an instance is gone. A
-watch that brings no renewal proves nothing, because it may be denied or broken: a second list
-decides."""
+In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if
+reading the Leases is forbidden. Invariant: no time in a Lease is compared with a clock. An instance
+is alive if it is observed to renew its Lease, and gone if it does not renew its Lease for the
+Lease's duration. The result therefore takes until all have renewed once, or one duration if an
+instance is gone. A watch without a renewal proves nothing, because it may be denied or broken: a
+second list decides."""
 
 import asyncio
 import time
@@ -30,8 +29,10 @@ InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One process. `seen_s_ago`: time since it was observed to renew its Lease; None: it did not
-    renew in `watched_s`. `renewed`: the time of its last renewal by its own clock, for people to
+    """One process.
+
+    `seen_s_ago`: seconds since it was observed to renew its Lease; None: no renewal was observed in
+    `watched_s` seconds. `renewed`: the time of its last renewal by its own clock, for people to
     read."""
 
     role: str
@@ -54,7 +55,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 async def observe(client: Client, namespace: str) -> list[Instance]:
-    """The instances, sorted by role and name. Raises Refused, Unavailable."""
+    """Return the instances, sorted by role and name. Raise Refused or Unavailable."""
     leases = await _list(client, namespace)
     begun_s = time.monotonic()
     found = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in leases}
@@ -100,7 +101,9 @@ async def _list(client: Client, namespace: str) -> Sequence[Lease]:
             "use an account that may `list` and `watch` leases.coordination.k8s.io in "
             f"namespace {namespace}"
         )
-        raise Refused(f"may not read which roles run: {problem.message}", fix=fix) from problem
+        raise Refused(
+            f"may not read the Leases of the roles: {problem.message}", fix=fix
+        ) from problem
 
 
 def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) -> Instance:

@@ -1,10 +1,9 @@
 """Read kubeconfig files into an `Access`.
 
-In: the files, merged as kubectl does (of two entries of one name the first counts). Out: the Access
-of one context. Invariants: what is written in a file is honoured or refused, never passed over in
-silence, where it concerns who we are or whom we trust; relative paths are relative to the file that
-has them. Follows "Organizing Cluster Access Using kubeconfig Files" and the kubeconfig (v1)
-reference."""
+In: the files, merged as kubectl does (of two entries with one name the first applies). Out: the
+Access of one context. Invariants: every setting that concerns identity or trust is applied or
+rejected, never ignored; relative paths are relative to the file that contains them. Follows
+"Organizing Cluster Access Using kubeconfig Files" and the kubeconfig (v1) reference."""
 
 import base64
 import binascii
@@ -20,7 +19,7 @@ from fairlead.kube.access import Access, ExecPlugin, Impersonation
 
 
 class Section(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base: kebab-case in the file."""
+    """Base class: kebab-case field names in the file."""
 
 
 class Cluster(Section, frozen=True):
@@ -38,7 +37,7 @@ class EnvironmentEntry(msgspec.Struct, frozen=True):
 
 
 class Exec(msgspec.Struct, frozen=True, rename="camel"):
-    """The exec section, the one in camelCase."""
+    """The exec section, the only one with camelCase field names."""
 
     command: str
     api_version: str
@@ -94,7 +93,7 @@ class Kubeconfig(Section, frozen=True):
 
 
 def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access:
-    """The Access of `context` (None: the current one) in these files. Raises Refused."""
+    """Return the Access of `context` (None: the current context) in these files. Raise Refused."""
     where = ":".join(map(str, paths))
     clusters: dict[str, tuple[Path, Cluster]] = {}
     users: dict[str, tuple[Path, User]] = {}
@@ -110,7 +109,8 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
             contexts.setdefault(entry.name, entry.context)
     if not context:
         raise Refused(
-            f"{where} has no current context", fix=f"choose one with --context: {named(contexts)}"
+            f"{where} has no current context",
+            fix=f"choose one with --context: {names_of(contexts)}",
         )
     chosen = pick(contexts, context, "context", where)
     source = f"context {context} of {where}"
@@ -121,44 +121,44 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
 
 
 def load(path: Path) -> Kubeconfig:
-    """One file. Raises Refused with the path of the mistake."""
+    """Read one file. Raise Refused with the path of the invalid field."""
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Kubeconfig)
     except OSError as problem:
         raise Refused(
             f"kubeconfig {path} cannot be read: {problem.strerror}",
-            fix="name another by --kubeconfig",
+            fix="name another file with --kubeconfig",
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise Refused(f"kubeconfig {path} is no YAML: {problem}") from None
+        raise Refused(f"kubeconfig {path} is not valid YAML: {problem}") from None
     except msgspec.ValidationError as problem:
         raise Refused(f"kubeconfig {path}: {problem}") from None
 
 
 def pick(entries: Mapping[str, Any], name: str, kind: str, where: str) -> Any:
     if name not in entries:
-        raise Refused(f"{where} has no {kind} {name!r}", fix=f"it has {named(entries)}")
+        raise Refused(f"{where} has no {kind} {name!r}", fix=f"it has {names_of(entries)}")
     return entries[name]
 
 
-def named(entries: Mapping[str, object]) -> str:
+def names_of(entries: Mapping[str, object]) -> str:
     return ", ".join(sorted(entries)) or "none"
 
 
 def access_of(
     cluster_entry: tuple[Path, Cluster], user_entry: tuple[Path, User], namespace: str, source: str
 ) -> Access:
-    """The Access that a cluster and a user make. Raises Refused for what is not supported."""
+    """Return the Access of a cluster and a user. Raise Refused for unsupported settings."""
     (cluster_path, cluster), (user_path, user) = cluster_entry, user_entry
     if user.username or user.auth_provider:
         kind = "an auth-provider" if user.auth_provider else "a password"
         raise Refused(
-            f"{source} uses {kind}, which Kubernetes no longer has",
+            f"{source} uses {kind}, which Kubernetes no longer supports",
             fix="use a token, a certificate or an exec plugin",
         )
     if user.as_user_extra:
         raise Refused(
-            f"{source} impersonates with as-user-extra, which is not supported", fix="leave it out"
+            f"{source} impersonates with as-user-extra, which is not supported", fix="remove it"
         )
     certificate = content(
         user_path,
@@ -169,9 +169,7 @@ def access_of(
     )
     key = content(user_path, user.client_key_data, user.client_key, "client-key", source)
     if bool(certificate) != bool(key):
-        raise Refused(
-            f"{source} has only one of client-certificate and client-key", fix="give both"
-        )
+        raise Refused(f"{source} has only one of client-certificate and client-key", fix="set both")
     impersonation = Impersonation(user.as_, user.as_uid, user.as_groups) if user.as_ else None
     return Access(
         cluster.server.rstrip("/"),
@@ -185,7 +183,7 @@ def access_of(
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
         proxy=proxy(cluster.proxy_url, source),
-        # client-go prefers the file, which may be renewed, to the token beside it.
+        # Like client-go, prefer the token file, which may be renewed, over the token beside it.
         token="" if user.token_file else user.token,
         token_file=str(user_path.parent / user.token_file) if user.token_file else "",
         certificate_pem=certificate,
@@ -198,13 +196,13 @@ def access_of(
 
 
 def content(beside: Path, data: str, file: str, what: str, source: str) -> str:
-    """PEM text given as base64 (which wins) or by the name of a file."""
+    """Return PEM text that is given as base64 (which takes precedence) or as a file name."""
     try:
         if data:
             return base64.b64decode(data, validate=True).decode()
         return (beside.parent / file).read_text() if file else ""
     except (binascii.Error, UnicodeDecodeError):
-        raise Refused(f"{what} of {source} is no PEM in base64") from None
+        raise Refused(f"{what} of {source} is not PEM in base64") from None
     except OSError as problem:
         raise Refused(
             f"{what} of {source}: {beside.parent / file} cannot be read: {problem.strerror}"
@@ -221,7 +219,8 @@ def proxy(url: str, source: str) -> str:
 
 
 def plugin(beside: Path, section: Exec, source: str) -> ExecPlugin:
-    """The exec plugin of a user. Raises Refused if it needs what we cannot give it."""
+    """Return the exec plugin of a user. Raise Refused if it needs a terminal or another API
+    version."""
     if section.interactive_mode == "Always":
         raise Refused(
             f"the exec plugin {section.command} of {source} needs a terminal",
@@ -233,9 +232,9 @@ def plugin(beside: Path, section: Exec, source: str) -> ExecPlugin:
     ):
         fix = "use client.authentication.k8s.io/v1"
         raise Refused(
-            f"the exec plugin {section.command} of {source} speaks {section.api_version}", fix=fix
+            f"the exec plugin {section.command} of {source} uses {section.api_version}", fix=fix
         )
-    # A name without a slash is looked up in PATH, any other is relative to the file.
+    # A name without a slash is searched in PATH; any other name is relative to the file.
     command = str(beside.parent / section.command) if "/" in section.command else section.command
     return ExecPlugin(
         command,

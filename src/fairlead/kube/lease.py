@@ -1,12 +1,13 @@
-"""Be the only one: leader election by a Lease (coordination.k8s.io/v1).
+"""Leader election by a Lease (coordination.k8s.io/v1).
 
-In: a client, the Lease's name, who we are. Out: `lead` runs the work while, and only while, the
-Lease is ours. Invariants: time is the monotonic clock of this process; nobody's wall clock is
-compared with anybody's. A holder stops by itself `lease_s - renew_deadline_s` before another may
-begin. Work and renewal are in one TaskGroup: a process whose work has ended does not go on
-renewing. `assert_leading` is the fence in front of each write: a process that was stopped and goes
-on later finds its time over before it writes again. Follows client-go's leaderelection: a Lease is
-free when its record has not changed for its duration, as seen by the one who waits."""
+In: a client, the name of the Lease, the identity of this process. Out: `lead` runs the work while,
+and only while, this process holds the Lease. Invariants: all durations are measured by the
+monotonic clock of this process; wall clocks of different hosts are never compared. A holder that
+cannot renew stops `lease_s - renew_deadline_s` before another process may start. Work and renewal
+are in one TaskGroup: when the work ends, so does the renewal. `assert_leading` is the fence in
+front of each write: a process that was suspended finds after its resumption that its term is over,
+before it writes again. Follows client-go's leaderelection: a Lease is free when a candidate has not
+seen its record change for the Lease's duration."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,15 +23,16 @@ from fairlead.kube.objects import ObjectKey
 
 log = structlog.get_logger()
 
-NOT_THERE = "not there"
+ABSENT = "absent"
 
 
 class Elector:
     """One candidate for one Lease.
 
-    lease_s: so long after the holder's last sign of life another may take over. renew_deadline_s:
-    so long after our last renewal we stop by ourselves; shorter. retry_s: how often we renew, or
-    look whether it is free."""
+    `lease_s`: time since the holder's last renewal after which another process may take the Lease.
+    `renew_deadline_s`: time since its own last renewal after which a holder stops; less than
+    `lease_s`.
+    `retry_s`: interval between renewals, and between attempts to acquire."""
 
     def __init__(
         self,
@@ -52,33 +54,35 @@ class Elector:
         self._retry_s = retry_s
         self._renewed_at: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)
-        """The last record of the Lease that was not ours, and when it was new to us."""
+        """The last record of the Lease that this process did not hold, and when it was first
+        seen."""
         self._written = ""
-        """The renewTime that we wrote last, or tried to: a mark of what is ours, whatever the clock
-        shows."""
+        """The renewTime of the last write or attempted write. It identifies a record as written by
+        this process, whatever the clock shows."""
         self._failing: type[Exception] | None = None
 
     @property
     def leading(self) -> bool:
-        """Whether the Lease is ours, and for long enough yet to write."""
+        """Whether this process holds the Lease, and for long enough to write."""
         return self._renewed_at is not None and _now() - self._renewed_at < self._renew_deadline_s
 
     def assert_leading(self) -> None:
-        """Raise Unavailable unless we lead: to be called before each write."""
+        """Raise Unavailable unless this process leads. Call it before each write."""
         if not self.leading:
             raise Unavailable(
-                f"{self._identity} does not hold Lease {self._key}: somebody else may be writing"
+                f"{self._identity} does not hold Lease {self._key}: another process may be writing"
             )
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` whenever the Lease is ours, anew in each term, until cancelled. Whoever leads
-        when it is cancelled gives the Lease back, so that the next one need not wait."""
+        """Run `work` from its start in each term, until cancelled.
+
+        A leader that is cancelled releases the Lease, so that the next leader need not wait."""
         try:
             while True:
                 await self._acquire()
                 log.info("leading", lease=str(self._key), identity=self._identity)
                 await self._term(work)
-                log.warning("not leading any more", lease=str(self._key), identity=self._identity)
+                log.warning("no longer leading", lease=str(self._key), identity=self._identity)
         finally:
             if self._renewed_at is not None:
                 await asyncio.shield(self._release())
@@ -103,11 +107,11 @@ class Elector:
                         return
                 self._failing = None
             except (FairleadError, TimeoutError) as error:
-                self._tell("Lease not acquired", error)
+                self._log_once("Lease not acquired", error)
             await asyncio.sleep(self._retry_s)
 
     async def _renew_for_ever(self) -> None:
-        """Returns when the Lease is lost, or could not be renewed in time."""
+        """Renew the Lease until it is lost or could not be renewed in time."""
         while True:
             await asyncio.sleep(self._retry_s)
             assert self._renewed_at is not None
@@ -120,14 +124,15 @@ class Elector:
                             self._failing = None
                             break
                         except FairleadError as error:
-                            self._tell("Lease not renewed", error)
+                            self._log_once("Lease not renewed", error)
                             await asyncio.sleep(self._retry_s / 4)
             except TimeoutError:
                 return
 
-    def _tell(self, event: str, problem: Exception) -> None:
-        """Log a failure once, until it becomes another or goes away. Of credentials the connection
-        has told, for all."""
+    def _log_once(self, event: str, problem: Exception) -> None:
+        """Log a failure once, until another kind of failure follows or an attempt succeeds.
+
+        The connection already logs rejected credentials, once for all callers."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)
@@ -135,21 +140,21 @@ class Elector:
         level(event, lease=str(self._key), why=str(problem) or "time-out")
 
     async def _try(self) -> bool:
-        """Take or renew the Lease; False: another one holds it. Raises Conflict when somebody was
-        quicker."""
-        asked_at = (
-            _now()
-        )  # the renewal counts from before it was sent: the server may have taken it then
+        """Take or renew the Lease. Return False if another process holds it.
+
+        Raise Conflict if another process wrote at the same time."""
+        # The term counts from the moment before the request: the server may have processed it then.
+        asked_at = _now()
         try:
             lease = await self._client.get(LEASES, self._key)
         except NotFound:
             if (
                 self._renewed_at is None
                 and self._seen[0]
-                and self._unchanged_s(NOT_THERE) <= self._lease_s
+                and self._unchanged_s(ABSENT) <= self._lease_s
             ):
-                # it was held when we last saw it: a restored server does not know that, its holder
-                # does
+                # The Lease was held when it was last seen, and its holder may still lead: a server
+                # that was restored from a backup has no record of it.
                 return False
             body = {"metadata": {"name": self._key.name}, "spec": self._record(None)}
             await self._client.create(LEASES, body, namespace=self._key.namespace)
@@ -162,7 +167,7 @@ class Elector:
         return True
 
     async def _replace(self, lease: Lease, record: Mapping[str, object]) -> None:
-        """Write over the version that was read; a Conflict if it is no longer that."""
+        """Replace the version that was read. Raise Conflict if the Lease has changed since."""
         version = lease.metadata.resource_version
         metadata = {
             "name": self._key.name,
@@ -172,15 +177,17 @@ class Elector:
         await self._client.replace(LEASES, self._key, {"metadata": metadata, "spec": record})
 
     def _is_ours(self, lease: Lease) -> bool:
-        """Whether it has our name, and not from an earlier term: a server restored from a backup
-        may show one that is long over, while somebody else still leads."""
+        """Return whether this process holds the Lease in its current term.
+
+        A server that was restored from a backup may show a record of an earlier term of this
+        process, while another process leads."""
         return lease.spec.holder_identity == self._identity and (
             self._renewed_at is not None or lease.spec.renew_time == self._written
         )
 
     def _is_free(self, lease: Lease) -> bool:
-        """Whether nobody holds it, or its holder has shown no life for its whole duration while we
-        looked."""
+        """Return whether the Lease has no holder, or its record has not changed for its duration,
+        as observed here."""
         if not lease.spec.holder_identity:
             return True
         return self._unchanged_s(lease.metadata.resource_version) > (
@@ -188,13 +195,14 @@ class Elector:
         )
 
     def _unchanged_s(self, record: str) -> float:
-        """For how long we have seen nothing but this."""
+        """Return for how many seconds this process has seen no other record than this one."""
         if self._seen[0] != record:
             self._seen = (record, _now())
         return _now() - self._seen[1]
 
     def _record(self, before: Lease | None) -> dict[str, object]:
-        """The spec to write. Its times are for people to read: nobody decides by them."""
+        """Return the spec to write. Its times are for people to read; no process decides by
+        them."""
         now = self._written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = before.spec if before is not None else LeaseSpec()
         ours = spec.holder_identity == self._identity
@@ -218,7 +226,7 @@ class Elector:
                         self._record(lease) | {"holderIdentity": "", "leaseDurationSeconds": 1},
                     )
         except (FairleadError, TimeoutError) as error:
-            log.info("Lease not given back", lease=str(self._key), why=str(error) or "time-out")
+            log.info("Lease not released", lease=str(self._key), why=str(error) or "time-out")
 
 
 class _TermOver(Exception):

@@ -1,10 +1,10 @@
-"""Read manifests: the API's objects without its server.
+"""Read Kubernetes objects from manifests instead of an API server.
 
-In: files, folders (all *.yaml, *.yml and *.json below them, in the order of their names) or `-` for
-standard input; YAML or JSON, several documents to a file, Lists. Out: typed objects of the kinds
-that plans are made of, or the plain ones. Invariant: every mistake is named by file, document and
-field; what is of another kind is counted, not read. A namespaced object without a namespace is in
-`default`, as kubectl would put it."""
+In: files, folders (all *.yaml, *.yml and *.json below them, sorted by name) or `-` for standard
+input; YAML or JSON, several documents per file, Lists. Out: typed objects of the kinds that the
+plan uses, or the untyped documents. Invariants: an error message names file, document and field;
+objects of other kinds are counted and not parsed; a namespaced object without a namespace is in
+`default`, as with kubectl."""
 
 import sys
 from collections import Counter
@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -27,7 +28,6 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 
@@ -35,19 +35,19 @@ TypeT = TypeVar("TypeT")
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One object as it was written. `place` says where, for messages."""
+    """One object as it was written. `place` is its file and document, for messages."""
 
     place: str
     object: Mapping[str, Any]
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Its apiVersion and kind."""
+        """The apiVersion and kind of the object."""
         return self.object["apiVersion"], self.object["kind"]
 
 
 class Manifests(msgspec.Struct, frozen=True):
-    """What was read. `ignored` counts the objects of other kinds, by kind."""
+    """The objects that were read. `ignored` counts the objects of other kinds, by kind."""
 
     services: tuple[Service, ...] = ()
     endpoint_slices: tuple[EndpointSlice, ...] = ()
@@ -59,8 +59,9 @@ class Manifests(msgspec.Struct, frozen=True):
 
 
 class TextLoader(yaml.CSafeLoader):
-    """YAML as Kubernetes reads it: a date is text. PyYAML would make `creationTimestamp:
-    2026-01-31T00:00:00Z` a datetime."""
+    """Load YAML as Kubernetes does: a date is text.
+
+    PyYAML's loaders would turn `creationTimestamp: 2026-01-31T00:00:00Z` into a datetime."""
 
 
 TextLoader.yaml_implicit_resolvers = {
@@ -70,8 +71,9 @@ TextLoader.yaml_implicit_resolvers = {
 
 
 def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
-    """All objects of these files that plans are made of. Raises Refused for the first mistake, also
-    for an object that is there twice."""
+    """Return all objects in these files that the plan uses.
+
+    Raise Refused for the first error; an object that occurs twice is an error."""
     kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
     found: dict[str, list[Any]] = {resource.kind: [] for resource in kinds}
     resources = {(r.group_version, r.kind): r for r in kinds}
@@ -104,7 +106,7 @@ def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
 
 
 def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[Document]:
-    """All objects of these files, of whatever kind, Lists taken apart. Raises Refused."""
+    """Yield all objects in these files, of any kind; a List yields its items. Raise Refused."""
     for path in paths:
         if str(path) == "-":
             yield from parse((stdin or sys.stdin).read(), "standard input")
@@ -118,33 +120,36 @@ def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
 
 
 def files(path: Path) -> Sequence[Path]:
-    """The manifest files that a path stands for. Raises Refused if there are none."""
+    """Return the manifest files at a path. Raise Refused for a folder without manifests."""
     if not path.is_dir():
         return [path]
     inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     if not inside:
         raise Refused(
-            f"{path} has no manifests", fix="name a folder with *.yaml, *.yml or *.json files"
+            f"{path} has no manifests",
+            fix="name a folder that contains *.yaml, *.yml or *.json files",
         )
     return inside
 
 
 def parse(text: str, source: str) -> Iterator[Document]:
-    """The objects in the text of one file. JSON is read as YAML, of which it is a part."""
+    """Yield the objects in the text of one file. JSON is parsed as YAML, of which it is a
+    subset."""
     number = 0
     try:
         for number, content in enumerate(yaml.load_all(text, TextLoader), start=1):
             if content is not None:
                 yield from flatten(content, f"{source}:{number}")
     except yaml.YAMLError as problem:
-        raise Refused(f"{source}:{number + 1}: this is no YAML: {problem}") from None
+        raise Refused(f"{source}:{number + 1}: this is not valid YAML: {problem}") from None
 
 
 def flatten(content: object, place: str) -> Iterator[Document]:
-    """An object, or the items of a List. The items of a typed list (`ServiceList`) need not say
-    their kind again."""
+    """Yield an object, or the items of a List.
+
+    The items of a typed list (`ServiceList`) may omit apiVersion and kind."""
     if not isinstance(content, dict):
-        raise Refused(f"{place}: this is no object but {type(content).__name__}")
+        raise Refused(f"{place}: this is not an object but {type(content).__name__}")
     for field in ("apiVersion", "kind"):
         if not isinstance(content.get(field), str):
             raise Refused(
@@ -161,7 +166,7 @@ def flatten(content: object, place: str) -> Iterator[Document]:
 
 
 def typed(document: Document, resource: Resource[Any]) -> Any:
-    """The object of a document as its type. Raises Refused."""
+    """Return the object of a document, decoded as its type. Raise Refused."""
     try:
         object_ = msgspec.convert(document.object, resource.type)
     except msgspec.ValidationError as problem:

@@ -1,27 +1,31 @@
-"""A copy of one collection, and what has changed in it since somebody last asked. Pure.
+"""A copy of one collection, and the changes to it since they were last taken. Pure.
 
-In: items as a list or a watch brings them. Out: the objects, and change sets. Invariants: a list
-takes effect whole, when it is complete, and as the difference to what was there; an object that
-cannot be read stays as it was; what was changed but not yet taken is never lost; only what was told
-of is told to be gone."""
+In: items from a list or a watch. Out: the objects, and change sets. Invariants: a list takes effect
+only when it is complete, as the difference to the previous objects; an object that cannot be
+decoded keeps its previous state; a change that has not been taken is never lost; an object is
+reported as deleted only if its existence was reported."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Generic
 
 from fairlead.kube.objects import ObjectKey, ObjectT
-from fairlead.kube.watching import Item, same_but_version
+from fairlead.kube.watch_events import Item, same_but_version
 
 
 class Mirror(Generic[ObjectT]):
-    """`keep` may shrink an object, or drop it (None): it then counts as not there."""
+    """A copy of one collection.
 
-    def __init__(self, keep: Callable[[ObjectT], ObjectT | None] | None = None) -> None:
-        self._keep = keep
+    `transform` may shorten an object before it is stored, or drop it (None): it then counts as
+    absent."""
+
+    def __init__(self, transform: Callable[[ObjectT], ObjectT | None] | None = None) -> None:
+        self._transform = transform
         self._objects: dict[ObjectKey, ObjectT] = {}
         self._listed: dict[ObjectKey, ObjectT] | None = None
         self._changed: dict[ObjectKey, ObjectT | None] = {}
-        self._untold: set[ObjectKey] = set()  # those in _changed that nobody was told of before
+        self._unreported: set[ObjectKey] = set()
+        """The keys in `_changed` whose objects have never been reported as existing."""
 
     @property
     def objects(self) -> Mapping[ObjectKey, ObjectT]:
@@ -33,12 +37,12 @@ class Mirror(Generic[ObjectT]):
         return self._listed is not None
 
     def begin_list(self) -> None:
-        """From here on items are those of a new list; one that was begun before and not completed
-        is forgotten."""
+        """Start a new list, to which the following items belong. An incomplete list is
+        discarded."""
         self._listed = {}
 
     def complete_list(self) -> None:
-        """The list is whole: what it does not hold is not there any more."""
+        """End the list: objects that are not in it are deleted."""
         listed, self._listed = self._listed or {}, None
         for key in self._objects.keys() - listed.keys():
             self._remove(key)
@@ -46,18 +50,18 @@ class Mirror(Generic[ObjectT]):
             self._store(key, object_)
 
     def drop_list(self) -> None:
-        """The list will not be completed: as if it had not begun."""
+        """Discard an incomplete list."""
         self._listed = None
 
-    def absorb(self, item: Item[ObjectT]) -> None:
-        """Take in one item of the list, or one event."""
+    def process(self, item: Item[ObjectT]) -> None:
+        """Process one item of the list, or one event."""
         object_ = item.object
         if object_ is None:
-            # It exists, that much is known. Of two wrongs, acting on an old state is smaller than
-            # tearing it down.
+            # The object exists but cannot be decoded. Acting on its previous state does less harm
+            # than treating it as deleted.
             object_ = self._objects.get(item.key)
-        elif self._keep is not None:
-            object_ = self._keep(object_)
+        elif self._transform is not None:
+            object_ = self._transform(object_)
         gone = item.gone or object_ is None
         if self._listed is not None:
             if gone or object_ is None:
@@ -70,24 +74,24 @@ class Mirror(Generic[ObjectT]):
             self._store(item.key, object_)
 
     def take(self) -> Mapping[ObjectKey, ObjectT | None]:
-        """What has changed since the last call; None: gone."""
+        """Return the changes since the last call; None stands for a deleted object."""
         changed, self._changed = self._changed, {}
-        self._untold.clear()
+        self._unreported.clear()
         return changed
 
     def _store(self, key: ObjectKey, object_: ObjectT) -> None:
         old = self._objects.get(key)
         self._objects[key] = object_
         if old is None and key not in self._changed:
-            self._untold.add(key)
+            self._unreported.add(key)
         if old is None or not same_but_version(old, object_):
             self._changed[key] = object_
 
     def _remove(self, key: ObjectKey) -> None:
         if self._objects.pop(key, None) is None:
             return
-        if key in self._untold:
-            self._untold.discard(key)
+        if key in self._unreported:
+            self._unreported.discard(key)
             del self._changed[key]
         else:
             self._changed[key] = None

@@ -1,9 +1,9 @@
-"""IP addresses and CIDRs as they stand in objects, read as Kubernetes' own components read them.
+"""Parse IP addresses and CIDRs in objects as Kubernetes' own components do.
 
-In: text that somebody else wrote. Out: the one way of writing it that all of Fairlead compares, or
-None. Pure. Old objects may hold what today's API server refuses: `010.0.0.1`, whose zeros Go's
-early parsers took for decimal (`k8s.io/utils/net`, ParseIPSloppy, ParseCIDRSloppy), and bits set
-behind the prefix."""
+In: text written by a user or another program. Out: the canonical form, which all of Fairlead
+compares, or None. Pure. Old objects may contain values that current API servers reject:
+`010.0.0.1`, whose leading zeros Go's early parsers ignored (`k8s.io/utils/net`, ParseIPSloppy,
+ParseCIDRSloppy), and host bits in a network address."""
 
 import ipaddress
 import socket
@@ -14,11 +14,14 @@ from fairlead.net.address import canonical
 
 @lru_cache(maxsize=65536)
 def read_address(text: str) -> str | None:
-    """`203.0.113.7`, `2001:db8::1`; None if it is none. An IPv4-mapped one is the IPv4 address, as
-    in Go; with a zone it is an address of one host's link, and none for a cluster."""
+    """Return the canonical form, such as `203.0.113.7` or `2001:db8::1`; None if the text is not an
+    address.
+
+    An IPv4-mapped address is returned as the IPv4 address, as in Go. An address with a zone is
+    valid only on one link of one host, so it is not an address in a cluster: None."""
     try:
-        # As nearly all are written: this takes four plain numbers alone, and for each address there
-        # is one way to write them.
+        # Fast path for nearly all addresses. For IPv4, inet_pton accepts only four decimal numbers
+        # without leading zeros, so the text is already canonical.
         socket.inet_pton(socket.AF_INET, text)
     except (ValueError, OSError):
         return _read_sloppily(text)
@@ -34,8 +37,9 @@ def _read_sloppily(text: str) -> str | None:
 
 
 def read_network(text: str) -> str | None:
-    """`203.0.113.0/24`; None if it is none. A prefix length must be there, as in
-    ParseCIDRSloppy."""
+    """Return the canonical form, such as `203.0.113.0/24`; None if the text is not a CIDR.
+
+    The prefix length is required, as in ParseCIDRSloppy."""
     address, slash, length = text.strip().partition("/")
     if not slash or not length.isdecimal():
         return None

@@ -1,10 +1,10 @@
-"""The Kubernetes objects Fairlead reads, with only the fields that it reads.
+"""The Kubernetes objects that Fairlead reads, with only the fields that it reads.
 
 In: JSON from the API server or manifests. Out: frozen Structs. Unknown fields are skipped while
-decoding and never built, which is most of what makes a large cluster cheap (managedFields alone are
+decoding and never created, which saves most of the cost of a large cluster (managedFields alone are
 half of an object). Field meanings and defaults follow the API reference of core/v1 and
-discovery.k8s.io/v1; a field that the API server defaults has that default here, so that a manifest
-that never saw a server reads the same."""
+discovery.k8s.io/v1. A field that the API server defaults has the same default here, so that a
+manifest that was never sent to a server has the same values."""
 
 from collections.abc import Mapping
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -38,7 +38,7 @@ class ObjectKey(NamedTuple):
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Base: camelCase on the wire, unknown fields skipped."""
+    """Base class: camelCase names in JSON, unknown fields are skipped."""
 
 
 class ObjectMeta(Fields, frozen=True):
@@ -54,12 +54,12 @@ class ObjectMeta(Fields, frozen=True):
 
     @property
     def version(self) -> int:
-        """The resourceVersion as a number that grows (KEP-5504); 0 if it is none."""
+        """The resourceVersion as a number that increases (KEP-5504); 0 if it is not a number."""
         return version_number(self.resource_version)
 
 
 class FieldsManager(Fields, frozen=True):
-    """A field manager of an object (KEP-555); the fields that it owns are not read."""
+    """A field manager of an object (KEP-555). The fields that it owns are not read."""
 
     manager: str = ""
 
@@ -69,7 +69,7 @@ class ServiceMeta(ObjectMeta, frozen=True):
 
 
 def version_number(text: str) -> int:
-    """A resourceVersion that somebody wrote down, as a number; 0 if it is none."""
+    """Return a resourceVersion as a number; 0 if it is not a number."""
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
@@ -111,8 +111,10 @@ class ServiceSpec(Fields, frozen=True):
 
 
 class PortStatus(Fields, frozen=True):
-    """Any text, as the API server checks none of it: what another controller writes on its Services
-    must not stop us."""
+    """The status of one port.
+
+    The API server validates none of these fields, so any text is accepted: a value that another
+    controller writes on its Services must not make them undecodable."""
 
     port: int = 0
     protocol: str = "TCP"
@@ -155,8 +157,10 @@ class Service(Fields, frozen=True):
 
 
 class EndpointConditions(Fields, frozen=True):
-    """Tri-state on the wire; read them through `Endpoint.ready`, `.serving` and `.terminating`.
-    What is not said is true, true and false (EndpointSlice API reference)."""
+    """The conditions of an endpoint, tri-state in JSON. Read them through `Endpoint.ready`,
+    `.serving` and `.terminating`.
+
+    Missing values stand for true, true and false (EndpointSlice API reference)."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -164,13 +168,14 @@ class EndpointConditions(Fields, frozen=True):
 
 
 class Hint(Fields, frozen=True):
-    """A zone or a node, by name."""
+    """The name of a zone or a node."""
 
     name: str
 
 
 class EndpointHints(Fields, frozen=True):
-    """Whose clients an endpoint is for, if all can be served so (KEP-2433, KEP-3015)."""
+    """The zones or nodes for whose clients an endpoint is, if every client can be served so
+    (KEP-2433, KEP-3015)."""
 
     for_zones: tuple[Hint, ...] | None = None
     for_nodes: tuple[Hint, ...] | None = None
@@ -196,8 +201,8 @@ class Endpoint(Fields, frozen=True):
 
     @property
     def state(self) -> tuple[bool, bool, bool]:
-        """Whether it is ready, serving, terminating: what is asked for of every endpoint there is,
-        in one."""
+        """Whether it is ready, serving, terminating. One property, because it is read for every
+        endpoint of the cluster."""
         conditions = self.conditions
         return (
             conditions.ready is not False,
@@ -220,9 +225,10 @@ class EndpointSlice(Fields, frozen=True):
 
     @property
     def service(self) -> ServiceKey | None:
-        """The Service whose traffic the endpoints of this slice get, by the label. None for a slice
-        that names no Service, and for a slice with the label of headless Services: service proxies
-        do not watch it, so no node would answer."""
+        """The Service that the endpoints of this slice belong to, by the label.
+
+        None for a slice that names no Service, and for a slice with the label of headless Services:
+        service proxies do not watch it, so no node would answer."""
         labels = self.metadata.labels
         name = labels.get(SERVICE_NAME_LABEL) if HEADLESS_LABEL not in labels else None
         return ServiceKey(self.metadata.namespace, name) if name else None
@@ -250,8 +256,7 @@ class NodeStatus(Fields, frozen=True):
 
 
 class Node(Fields, frozen=True):
-    """A node. Heartbeats change only conditions, which are not read here: they leave the value
-    equal."""
+    """A node. Heartbeats change only its conditions, which are not read: the value stays equal."""
 
     metadata: ObjectMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
@@ -304,7 +309,7 @@ class ConfigMap(Fields, frozen=True):
 
 
 class Object(Protocol):
-    """What all kinds have."""
+    """The attribute that all objects have."""
 
     @property
     def metadata(self) -> ObjectMeta: ...
@@ -314,7 +319,7 @@ ObjectT = TypeVar("ObjectT", bound=Object)
 
 
 class Resource(NamedTuple, Generic[ObjectT]):
-    """Where a kind lives in the API, and the type that its objects are read as."""
+    """A kind in the API: its path, and the type into which its objects are decoded."""
 
     group_version: str
     kind: str
@@ -323,7 +328,7 @@ class Resource(NamedTuple, Generic[ObjectT]):
     type: type[ObjectT]
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """The URL path of the collection (of one namespace or all) or of one object."""
+        """Return the URL path of the collection (of one namespace or all) or of one object."""
         prefix = (
             f"/api/{self.group_version}"
             if "/" not in self.group_version
@@ -343,5 +348,5 @@ NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
 CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
 CONFIGURATION_FILE = "fairlead.yaml"
-"""The ConfigMap, and the key in it, where the Helm chart and the manifests put the configuration of
-all roles."""
+"""The key of the ConfigMap that holds the configuration of all roles, in the Helm chart and the
+manifests."""

@@ -1,14 +1,14 @@
 """What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record
 in an annotation. Pure.
 
-In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence of a
-Lease. A Lease (coordination.k8s.io/v1) is the API's heartbeat: it is built in, kubelets announce
-nodes in the same way and at the same rate, and `kubectl get leases` shows it. The record is bounded
-(`MOST_LISTED`), because it is written every few seconds. These Leases have a separate namespace, as
-those of kubelets have: a gateway or node that may write there cannot write the Lease by which the
-controller leads. Invariant: the times in a Lease are only for people to read. An observer measures
-with its own clock how long a Lease has not changed. Follows KEP-589 (node heartbeats by Leases).
-"""
+In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence in a
+Lease. A Lease (coordination.k8s.io/v1) is the heartbeat of Kubernetes: it is built in, kubelets
+announce nodes in the same way and at the same rate, and `kubectl get leases` shows it. The record
+is bounded (`MOST_LISTED`), because it is written every few seconds. These Leases have a separate
+namespace, like the Leases of kubelets: a gateway or node that may write there cannot write the
+Lease by which the controller leads. Invariant: the times in a Lease are only for people to read. An
+observer measures with its own clock how long a Lease has not changed. Follows KEP-589 (node
+heartbeats by Leases)."""
 
 import re
 from collections.abc import Mapping
@@ -24,16 +24,17 @@ SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
 MOST_LISTED = 50
-"""For so many Services a record says why they are not served, and so many Warnings it has."""
+"""The maximum number of Services in a record with the reason why they are not served, and of
+Warnings."""
 MOST_NAMED = 1000
-"""So many Services it names as not served. All this is shorter than what an object may have of
-annotations (256 KiB)."""
+"""The maximum number of Services in a record that are listed as not served. All this is shorter
+than the limit for the annotations of an object (256 KiB)."""
 LONGEST_REASON = 200
 
 
 class NotServed(Fields, frozen=True):
-    """A Service that the instance cannot serve, or not whole, and why; of many Services only the
-    first ones have a message."""
+    """A Service that the instance cannot serve, or only partly, and why. Only the first Services of
+    a record have a message."""
 
     service: str
     message: str = ""
@@ -45,7 +46,7 @@ class NotServed(Fields, frozen=True):
 
 class Warned(Fields, frozen=True):
     """A Warning that the instance has written and that still holds: the reason of the Event, since
-    when, and the uid of the Service."""
+    when it holds, and the uid of the Service."""
 
     service: str
     reason: str
@@ -67,12 +68,12 @@ class Presence(Fields, frozen=True):
     """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()
     served: int = 0
-    """How many Services it serves."""
+    """The number of Services that it serves."""
     not_served_count: int = 0
     not_served: tuple[NotServed, ...] = ()
-    """The first of these Services, sorted by name."""
+    """The first of the Services that are not served, sorted by name."""
     stale: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Watches that are not current, with their ages in seconds."""
+    """Stale watches, with their ages in seconds."""
     warned: tuple[Warned, ...] = ()
 
 
@@ -80,14 +81,17 @@ RECORD = msgspec.json.Decoder(Presence)
 
 
 def lease_name(role: str, name: str) -> str:
-    """The name of the Lease of one instance. A host may have a name, such as `gw_1`, that no object
-    can have (RFC 1123)."""
+    """Return the name of the Lease of one instance.
+
+    A host name may contain characters that an object's name cannot, such as `gw_1` (RFC 1123); they
+    are replaced."""
     return re.sub(r"[^a-z0-9.-]", "-", f"fairlead-{role}-{name}".lower())
 
 
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
-    """The Lease that announces the instance. `identity`: of the process; `now`: RFC 3339 with
-    microseconds."""
+    """Return the Lease that announces the instance.
+
+    `identity`: of the process; `now`: RFC 3339 with microseconds."""
     return {
         "metadata": {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},
@@ -102,7 +106,7 @@ def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -
 
 
 def presence_of(lease: Lease) -> Presence | None:
-    """The record in a Lease; None if there is none, or it cannot be read."""
+    """Return the record in a Lease; None if there is none, or it cannot be decoded."""
     try:
         return RECORD.decode(lease.metadata.annotations.get(RECORD_ANNOTATION, ""))
     except msgspec.DecodeError:

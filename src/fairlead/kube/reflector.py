@@ -1,16 +1,17 @@
-"""Keep one collection of the API server reflected here, and tell what changes: list and watch that
-lose nothing.
+"""Keep a copy of one collection of the API server up to date, and report changes, by list and
+watch.
 
-In: a client, a resource. Out: change sets, each a mapping of key to the object as it is now (None:
-deleted); the first is the initial list, whole. `keep` may shrink or drop objects before they are
-stored and compared. Invariants: every object given out was one the server had; once the server is
-quiet, `objects` equals what it has; a deletion that fell into a gap is found, for a new list is
-compared with the old state and only the difference is told; no failure ends it, and without
-progress it asks ever more rarely. A server whose past has become another one (its etcd was restored
-from a backup: versions go back, and a watch from one that it has not reached yet brings nothing,
-and no error) is found out: after each loss its version is asked for, and after it was away there is
-a new list. Follows client-go's reflector: streamed lists (KEP-3157) where the server has them, else
-pages; bookmarks; resumption."""
+In: a client, a resource. Out: change sets, each a mapping from key to the present object (None:
+deleted); the first is the complete initial list. `transform` may shorten or drop objects before
+they are stored and compared. Invariants: every object given out existed on the server; when the
+server is quiet, `objects` equals its state; a deletion during an interruption is found, because a
+new list is compared with the previous state and only the difference is reported; no failure ends
+the reflector, and without progress the intervals between its requests grow. The reflector also
+detects a server whose history has changed because its etcd was restored from a backup:
+resourceVersions go back, and a watch from a version that the server has not reached yet receives
+nothing, not even an error. Therefore the reflector compares the server's version after each
+interruption, and takes a new list after the server was unreachable. Follows client-go's reflector:
+streamed lists (KEP-3157) where the server supports them, otherwise pages; bookmarks; resumption."""
 
 import asyncio
 import random
@@ -34,41 +35,42 @@ from fairlead.kube.answers import (
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
 from fairlead.kube.mirror import Mirror
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource
-from fairlead.kube.watching import Bookmark, Item, Unreadable, is_older, read_line
+from fairlead.kube.watch_events import Bookmark, Item, Unreadable, is_older, read_line
 
 log = structlog.get_logger()
 
 WATCH_FROM_S, WATCH_TO_S = 240, 300
 IDLE_S = 150.0
-"""An open watch that brings nothing for this time is dead: kube-apiserver sends a bookmark about
-once a minute."""
+"""An open watch that receives nothing for this time is broken: kube-apiserver sends a bookmark
+about once a minute."""
 STREAMED_LIST_S = 60.0
-"""A server that does not know streamed lists may take the request for a plain watch and never say
-that it is complete."""
-RELIST_CALM_S = 60.0
-"""Lists are dear to the server: the back-off between two is forgotten only after so long without
-one."""
+"""A server without streamed lists may treat the request as a plain watch and never mark the list as
+complete. After this time the reflector lists in pages."""
+RELIST_RESET_S = 60.0
+"""The time without a list after which the back-off between two lists is reset: lists are expensive
+for the server."""
 STEADY_S = 5.0
-"""A watch that lasted so long was a good one, even if nothing happened."""
+"""A watch that lasted this long counts as successful, even without events."""
 UNKNOWN_VERSION_TRIES = 5
-"""So many 504 in a row to one version: the server does not know it (it was restored from a backup),
-list anew."""
-NOBODY_BEHIND = (502, 503)
-"""A load balancer's word that no server is behind it."""
+"""After this many 504 in a row the server does not know the version (it was restored from a
+backup), and a new list is needed."""
+NO_BACKEND = (502, 503)
+"""Statuses by which a load balancer reports that no server is behind it."""
 
 Changes = Mapping[ObjectKey, ObjectT | None]
 
 
 class Reflector(Generic[ObjectT]):
-    """One collection, of all namespaces or of one. Iterate `changes()` in one task; read `objects`
-    at will."""
+    """A copy of one collection, of all namespaces or of one.
+
+    Iterate `changes()` in one task; `objects` may be read at any time."""
 
     def __init__(
         self,
         client: Client,
         resource: Resource[ObjectT],
         *,
-        keep: Callable[[ObjectT], ObjectT | None] | None = None,
+        transform: Callable[[ObjectT], ObjectT | None] | None = None,
         namespace: str = "",
         label_selector: str = "",
         floor_s: float = 0.2,
@@ -78,55 +80,55 @@ class Reflector(Generic[ObjectT]):
         on_absent: Callable[[], None] | None = None,
         on_forbidden: Callable[[], None] | None = None,
     ) -> None:
-        """`on_absent` is called whenever the API server says that it does not have the kind,
+        """`on_absent` is called whenever the API server reports that the kind does not exist,
         `on_forbidden` whenever RBAC denies the request; in both cases the request is retried."""
         self.synced = False
-        """True from the first complete list on."""
+        """Whether a complete list has been received."""
         self.undecodable = 0
-        """How many objects were skipped since they could not be read."""
+        """The number of objects that were skipped because they could not be decoded."""
         self.lists = 0
-        """How many complete lists were taken."""
-        self.heard_s = time.monotonic()
-        """When the server last sent something about this collection: an event, a bookmark, a list,
-        the start of a watch; at first: when this reflector was made."""
-        self.following = False
-        """Whether a watch is open that goes on from what is known here, or the server says that it
-        does not have a kind that it need not have (`on_absent`)."""
+        """The number of complete lists."""
+        self.last_contact_s = time.monotonic()
+        """When the server last sent an event, a bookmark, a list or the start of a watch of this
+        collection; initially the time of construction."""
+        self.watching = False
+        """Whether a watch is open that continues from the state of `objects`, or the server reports
+        that it does not have an optional kind (`on_absent`)."""
         self._client = client
         self._resource = resource
         self._namespace = namespace
         self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._decoder = decoder(resource.type)
-        self._mirror = Mirror(keep)
+        self._mirror = Mirror(transform)
         self._version = ""
         self._streams_lists = True
         self._page_size = PAGE_SIZE
         self._unknown_version = 0
-        self._doubtful = (
-            False  # whether the server may have another past than the one that our version is of
-        )
+        self._history_uncertain = False
+        """Whether the server's history may differ from the one that `_version` belongs to."""
         self._idle_s = idle_s
         self._streamed_list_s = streamed_list_s
         self._on_absent = on_absent
         self._on_forbidden = on_forbidden
         self._retry = Backoff(floor_s, ceiling_s)
         self._relist = Backoff(floor_s, ceiling_s)
-        self._unsteady_s = float("-inf")  # when a list was last taken or asked for
+        self._last_list_s = float("-inf")
+        """When a list was last completed or requested."""
         self._failing: type[FairleadError] | None = None
 
     @property
     def objects(self) -> Mapping[ObjectKey, ObjectT]:
-        """What the server has, as far as is known here."""
+        """The objects of the server, as of the last event received."""
         return self._mirror.objects
 
     async def changes(self) -> AsyncIterator[Changes[ObjectT]]:
-        """Change sets, for ever. The first comes with the first complete list and may be empty;
-        later ones are not."""
+        """Yield change sets without end. The first comes with the first complete list and may be
+        empty; later ones are not empty."""
         while True:
             wait_s = 0.0
             try:
-                if self._version and self._doubtful:
-                    await self._recognise()
+                if self._version and self._history_uncertain:
+                    await self._check_history()
                 if not self._version and not self._streams_lists:
                     await self._list()
                     yield self._mirror.take()
@@ -135,23 +137,26 @@ class Reflector(Generic[ObjectT]):
                         yield changed
             except FairleadError as problem:
                 wait_s = self._after_failure(problem)
-            # What was taken in before the failure, in the same batch, is true as well.
+            # Events that arrived before the failure, in the same batch, are valid.
             if pending := self._mirror.take():
                 yield pending
             await asyncio.sleep(wait_s)
 
-    async def _recognise(self) -> None:
-        """After a failure: make sure that the server has reached the version to go on from. To
-        restore its data it must be stopped: once it is seen to be away it may come back with any
-        past, and its version tells nothing. One that is only slow is asked again: a list from every
-        client would be the last that it can use."""
+    async def _check_history(self) -> None:
+        """After a failure, verify that the server has reached `_version`. Raise Expired if it has
+        not.
+
+        A server must be stopped to restore its data. Therefore, after the server was unreachable,
+        its history may have changed in any way and its version proves nothing: take a new list. A
+        server that is only slow gets the same request again, because a list for
+        every client would overload it."""
         try:
             page = await self._client.page(self._resource, namespace=self._namespace, limit=1)
         except ServerUnavailable as problem:
-            if is_away(problem):
+            if is_unreachable(problem):
                 self._version = ""
             raise
-        self._doubtful = False
+        self._history_uncertain = False
         if is_older(page.metadata.resource_version, self._version):
             what = (
                 f"the server is at version {page.metadata.resource_version}, it was at "
@@ -160,8 +165,8 @@ class Reflector(Generic[ObjectT]):
             raise Expired(what, fix="list again")
 
     async def _list(self) -> None:
-        """Take a list in pages. A page that expired means that the whole took too long: the next
-        list comes in one piece."""
+        """Take a list in pages. If a page has expired, the list took too long, and the next attempt
+        requests it in one piece."""
         self._mirror.begin_list()
         continues = ""
         while True:
@@ -177,15 +182,15 @@ class Reflector(Generic[ObjectT]):
                 self._page_size = 0
                 raise
             for item in items:
-                self._take_in(item)
+                self._process(item)
             continues = metadata.continue_
             if not continues:
                 self._complete(metadata.resource_version)
                 return
 
     async def _watch(self) -> AsyncGenerator[Changes[ObjectT], None]:
-        """Follow one watch to its end. Without a version to go on from, it begins with the list,
-        streamed."""
+        """Follow one watch to its end. Without a version to continue from, the watch begins with a
+        streamed list."""
         if not self._version:
             self._mirror.begin_list()
         parameters = self._parameters()
@@ -200,9 +205,9 @@ class Reflector(Generic[ObjectT]):
                 while (batch := await self._next(batches, list_until_s)) is not None:
                     begun_s = min(begun_s, loop.time())
                     listing = self._mirror.listing
-                    self._heard(following=not listing)
+                    self._contact(watching=not listing)
                     for line in batch:
-                        self._take_in(read_line(self._decoder, line))
+                        self._process(read_line(self._decoder, line))
                     if (changed := self._mirror.take()) or (listing and not self._mirror.listing):
                         yield changed
         finally:
@@ -213,8 +218,8 @@ class Reflector(Generic[ObjectT]):
     async def _next(
         self, batches: AsyncGenerator[list[bytes], None], list_until_s: float
     ) -> list[bytes] | None:
-        """The next lines; None at the end. While a list is streamed it has to become complete in
-        time."""
+        """Return the next lines; None at the end. A streamed list has to be complete before
+        `list_until_s`."""
         try:
             async with asyncio.timeout_at(list_until_s if self._mirror.listing else None):
                 return await anext(batches, None)
@@ -235,8 +240,8 @@ class Reflector(Generic[ObjectT]):
             return {**common, "resourceVersion": self._version}
         return {**common, "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
-    def _take_in(self, told: Item[ObjectT] | Bookmark | Unreadable) -> None:
-        match told:
+    def _process(self, item: Item[ObjectT] | Bookmark | Unreadable) -> None:
+        match item:
             case Unreadable(problem):
                 self.undecodable += 1
                 log.warning(
@@ -246,42 +251,43 @@ class Reflector(Generic[ObjectT]):
                 )
                 return
             case Item(key, version, object_):
-                if object_ is None and not told.gone:
+                if object_ is None and not item.gone:
                     self.undecodable += 1
                     log.warning(
                         "unreadable object skipped",
                         kind=self._resource.kind,
                         object=str(key),
-                        problem=told.problem,
+                        problem=item.problem,
                     )
-                self._mirror.absorb(told)
+                self._mirror.process(item)
             case Bookmark(version, complete):
                 if complete and self._mirror.listing:
                     self._complete(version)
                     return
-        # Versions of items within a list are no place to go on from: the list is not in their
-        # order.
+        # The version of an item within a list is no position to continue from, because lists are
+        # not ordered by version.
         if not self._mirror.listing:
             self._version = version
             self._progress()
 
     def _complete(self, version: str) -> None:
-        """A list is whole. It is no progress that shortens waits: only what follows it is."""
+        """Complete the list. This does not reset the back-off: only events that follow the list
+        do."""
         self._mirror.complete_list()
-        self._heard(following=True)
+        self._contact(watching=True)
         self._version = version
-        self._doubtful = False
+        self._history_uncertain = False
         self._page_size = PAGE_SIZE
-        self._unsteady_s = asyncio.get_running_loop().time()
+        self._last_list_s = asyncio.get_running_loop().time()
         self.lists += 1
         self.synced = True
 
-    def _heard(self, *, following: bool) -> None:
-        self.heard_s = time.monotonic()
-        self.following = following
+    def _contact(self, *, watching: bool) -> None:
+        self.last_contact_s = time.monotonic()
+        self.watching = watching
 
     def _progress(self) -> None:
-        """The line works: forget earlier failures."""
+        """The watch works: reset the back-off."""
         self._retry.reset()
         self._unknown_version = 0
         if self._failing is not None:
@@ -289,41 +295,41 @@ class Reflector(Generic[ObjectT]):
             self._failing = None
 
     def _ended(self, lasted_s: float) -> None:
-        """The server ended the watch. That is its right after `timeoutSeconds`; at once, and again
-        and again, it is a fault."""
+        """The server ended the watch. It may do so after `timeoutSeconds`; an immediate end is a
+        failure."""
         if self._mirror.listing:
-            # Servers of before KEP-3157 do not know the parameter; one that ends early without a
-            # word may be such a one.
+            # A server without KEP-3157 ignores the parameter, and may end the watch early without
+            # an error.
             self._streams_lists = False
             raise ServerUnavailable("a streamed list ended before it was complete")
         if lasted_s < STEADY_S:
             raise ServerUnavailable(f"the watch ended after {lasted_s:.1f} s", status=200)
 
     def _after_failure(self, problem: FairleadError) -> float:
-        """Decide how to go on: from where, and after how many seconds."""
+        """Decide how to continue after a failure. Return the number of seconds to wait."""
         listing = self._mirror.listing or not self._version
         self._mirror.drop_list()
-        misunderstood = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
-        # kube-apiserver answers 500 where its etcd (before 3.4.25 and 3.5.8) cannot report
-        # progress.
-        incapable = isinstance(problem, ServerUnavailable) and problem.status == 500
-        if (misunderstood or incapable) and listing and self._streams_lists:
+        rejected = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
+        # kube-apiserver answers 500 if its etcd (before 3.4.25 and 3.5.8) cannot report progress.
+        unsupported = isinstance(problem, ServerUnavailable) and problem.status == 500
+        if (rejected or unsupported) and listing and self._streams_lists:
             log.info(
-                "no streamed lists here, listing in pages",
+                "server without streamed lists, listing in pages",
                 kind=self._resource.kind,
                 answer=str(problem),
             )
             self._streams_lists = False
             return 0.0
-        self._tell(problem)
-        if self.following:
-            # Until now the server's answers to other requests proved the watch current
-            # (`kube.freshness`): keep that proof.
-            self.heard_s = max(self.heard_s, self._client.answered_s)
-        self.following = False
-        # Of a kind that every API server has, such an answer is not the API server's.
+        self._log_once(problem)
+        if self.watching:
+            # Until now the server's responses to other requests proved that the watch is current
+            # (`kube.freshness`): retain that proof.
+            self.last_contact_s = max(self.last_contact_s, self._client.answered_s)
+        self.watching = False
+        # Only optional kinds have `on_absent`. For any other kind a 404 does not come from an API
+        # server.
         if isinstance(problem, NotFound) and self._on_absent is not None:
-            self._heard(following=True)
+            self._contact(watching=True)
             self._on_absent()
         if (
             isinstance(problem, RefusedByServer)
@@ -332,33 +338,36 @@ class Reflector(Generic[ObjectT]):
         ):
             self._on_forbidden()
         status = problem.status if isinstance(problem, ServerUnavailable) else 0
-        # Whatever ends a watch without a word: from the outside nobody can tell what the server
-        # went through meanwhile.
-        self._doubtful |= status in (0, *NOBODY_BEHIND)
+        # A watch that ended without a response, or with an error of a load balancer, gives no
+        # information about what has happened to the server since.
+        self._history_uncertain |= status in (0, *NO_BACKEND)
+        # kube-apiserver answers 504 while its cache has not reached the requested version.
         self._unknown_version += status == 504
         # A kind that was removed and installed again is a new collection: a watch from the old
-        # version would bring nothing until an object changes, and this process would not learn that
-        # the kind is back.
+        # version would receive nothing until an object changes, and this process would not notice
+        # that the kind is back.
         obsolete = isinstance(problem, (Expired, NotFound))
-        if obsolete or misunderstood or self._unknown_version >= UNKNOWN_VERSION_TRIES:
+        if obsolete or rejected or self._unknown_version >= UNKNOWN_VERSION_TRIES:
             return self._expired()
         return self._retry.next_s(
             problem.retry_after_s if isinstance(problem, ServerUnavailable) else 0.0
         )
 
     def _expired(self) -> float:
-        """List anew; seldom, if the last list did not help for long."""
+        """Require a new list. Return the wait before it, which grows while lists do not help for
+        long."""
         self._version = ""
         self._unknown_version = 0
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._unsteady_s > RELIST_CALM_S:
+        if now_s - self._last_list_s > RELIST_RESET_S:
             self._relist.reset()
-        self._unsteady_s = now_s
+        self._last_list_s = now_s
         return self._relist.next_s()
 
-    def _tell(self, problem: FairleadError) -> None:
-        """Log a failure once, until it becomes another or goes away. Of credentials the connection
-        has told, for all."""
+    def _log_once(self, problem: FairleadError) -> None:
+        """Log a failure once, until another kind of failure follows or the watch resumes.
+
+        The connection already logs rejected credentials, once for all callers."""
         if isinstance(problem, Unauthenticated):
             return
         if type(problem) is not self._failing:
@@ -367,7 +376,7 @@ class Reflector(Generic[ObjectT]):
             level("watch lost", kind=self._resource.kind, problem=str(problem))
 
 
-def is_away(problem: ServerUnavailable) -> bool:
-    """Whether it shows that no server is there, and not only that one is slow, or does not let us
-    in."""
-    return isinstance(problem, NoConnection) or problem.status in NOBODY_BEHIND
+def is_unreachable(problem: ServerUnavailable) -> bool:
+    """Return whether the error shows that no server is reachable, as opposed to a slow server or
+    rejected credentials."""
+    return isinstance(problem, NoConnection) or problem.status in NO_BACKEND

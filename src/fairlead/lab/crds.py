@@ -11,8 +11,8 @@ import fairlead
 from fairlead.errors import Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.manifests import read_documents
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.lab import manifests
 
 LOOK_S = 0.05

@@ -1,12 +1,12 @@
-"""Addresses that packets from outside are not to be routed to: blackhole routes in a table of their
-own, and a rule for each interface that has packets from there looked up in it.
+"""Blackhole routes for packets from other hosts: a routing table of blackhole routes, and for each
+interface a rule that looks up packets from this interface in the table.
 
-In: addresses, names of interfaces. Out: the kernel's rules and routes. Packets of this host itself,
-and those from other interfaces, do not meet the rule: a process here may still call such an address
-where something else answers for it (the service proxy of a node, after routing). Invariant: nothing
-is touched but the one table and the rules that lead to it. What is set twice is as if set once. An
-object belongs to the network namespace in which it was made. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,fib_rules}.h."""
+In: addresses, names of interfaces. Out: the kernel's rules and routes. The rules do not match
+packets of this host itself, nor packets from other interfaces: a process on this host may still
+connect to such an address if another program answers for it (the service proxy of a node, after
+routing). Invariant: only the one table and the rules that lead to it are changed; every operation
+may be repeated. An object belongs to the network namespace in which it was created. Follows
+rtnetlink(7), Linux include/uapi/linux/{rtnetlink,fib_rules}.h."""
 
 import errno
 import os
@@ -34,35 +34,36 @@ from fairlead.net.netlink import (
 )
 
 RULE_PRIORITY = 7471
-"""Behind the local table (0), before the main one (32766)."""
+"""After the rule of the local table (0) and before the rule of the main table (32766)."""
 
 _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE, _NEW_RULE, _DELETE_RULE, _GET_RULE = 24, 25, 26, 32, 33, 34
 _BODY = struct.Struct("=8BI")
 """Both struct rtmsg (family, prefix lengths, TOS, table, protocol, scope, type, flags) and struct
-fib_rule_hdr (family, prefix lengths, TOS, table, two that are reserved, action, flags)."""
+fib_rule_hdr (family, prefix lengths, TOS, table, two reserved fields, action, flags)."""
 _DESTINATION, _TABLE = 1, 15
 _RULE_INTERFACE, _RULE_PRIORITY, _RULE_TABLE, _RULE_PROTOCOL = 3, 6, 15, 21
 _BLACKHOLE, _TO_TABLE = 6, 1
-_MATCHED_ROUTE = (
-    0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what it gives for this address
-)
+_MATCHED_ROUTE = 0x2000
+"""RTM_F_FIB_MATCH: the kernel returns the matching route instead of the result of the lookup."""
 _STRICT_CHECK, _SHORT_ANSWERS = 12, 10
 _AT_ONCE = 100
-"""Questions in one message: so many answers fit into the socket's buffer."""
+"""Requests in one message: the responses to this many fit into the socket's buffer."""
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class Rule(NamedTuple):
-    """Packets of this family from that interface are looked up in the table."""
+    """A rule: packets of this family from that interface are looked up in the table."""
 
     ipv6: bool
     interface: str
 
 
 class Blackholes:
-    """The routes and rules of one table. `protocol`: the number by which others can tell whose they
-    are. Close it."""
+    """The routes and rules of one table. Close it after use.
+
+    `protocol` is the routing protocol number that marks the routes and rules as created by this
+    program."""
 
     def __init__(self, table: int, protocol: int) -> None:
         self._table, self._protocol = table, protocol
@@ -75,38 +76,39 @@ class Blackholes:
         self._sequence = 0
 
     def close(self) -> None:
-        """Give the socket back. May be repeated."""
+        """Close the socket. May be called repeatedly."""
         self._socket.close()
 
     def routes(self) -> set[str]:
-        """The addresses that have one. Raises Unavailable."""
+        """Return the addresses that have a blackhole route. Raise Unavailable."""
         found = set()
         for family in _FAMILIES:
-            question = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(
+            request = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + attribute(
                 _TABLE, _number(self._table)
             )
-            for body in self._dump(_GET_ROUTE, question, "listing blackhole routes"):
-                said = dict(attributes(body, _BODY.size))
-                if said.get(_TABLE) == _number(self._table) and _DESTINATION in said:
-                    found.add(str(ip_address(said[_DESTINATION])))
+            for body in self._dump(_GET_ROUTE, request, "listing blackhole routes"):
+                fields = dict(attributes(body, _BODY.size))
+                if fields.get(_TABLE) == _number(self._table) and _DESTINATION in fields:
+                    found.add(str(ip_address(fields[_DESTINATION])))
         return found
 
     def rules(self) -> set[Rule]:
-        """The rules that lead to the table. Raises Unavailable."""
+        """Return the rules that lead to the table. Raise Unavailable."""
         found = set()
         for family in _FAMILIES:
             for body in self._dump(
                 _GET_RULE, _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), "listing rules"
             ):
-                said = dict(attributes(body, _BODY.size))
-                if said.get(_RULE_TABLE) == _number(self._table):
-                    name = said.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
+                fields = dict(attributes(body, _BODY.size))
+                if fields.get(_RULE_TABLE) == _number(self._table):
+                    name = fields.get(_RULE_INTERFACE, b"").rstrip(b"\0").decode()
                     found.add(Rule(family == socket.AF_INET6, name))
         return found
 
     def add_routes(self, addresses: Collection[str]) -> None:
-        """Have these addresses lead nowhere. Raises Refused without the right, else Unavailable."""
-        self._each(
+        """Add blackhole routes for these addresses. Raise Refused without permission, otherwise
+        Unavailable."""
+        self._change(
             _NEW_ROUTE,
             CREATE | EXCLUSIVE,
             (self._route(each, self._protocol, _BLACKHOLE) for each in addresses),
@@ -115,9 +117,9 @@ class Blackholes:
         )
 
     def delete_routes(self, addresses: Collection[str]) -> None:
-        """Have these addresses lead where they would without us, whoever put the routes into our
-        table."""
-        self._each(
+        """Delete the routes for these addresses from the table, also those that another program
+        added."""
+        self._change(
             _DELETE_ROUTE,
             0,
             (self._route(each) for each in addresses),
@@ -126,29 +128,29 @@ class Blackholes:
         )
 
     def add_rules(self, rules: Collection[Rule]) -> None:
-        """Have packets from these interfaces looked up in the table. An interface need not be there
-        yet."""
-        self._each(
+        """Add rules, by which packets from these interfaces are looked up in the table. An
+        interface need not exist yet."""
+        self._change(
             _NEW_RULE, CREATE | EXCLUSIVE, map(self._rule, rules), "adding a rule", errno.EEXIST
         )
 
     def delete_rules(self, rules: Collection[Rule]) -> None:
-        """Take these rules away."""
-        self._each(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
+        """Delete these rules."""
+        self._change(_DELETE_RULE, 0, map(self._rule, rules), "deleting a rule", errno.ENOENT)
 
     def routed_elsewhere(self, addresses: Sequence[str]) -> list[str]:
-        """Those of the addresses to which a route of somebody else leads, to nothing but this
-        address."""
+        """Return the addresses that have a host route of another program (a /32 or /128 in another
+        table)."""
         found = []
         for at in range(0, len(addresses), _AT_ONCE):
-            asked = addresses[at : at + _AT_ONCE]
-            questions = (
+            requested = addresses[at : at + _AT_ONCE]
+            requests = (
                 _BODY.pack(*_of(each), 0, 0, 0, 0, 0, 0, _MATCHED_ROUTE) + _destination(each)
-                for each in asked
+                for each in requested
             )
-            first = self._send(_GET_ROUTE, 0, questions)
-            for kind, number, body in self._answers(first, len(asked)):
-                address = asked[number - first]
+            first = self._send(_GET_ROUTE, 0, requests)
+            for kind, number, body in self._responses(first, len(requested)):
+                address = requested[number - first]
                 if kind == _NEW_ROUTE and body[1] == _of(address)[1]:
                     found.append(address)
         return found
@@ -171,23 +173,24 @@ class Blackholes:
             + attribute(_RULE_PROTOCOL, bytes([self._protocol]))
         )
 
-    def _each(
-        self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, harmless: int
+    def _change(
+        self, kind: int, flags: int, bodies: Iterable[bytes], tried: str, ignored: int
     ) -> None:
-        """Send all of them; then raise for the first that failed, unless it was so already."""
+        """Send all requests, then raise the first error. The error `ignored` means that nothing
+        had to be done."""
         waiting, problem = list(bodies), None
         for at in range(0, len(waiting), _AT_ONCE):
             sent = waiting[at : at + _AT_ONCE]
             first = self._send(kind, flags | ACK, sent)
-            for _, _, body in self._answers(first, len(sent)):
+            for _, _, body in self._responses(first, len(sent)):
                 code = code_of(body)
-                if code not in (0, harmless) and problem is None:
+                if code not in (0, ignored) and problem is None:
                     problem = _failure(code, tried)
         if problem:
             raise problem
 
-    def _dump(self, kind: int, question: bytes, tried: str) -> list[bytes]:
-        first = self._send(kind, DUMP, [question])
+    def _dump(self, kind: int, request: bytes, tried: str) -> list[bytes]:
+        first = self._send(kind, DUMP, [request])
         found: list[bytes] = []
         while True:
             for got, _, sequence, body in messages(self._receive()):
@@ -197,30 +200,28 @@ class Blackholes:
                     return found
                 if got == ERROR:
                     code = code_of(body)
-                    if code in (
-                        errno.ENOENT,
-                        errno.EAFNOSUPPORT,
-                        errno.EOPNOTSUPP,
-                    ):  # no such table; no IPv6
+                    # There is no such table yet, or this kernel has no IPv6.
+                    if code in (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP):
                         return []
                     raise _failure(code, tried)
                 found.append(body)
 
     def _send(self, kind: int, flags: int, bodies: Iterable[bytes]) -> int:
-        """The sequence number of the first; the others follow."""
+        """Send the requests. Return the sequence number of the first; the others have consecutive
+        numbers."""
         first = self._sequence + 1
-        asked = []
+        requested = []
         for self._sequence, body in enumerate(bodies, first):
-            asked.append(message(kind, flags, body, sequence=self._sequence))
-        self._socket.send(b"".join(asked))
+            requested.append(message(kind, flags, body, sequence=self._sequence))
+        self._socket.send(b"".join(requested))
         return first
 
-    def _answers(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
-        """One for each question: its kind, sequence number and body; of a refusal, or a plain yes,
-        struct nlmsgerr."""
+    def _responses(self, first: int, count: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the response to each request: kind, sequence number and body. The body of an error
+        or acknowledgement is a struct nlmsgerr."""
         while count:
             for kind, _, sequence, body in messages(self._receive()):
-                if sequence >= first:  # else of something that was given up
+                if sequence >= first:  # older: the response to a request that was given up
                     count -= 1
                     yield kind, sequence, body
 
@@ -232,7 +233,7 @@ class Blackholes:
 
 
 def _of(address: str) -> tuple[int, int]:
-    """Family and bits."""
+    """Return family and number of bits."""
     return (socket.AF_INET6, 128) if is_ipv6(address) else (socket.AF_INET, 32)
 
 

@@ -1,9 +1,10 @@
-"""Maps in the kernel, and what every use of bpf(2) needs, through the system call alone.
+"""eBPF maps, and the parts of bpf(2) that maps, programs and links share, through the system call
+alone.
 
-In: specs read from an object (`elf`). Out: `Map`s, each the owner of one file descriptor. What is
-made here lives as long as something holds it: a descriptor, a pin in a bpffs, or a program that
-works on it. Invariant: every failure says what was tried on what. Follows bpf(2) and
-include/uapi/linux/bpf.h; fields that a kernel does not know are left zero, which it accepts."""
+In: specs from an object file (`elf`). Out: `Map`s, each the owner of one file descriptor. A kernel
+object exists while it is referenced by a descriptor, a pin in a bpffs, or a program that uses it.
+Invariant: every error states the operation and the object. Follows bpf(2) and
+include/uapi/linux/bpf.h; attributes that a kernel does not know are zero, which it accepts."""
 
 import ctypes
 import errno
@@ -29,18 +30,19 @@ _INFO, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 15, 24, 26, 27
 
 _BATCH = 4096
 _NOT_SUPPORTED = 524
-"""ENOTSUPP, which the C library does not know: this kind of map has no such command (an LPM trie
-before Linux 5.13)."""
+"""ENOTSUPP, which the C library does not define: this map type does not support the command (an LPM
+trie before Linux 5.13)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# For one element the kernel takes a microsecond. To let go of the interpreter for so long costs a
-# thread's turn to get it back, five hundred times that, whenever another thread wants it too.
-_at_once = ctypes.PyDLL(None, use_errno=True)
+# PyDLL holds the GIL during the call. An operation on one element takes a microsecond; after
+# releasing the GIL for it, this thread would wait five hundred times as long to get it back
+# whenever another thread wants it.
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 @cache
 def _number() -> int:
-    """Of bpf(2) on this machine. Raises Refused where it is not known."""
+    """Return the system call number of bpf(2) on this machine. Raise Refused if it is not known."""
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise Refused(
@@ -51,9 +53,10 @@ def _number() -> int:
 
 
 class _Element(ctypes.Structure):
-    """The attributes of a call for one element. Made for each call, as calls may come from several
-    threads; the bytes are used where they lie, which costs half of what packing and copying them
-    did."""
+    """The attributes of an operation on one element.
+
+    Each call has its own object, because several threads may call. Key and value are passed by
+    pointer, which costs half as much as packing and copying them."""
 
     _fields_ = (
         ("map", ctypes.c_uint32),
@@ -64,8 +67,8 @@ class _Element(ctypes.Structure):
     )
 
 
-class _Room(ctypes.Structure):
-    """The same, with room for the value that the kernel is asked for."""
+class _ElementBuffer(ctypes.Structure):
+    """The same, with a buffer for the value that the kernel returns."""
 
     _fields_ = (
         *_Element._fields_[:3],
@@ -78,7 +81,7 @@ _ELEMENT_BYTES = ctypes.sizeof(_Element)
 
 
 def call(command: int, attributes: bytes | bytearray) -> int:
-    """bpf(2). Raises OSError."""
+    """Call bpf(2). Raise OSError."""
     buffer = (ctypes.c_char * len(attributes)).from_buffer(
         attributes if isinstance(attributes, bytearray) else bytearray(attributes)
     )
@@ -90,7 +93,7 @@ def call(command: int, attributes: bytes | bytearray) -> int:
 
 
 def failure(error: OSError, tried: str) -> FairleadError:
-    """The error to raise for what the kernel answered when `tried` was tried."""
+    """Return the error to raise when the operation `tried` failed."""
     message = f"{tried}: {error.strerror}"
     if error.errno in (errno.EPERM, errno.EACCES):
         return Refused(message, fix="run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")
@@ -104,19 +107,20 @@ def failure(error: OSError, tried: str) -> FairleadError:
 
 
 def possible_cpus() -> int:
-    """How many CPUs the kernel keeps a value for in each per-CPU element."""
+    """Return the number of CPUs for which a per-CPU element has a value."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return int(text.replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
 def address_of(buffer: "ctypes.Array[ctypes.c_char]") -> int:
-    """Where a buffer lies, for the attributes of a call."""
+    """Return the address of a buffer, for the attributes of a call."""
     return ctypes.addressof(buffer)
 
 
 def runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Numbers in ascending order as runs of consecutive ones: the first of each, and how many,
-    `most` at a time."""
+    """Yield runs of consecutive numbers, as (first, count), with at most `most` numbers each.
+
+    `numbers` is sorted."""
     first, count = 0, 0
     for number in numbers:
         if count and (number != first + count or count == most):
@@ -130,29 +134,28 @@ def runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 class Descriptor:
-    """Owner of one file descriptor of bpf(2)."""
+    """The owner of one file descriptor of bpf(2)."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
         self.name = name
 
     def information(self, size: int) -> bytes:
-        """What the kernel says of it, `struct bpf_{map,prog,link}_info`, as far as it and `size`
-        go."""
+        """Return the `struct bpf_{map,prog,link}_info` of the object, at most `size` bytes."""
         answer = ctypes.create_string_buffer(size)
-        self.inform(answer)
+        self.read_information(answer)
         return answer.raw
 
-    def inform(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
-        """The same into a buffer, which may contain pointers to other buffers for the kernel to
-        fill."""
+    def read_information(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
+        """Write the same into a buffer, which may contain pointers to other buffers that the kernel
+        fills."""
         try:
             call(_INFO, struct.pack("<IIQ", self.descriptor, len(answer), address_of(answer)))
         except OSError as error:
-            raise failure(error, f"asking what {self.name} is") from error
+            raise failure(error, f"reading the information of {self.name}") from error
 
     def close(self) -> None:
-        """Let go. What is pinned or attached stays in the kernel."""
+        """Close the descriptor. Pinned or attached objects stay in the kernel."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -164,7 +167,7 @@ class Descriptor:
         self.close()
 
     def pin(self, path: Path) -> None:
-        """Give it a name in a bpffs, under which it outlives this process."""
+        """Pin the object in a bpffs, so that it outlives this process."""
         text = ctypes.create_string_buffer(os.fsencode(path))
         try:
             call(_PIN, struct.pack("<QII", address_of(text), self.descriptor, 0))
@@ -173,7 +176,7 @@ class Descriptor:
 
 
 def open_pin(path: Path) -> int:
-    """A descriptor of what is pinned there."""
+    """Return a descriptor of the object that is pinned at `path`."""
     text = ctypes.create_string_buffer(os.fsencode(path))
     try:
         return call(_GET, struct.pack("<QII", address_of(text), 0, 0))
@@ -182,8 +185,8 @@ def open_pin(path: Path) -> int:
 
 
 class Map(Descriptor):
-    """A map. Keys and values are bytes of the sizes that its spec says; of a per-CPU map the values
-    of all CPUs in a row."""
+    """A map. Keys and values are bytes of the sizes in its spec; a value of a per-CPU map holds the
+    values of all CPUs in a row."""
 
     def __init__(self, descriptor: int, spec: MapSpec) -> None:
         super().__init__(descriptor, f"map {spec.name}")
@@ -199,8 +202,10 @@ class Map(Descriptor):
 
     @classmethod
     def create(cls, spec: MapSpec) -> Self:
-        """Make it anew, empty."""
+        """Create an empty map."""
         name = spec.name[:15].encode()
+        # The attributes after map_flags are inner_map_fd and numa_node, then the name, then
+        # attributes for devices and BTF, which are not used.
         head = (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0)
         try:
             return cls(
@@ -218,7 +223,7 @@ class Map(Descriptor):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a pinned one; what it is, it says itself."""
+        """Open a pinned map; its spec is read from the kernel."""
         opened = Descriptor(open_pin(path), f"the pin {path}")
         try:
             kind, _, key_size, value_size, max_entries, flags = struct.unpack_from(
@@ -233,19 +238,19 @@ class Map(Descriptor):
 
     @property
     def number(self) -> int:
-        """The kernel's number of it."""
+        """The kernel's ID of the map."""
         return int(struct.unpack_from("<I", self.information(88), 4)[0])
 
-    def _element(self, command: int, attributes: "_Element | _Room") -> None:
-        if _at_once.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
+    def _element(self, command: int, attributes: "_Element | _ElementBuffer") -> None:
+        if _libc_with_gil.syscall(_number(), command, ctypes.byref(attributes), _ELEMENT_BYTES) < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
     def lookup(self, key: bytes) -> bytes | None:
-        """The value at `key`; None if there is none."""
+        """Return the value at `key`; None if there is none."""
         value = ctypes.create_string_buffer(self._value_bytes)
         try:
-            self._element(_LOOKUP, _Room(self.descriptor, 0, key, value, 0))
+            self._element(_LOOKUP, _ElementBuffer(self.descriptor, 0, key, value, 0))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -253,7 +258,7 @@ class Map(Descriptor):
         return value.raw
 
     def update(self, key: bytes, value: bytes) -> None:
-        """Set the value at `key`, at once for every reader if it is a hash."""
+        """Set the value at `key`; atomic for readers if the map is a hash."""
         if len(key) != self.spec.key_size or len(value) != self._value_bytes:
             self._check_sizes(1, key, value)
         try:
@@ -262,7 +267,7 @@ class Map(Descriptor):
             raise failure(error, f"writing to {self.name}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Take the element out. False if there was none."""
+        """Delete the element at `key`. Return False if there was none."""
         try:
             self._element(_DELETE, _Element(self.descriptor, 0, key, None, 0))
         except OSError as error:
@@ -272,7 +277,7 @@ class Map(Descriptor):
         return True
 
     def update_all(self, elements: Mapping[bytes, bytes]) -> None:
-        """Set these values. Where it fails some may be set."""
+        """Set these values. After an error some may be set."""
         done = 0
         if len(elements) > 1:
             done = self._change_batch(
@@ -282,7 +287,7 @@ class Map(Descriptor):
             self.update(key, elements[key])
 
     def delete_all(self, keys: Collection[bytes]) -> None:
-        """Take these elements out, those that are there."""
+        """Delete the elements at these keys, as far as they exist."""
         if not keys:
             return
         done = self._change_batch(_DELETE_BATCH, keys, b"", f"deleting from {self.name}")
@@ -300,15 +305,19 @@ class Map(Descriptor):
     def _change_batch(
         self, command: int, keys: Collection[bytes], values: bytes, tried: str
     ) -> int:
-        """How many of the keys, in order, are done with. Fewer than all: the next one is to be
-        looked at by itself."""
+        """Run a batch command. Return the number of keys, in order, that were processed.
+
+        If it is less than the number of keys, the caller has to process the remaining keys one by
+        one."""
         joined = b"".join(keys)
-        self._check_sizes(len(keys), joined, values or None)  # the kernel would read on behind them
+        # The kernel would read beyond buffers that are too short.
+        self._check_sizes(len(keys), joined, values or None)
         key_buffer, value_buffer = (
             ctypes.create_string_buffer(each, len(each) or 1) for each in (joined, values)
         )
         addresses = address_of(key_buffer), address_of(value_buffer) if values else 0
         attributes = bytearray(
+            # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags of union bpf_attr
             struct.pack("<QQQQIIQQ", 0, 0, *addresses, len(keys), self.descriptor, 0, 0)
         )
         try:
@@ -318,6 +327,7 @@ class Map(Descriptor):
                 return 0
             if error.errno not in (errno.ENOENT, errno.ENOSPC):
                 raise failure(error, tried) from error
+        # The kernel writes the number of processed elements into `count`, also after an error.
         (count,) = struct.unpack_from("<I", attributes, 32)
         return int(count)
 
@@ -326,21 +336,22 @@ class Map(Descriptor):
         self.update(key, bytes(self._value_bytes))
 
     def clear_all(self, keys: Collection[bytes]) -> None:
-        """The same for many."""
+        """Set the values at these keys to zeros, on every CPU."""
         self.update_all(dict.fromkeys(keys, bytes(self._value_bytes)))
 
     def per_cpu(self, key: bytes) -> tuple[bytes, ...]:
-        """The values of each CPU at `key` of a per-CPU map."""
+        """Return the values of each CPU at `key` of a per-CPU map."""
         values = self.lookup(key) or bytes(self._value_bytes)
         stride = -(-self.spec.value_size // 8) * 8
         return tuple(values[at : at + self.spec.value_size] for at in range(0, len(values), stride))
 
     def rows(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """The values at these indices of an array, many at a time; of a per-CPU array those of all
-        CPUs in a row."""
+        """Yield index and value for these indices of an array, read in batches.
+
+        A value of a per-CPU array holds the values of all CPUs in a row."""
         for first, count in runs(sorted(set(indices)), _BATCH):
             size = self._value_bytes
-            # One by itself costs a fifth of a batch of one.
+            # A single lookup costs a fifth of a batch of one.
             values = (
                 self._run(first, count)
                 if count > 1
@@ -350,14 +361,13 @@ class Map(Descriptor):
                 yield first + place, values[place * size : (place + 1) * size]
 
     def _run(self, first: int, count: int) -> bytes:
-        """The values of `count` elements of an array."""
+        """Return the values of `count` consecutive elements of an array."""
         keys, values = (
             ctypes.create_string_buffer(4 * count),
             ctypes.create_string_buffer(self._value_bytes * count),
         )
-        before = ctypes.create_string_buffer(
-            struct.pack("=I", max(first - 1, 0)), 4
-        )  # the element that they come after
+        # The batch begins after this element.
+        before = ctypes.create_string_buffer(struct.pack("=I", max(first - 1, 0)), 4)
         places = (
             address_of(before) if first else 0,
             address_of(before),
@@ -370,17 +380,17 @@ class Map(Descriptor):
                 bytearray(struct.pack("<QQQQIIQQ", *places, count, self.descriptor, 0, 0)),
             )
         except OSError as error:
-            if error.errno in (_NOT_SUPPORTED, errno.EINVAL):  # of per-CPU arrays since Linux 5.13
+            if error.errno in (_NOT_SUPPORTED, errno.EINVAL):  # per-CPU arrays before Linux 5.13
                 return b"".join(
                     self.lookup(struct.pack("=I", first + place)) or b"" for place in range(count)
                 )
-            if error.errno != errno.ENOENT:  # that was the last of the array
+            if error.errno != errno.ENOENT:  # ENOENT: the batch reached the end of the array
                 raise failure(error, f"reading {self.name}") from error
         return values.raw
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every element, many at a time. Elements that come or go meanwhile may or may not be among
-        them."""
+        """Yield every element, read in batches. An element that is added or deleted meanwhile may
+        be included or missing."""
         key_size, value_size = self.spec.key_size, self._value_bytes
         for count, keys, values in self._batches():
             for i in range(count):
@@ -390,12 +400,12 @@ class Map(Descriptor):
                 )
 
     def count(self) -> int:
-        """How many elements there are; of a large hash, about as many."""
+        """Return the number of elements; approximate for a large hash."""
         return sum(count for count, _, _ in self._batches())
 
     def _batches(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """How many, their keys in a row, their values in a row."""
-        key_size, value_size, room = (
+        """Yield batches: the number of elements, their keys in a row, their values in a row."""
+        key_size, value_size, batch = (
             self.spec.key_size,
             self._value_bytes,
             min(_BATCH, self.spec.max_entries),
@@ -404,8 +414,8 @@ class Map(Descriptor):
         first = True
         while True:
             keys, values = (
-                ctypes.create_string_buffer(key_size * room),
-                ctypes.create_string_buffer(value_size * room),
+                ctypes.create_string_buffer(key_size * batch),
+                ctypes.create_string_buffer(value_size * batch),
             )
             before = 0 if first else address_of(cursor)
             attributes = bytearray(
@@ -415,7 +425,7 @@ class Map(Descriptor):
                     address_of(cursor),
                     address_of(keys),
                     address_of(values),
-                    room,
+                    batch,
                     self.descriptor,
                     0,
                     0,
@@ -425,10 +435,9 @@ class Map(Descriptor):
             try:
                 call(_LOOKUP_BATCH, attributes)
             except OSError as error:
-                if (
-                    error.errno == errno.ENOSPC
-                ):  # a bucket of the hash holds more than there is room for
-                    room *= 2
+                # A bucket of the hash holds more elements than the buffers do.
+                if error.errno == errno.ENOSPC:
+                    batch *= 2
                     continue
                 if error.errno in (_NOT_SUPPORTED, errno.EINVAL) and first:
                     yield from self._one_by_one()
@@ -443,7 +452,7 @@ class Map(Descriptor):
             first = False
 
     def _one_by_one(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """As `_batches`, where the kernel has no command for many at a time."""
+        """Yield the same as `_batches` on kernels without batch commands for this map."""
         key, following = None, ctypes.create_string_buffer(self.spec.key_size)
         while True:
             try:
@@ -467,7 +476,8 @@ class Map(Descriptor):
                 yield 1, key, value
 
     def memory(self) -> mmap.mmap:
-        """An array made with BPF_F_MMAPABLE, as memory: writing to it writes to the map."""
+        """Return an array that was created with BPF_F_MMAPABLE as memory: writes to it change the
+        map."""
         size = -(-self.spec.value_size * self.spec.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             return mmap.mmap(
@@ -478,8 +488,10 @@ class Map(Descriptor):
 
 
 def create_maps(specs: Sequence[MapSpec]) -> dict[str, Map]:
-    """Make all of them, or none. Before Linux 5.11 maps count as locked memory, of which a process
-    may have little: the limit is raised, where that is permitted."""
+    """Create all of these maps, or none.
+
+    Before Linux 5.11 maps count as locked memory, whose limit may be low; the limit is raised if
+    that is permitted."""
     with suppress(OSError, ValueError):
         resource.setrlimit(
             resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)

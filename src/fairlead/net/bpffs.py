@@ -1,7 +1,7 @@
-"""The file system in which maps outlive processes.
+"""The bpf file system, in which eBPF objects outlive processes.
 
-In: a path. Out: a directory there, on a bpffs that is mounted if need be. Pins are removed with the
-directory they are in; what they pinned goes once nothing else holds it. Follows
+In: a path. Out: a directory on a bpffs, which is mounted if necessary. Pins are removed with their
+directory; a pinned object is freed when nothing else references it. Follows
 Documentation/bpf/bpf_iterators and the man page bpf(2), BPF_OBJ_PIN."""
 
 import ctypes
@@ -32,17 +32,16 @@ def _mount(path: Path) -> None:
         reason = os.strerror(ctypes.get_errno())
         raise Refused(
             f"mounting a bpffs at {path}: {reason}",
-            fix=f"mount it from outside (mount -t bpf bpf {path}), or give the container the "
+            fix=f"mount it on the host (mount -t bpf bpf {path}), or give the container the "
             f"host's {ROOT}",
         )
 
 
 def prepare(path: Path) -> None:
-    """Make the directory `path` on a bpffs, mounting one at /sys/fs/bpf if `path` is below it and
-    none is there.
+    """Create the directory `path` on a bpffs.
 
-    Raises Refused where that is not permitted, or where `path` lies on another file system.
-    """
+    If `path` is below /sys/fs/bpf and no bpffs is mounted there, mount one. Raise Refused if that
+    is not permitted, or if `path` is on another file system."""
     path = path.absolute()
     if not _is_bpffs(_nearest(path)):
         if ROOT not in (path, *path.parents):
@@ -54,11 +53,12 @@ def prepare(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"making the directory {path}: {error.strerror}") from error
+        raise Unavailable(f"creating the directory {path}: {error.strerror}") from error
 
 
 def remove(path: Path) -> None:
-    """Remove the pins in `path` and below, and `path` itself. Nothing there: nothing is done."""
+    """Remove the pins in `path` and below, and `path` itself. Do nothing if `path` does not
+    exist."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

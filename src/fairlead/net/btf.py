@@ -1,8 +1,8 @@
-"""Read BTF, the types that clang writes into an eBPF object.
+"""Read BTF, the type information that clang writes into an eBPF object.
 
 In: the bytes of an object's `.BTF` section. Out: types by number and by name, their sizes, and the
-fields of structs. Only what describes maps and the records in them is kept; functions and line
-numbers are skipped over. Follows Documentation/bpf/btf.rst of the Linux kernel."""
+fields of structs. Only types that describe maps and their records are decoded; functions and line
+numbers are skipped. Follows Documentation/bpf/btf.rst of the Linux kernel."""
 
 import struct
 from typing import NamedTuple
@@ -17,7 +17,7 @@ _INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
 _FUNCTION_PROTOTYPE, _VARIABLE, _SECTION, _DECLARATION_TAG, _ENUM64 = 13, 14, 15, 17, 19
 _ALIASES = frozenset((8, 9, 10, 11, 18))  # typedef, volatile, const, restrict, type tag
 
-# What follows a type's head, in bytes: (fixed, for each of its `vlen` members).
+# The bytes that follow the head of a type: (fixed part, part for each of its `vlen` members).
 _TRAILER = {
     _INT: (4, 0),
     _ARRAY: (12, 0),
@@ -33,7 +33,7 @@ _TRAILER = {
 
 
 class Field(NamedTuple):
-    """A member of a struct: where it begins, in bytes, and its type's number."""
+    """A member of a struct: its offset in bytes, and the number of its type."""
 
     name: str
     offset: int
@@ -46,11 +46,11 @@ class _Type(NamedTuple):
     size_or_type: int
     members: tuple[Field, ...] = ()
     element: tuple[int, int] = (0, 0)
-    """Of an array: the type's number and how many."""
+    """For an array: the number of its element type, and the number of elements."""
 
 
 class Types:
-    """The types of one object. Unknown names raise KeyError."""
+    """The types of one object. Methods raise KeyError for unknown names."""
 
     def __init__(self, section: bytes) -> None:
         magic, _, _, header_size, type_offset, type_size, string_offset, _ = _HEADER.unpack_from(
@@ -59,7 +59,7 @@ class Types:
         if magic != _MAGIC:
             raise Refused(
                 "the eBPF object's type section (.BTF) cannot be read",
-                fix="build it anew with clang -g",
+                fix="rebuild it with clang -g",
             )
         self._strings = section[header_size + string_offset :]
         self._types = [_Type(0, "void", 0)]
@@ -82,7 +82,7 @@ class Types:
             element = (0, 0)
             if kind in (_STRUCT, _UNION):
                 rows = (_TYPE.unpack_from(data, position + 12 * i) for i in range(count))
-                # With the kind flag the upper byte of the offset is the size of a bit field.
+                # If the kind flag is set, the upper byte of the offset is the size of a bit field.
                 mask = 0xFFFFFF if info >> 31 else 0xFFFFFFFF
                 members = tuple(
                     Field(self._string(text), (bits & mask) // 8, type_id)
@@ -104,7 +104,7 @@ class Types:
         return found
 
     def size(self, type_id: int) -> int:
-        """Bytes that a value of the type takes."""
+        """Return the size of a value of the type, in bytes."""
         found = self._resolve(type_id)
         if found.kind == _ARRAY:
             of, many = found.element
@@ -112,39 +112,42 @@ class Types:
         return 8 if found.kind == _POINTER else found.size_or_type
 
     def struct_size(self, name: str) -> int:
-        """Bytes that `struct name` takes."""
+        """Return the size of `struct name`, in bytes."""
         return self._types[self._ids[_STRUCT, name]].size_or_type
 
     def fields(self, name: str) -> tuple[Field, ...]:
-        """The fields of `struct name`, in order."""
+        """Return the fields of `struct name`, in order."""
         return self._types[self._ids[_STRUCT, name]].members
 
     def enumerators(self, name: str) -> dict[str, int]:
-        """The names of `enum name` with their values."""
+        """Return the names of `enum name` with their values."""
         return {
             member.name: member.offset for member in self._types[self._ids[_ENUM, name]].members
         }
 
     def map_fields(self, variable: str) -> dict[str, int]:
-        """What a map definition of the `.maps` section says: `type`, `max_entries`, `map_flags` ...
-        as numbers, `key` and `value` as `key_size` and `value_size` in bytes.
+        """Return the attributes of a map definition in the `.maps` section, as numbers: `type`,
+        `max_entries`, `map_flags` ..., and the sizes of `key` and `value` in bytes as `key_size`
+        and `value_size`.
 
         libbpf's `__uint(name, n)` is a pointer to an array of n ints, `__type(name, t)` a pointer
         to t."""
         definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
-        said: dict[str, int] = {}
+        fields: dict[str, int] = {}
         for field in definition.members:
             target = self._resolve(field.type_id).size_or_type
             if field.name in ("key", "value"):
-                said[f"{field.name}_size"] = self.size(target)
+                fields[f"{field.name}_size"] = self.size(target)
             else:
-                said[field.name] = self._resolve(target).element[1]
-        return said
+                fields[field.name] = self._resolve(target).element[1]
+        return fields
 
     def records(self, variable: str) -> tuple[tuple[tuple[str, int, int], ...], ...]:
-        """What the key and the value of a map are made of: (name, offset, size) of each field, in
-        order. What is no struct is one field without a name; of a map without keys or values there
-        are none."""
+        """Return the layout of the key and the value of a map: (name, offset, size) of each field,
+        in order.
+
+        A type that is not a struct is one field without a name. A map without keys or values has no
+        fields."""
         definition = self._resolve(self._types[self._ids[_VARIABLE, variable]].size_or_type)
         targets = {
             field.name: self._resolve(field.type_id).size_or_type for field in definition.members

@@ -1,15 +1,15 @@
-"""Delete tracked flows that lead to somebody who no longer answers.
+"""Delete conntrack entries that lead to an endpoint that no longer serves.
 
-In: what clients called (address and port) and who may answer there now. Out: how many flows were
-deleted. Invariant: a flow is deleted only if its original destination is one of those given and
-somebody else than those that may answer there answers it; all others stay. Follows
+In: destinations that clients use (address and port), and for each the endpoints that may answer.
+Out: the number of deleted entries. Invariant: an entry is deleted only if its original destination
+is a given one and the endpoint that answers it is not an allowed one. Follows
 linux/netfilter/nfnetlink_conntrack.h.
 
-The kernel filters the dump (Linux 5.8), so a large table is walked there and not copied. Each
-destination costs one walk of the whole machine's table, full or empty (7 ms for 262,144 buckets):
-where one copy of the protocol's flows costs less, they are copied. Flows are read as bytes, some
-microseconds each, in a thread: a node has thousands to look through each time that a pod ends, and
-has to answer who asks whether it is alive meanwhile."""
+The kernel filters the dump (since Linux 5.8), so a large table is walked in the kernel and not
+copied. Each destination costs one walk of the machine's whole table, full or empty (7 ms for
+262,144 buckets). If one copy of the protocol's entries costs less, they are copied instead. Entries
+are parsed as bytes, some microseconds each, in a thread: a node has thousands to inspect whenever a
+pod ends, and its liveness probe must be answered meanwhile."""
 
 import asyncio
 import errno
@@ -37,12 +37,12 @@ from fairlead.net.netlink import (
 Endpoint = tuple[str, int]
 """Address and port."""
 
-_COPY = 400
-"""So many buckets of the table are walked in the time in which a flow of any protocol is copied and
-read, if half of them are of the one that is looked for (measured)."""
+_BUCKETS_PER_COPY = 400
+"""The number of buckets that are walked in the time in which one entry is copied and parsed
+(measured, with half of the entries of the requested protocol)."""
 _TABLE = Path("/proc/sys/net/netfilter")
 _AT_ONCE = 100
-"""So many flows are deleted by one call: the answers, which come at once, have room in the socket's
+"""Entries that are deleted by one call: the responses, which arrive together, fit into the socket's
 buffer."""
 _BUFFER = 1 << 16
 
@@ -56,16 +56,16 @@ _SOURCE = {socket.AF_INET: 1, socket.AF_INET6: 3}
 _DESTINATION = {socket.AF_INET: 2, socket.AF_INET6: 4}
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 1, 1 << 3, 1 << 5
-"""What of the destination a dump is filtered by: CTA_FILTER_F_CTA_... of
+"""The fields of the destination by which a dump is filtered: CTA_FILTER_F_CTA_... of
 net/netfilter/nf_internals.h."""
 
 _Packed = tuple[bytes, bytes]
-"""Address and port as they are in a packet."""
+"""Address and port in network byte order."""
 
 
 class _Flow(NamedTuple):
-    """One entry. `name` are the attributes that name it, as the kernel wrote them: its original
-    tuple, zone and number."""
+    """One entry. `name` holds the attributes that identify it, as the kernel wrote them: its
+    original tuple, zone and ID."""
 
     called: _Packed
     answering: _Packed
@@ -73,18 +73,18 @@ class _Flow(NamedTuple):
 
 
 class Conntrack:
-    """The table of flows as one network namespace sees it: that in which `delete_stale` is called
-    first. One call at a time.
+    """The conntrack table of one network namespace: the namespace in which `delete_stale` is first
+    called. Not for concurrent calls.
 
-    It keeps its socket. To close one of netfilter takes until nftables has let go of all that was
-    deleted before, up to a second where much is, and nothing else would have its turn meanwhile.
-    """
+    The socket stays open between calls. Closing a netfilter socket waits until nftables has freed
+    everything that was deleted before, up to a second after large changes, and blocks the event
+    loop meanwhile."""
 
     def __init__(self) -> None:
         self._netlink: socket.socket | None = None
 
     def close(self) -> None:
-        """Let go of the socket; the next call makes one anew."""
+        """Close the socket; the next call opens another one."""
         if self._netlink is not None:
             self._netlink.close()
             self._netlink = None
@@ -96,11 +96,11 @@ class Conntrack:
         *,
         timeout_s: float = 60.0,
     ) -> int:
-        """Delete the flows to each key of `answering` that none of its value answers; return their
-        number.
+        """Delete the entries to each key of `answering` that are not answered by one of its values.
+        Return their number.
 
-        The next packet of such a flow is routed afresh. Raises Unavailable if the kernel does not
-        answer in time."""
+        The next packet of such a flow gets a new route. Raise Unavailable if the kernel does not
+        respond in time."""
         deleted = 0
         for family in (socket.AF_INET, socket.AF_INET6):
             mine = {
@@ -110,8 +110,9 @@ class Conntrack:
             }
             if mine:
                 try:
-                    # Socket and plan are made here: the thread may be in another namespace.
-                    deleted += await _to_its_end(
+                    # Open the socket and compute the plan here: the thread may be in another
+                    # namespace.
+                    deleted += await _run_to_completion(
                         _delete_stale,
                         self._socket(timeout_s),
                         family,
@@ -119,7 +120,7 @@ class Conntrack:
                         *_plan(family, mine),
                     )
                 except OSError as error:  # TimeoutError too
-                    # the answers that are left would be taken for those to the next question
+                    # Pending responses would be taken for responses to the next request.
                     self.close()
                     raise Unavailable(
                         f"deleting stale tracked flows of protocol {protocol} failed: "
@@ -134,8 +135,9 @@ class Conntrack:
         return self._netlink
 
 
-async def _to_its_end(call: Callable[..., int], *arguments: object) -> int:
-    """In a thread, which has ended when this does, also when cancelled: it has the socket."""
+async def _run_to_completion(call: Callable[..., int], *arguments: object) -> int:
+    """Run the call in a thread, and return after it has ended, also when cancelled: the thread uses
+    the socket."""
     working = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(working)
@@ -147,13 +149,14 @@ async def _to_its_end(call: Callable[..., int], *arguments: object) -> int:
 def _plan(
     family: socket.AddressFamily, answering: Mapping[Endpoint, Collection[Endpoint]]
 ) -> tuple[Mapping[_Packed, Set[_Packed]], Set[_Packed]]:
-    """Who may answer at each destination; and which dumps find the flows there."""
+    """Return the allowed endpoints of each destination, and the destinations of the dumps that find
+    the entries."""
     allowed = {
         _packed(family, called): {_packed(family, each) for each in by}
         for called, by in answering.items()
     }
-    # Linux compares IPv6 addresses the wrong way round here: asked for one, it gives the flows to
-    # all others.
+    # The kernel inverts the comparison of IPv6 addresses in this filter: for an address it returns
+    # the entries of all other addresses. So IPv6 is filtered by port only.
     destinations = {
         (b"" if family == socket.AF_INET6 else address, port) for address, port in allowed
     }
@@ -183,7 +186,7 @@ def _delete_stale(
 def _dump(
     netlink: socket.socket, family: socket.AddressFamily, protocol: int, destination: _Packed
 ) -> Iterator[_Flow]:
-    """The protocol's flows to this destination; of an empty address or port: to any."""
+    """Yield the protocol's entries to this destination; an empty address or port matches any."""
     netlink.send(_message(_GET, DUMP, family, _filter(family, protocol, destination)))
     while True:
         for kind, _, _, body in messages(netlink.recv(_BUFFER)):
@@ -191,14 +194,13 @@ def _dump(
                 return
             if kind == ERROR:
                 raise _failure(body)
-            # An older kernel does not filter.
+            # Kernels before Linux 5.8 do not filter.
             if (flow := _flow(family, protocol, body)) is not None:
                 yield flow
 
 
 def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequence[_Flow]) -> int:
-    """Delete them, and tell how many were still there: some may have ended by themselves since they
-    were listed."""
+    """Delete these entries. Return how many of them still existed."""
     deleted = 0
     for start in range(0, len(flows), _AT_ONCE):
         some = flows[start : start + _AT_ONCE]
@@ -217,7 +219,8 @@ def _delete(netlink: socket.socket, family: socket.AddressFamily, flows: Sequenc
 
 
 def _copy_is_cheaper(walks: int) -> bool:
-    """Than so many walks, for the table as this thread's namespace sees it."""
+    """Return whether a copy costs less than this many walks of the table of this thread's
+    namespace."""
     try:
         flows, buckets = (
             int((_TABLE / name).read_text())
@@ -225,7 +228,7 @@ def _copy_is_cheaper(walks: int) -> bool:
         )
     except OSError:  # nothing is tracked yet
         return False
-    return _COPY * flows < buckets * walks
+    return _BUCKETS_PER_COPY * flows < buckets * walks
 
 
 def _packed(family: socket.AddressFamily, endpoint: Endpoint) -> _Packed:
@@ -241,12 +244,14 @@ def _filter(family: socket.AddressFamily, protocol: int, destination: _Packed) -
     wanted += attribute(
         _PROTOCOL | _NESTED, number + (attribute(_DESTINATION_PORT, port) if port else b"")
     )
+    # CTA_FILTER_ORIG_FLAGS and CTA_FILTER_REPLY_FLAGS: compare these fields of the original tuple,
+    # and none of the reply tuple.
     flags = attribute(1, struct.pack("=I", by)) + attribute(2, struct.pack("=I", 0))
     return attribute(_ORIGINAL | _NESTED, wanted) + attribute(_FILTER | _NESTED, flags)
 
 
 def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | None:
-    """The flow that a message tells of; None: of another protocol."""
+    """Return the entry in a message; None if it is of another protocol."""
     found = dict(attributes(body, 4))
     original, reply = dict(attributes(found[_ORIGINAL], 0)), dict(attributes(found[_REPLY], 0))
     to, back = dict(attributes(original[_PROTOCOL], 0)), dict(attributes(reply[_PROTOCOL], 0))
@@ -260,7 +265,7 @@ def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | N
 
 
 def _failure(body: bytes) -> OSError:
-    """What an answer of kind ERROR says; of number 0: that all is well."""
+    """Return the error in a response of kind ERROR; its number is 0 for an acknowledgement."""
     code = code_of(body)
     return OSError(code, os.strerror(code))
 

@@ -1,9 +1,9 @@
-"""Read what clang made for the eBPF target: maps and programs as plain data.
+"""Read the object files that clang writes for the eBPF target: maps and programs as plain data.
 
-In: an ELF64 relocatable object. Out: `ObjectFile`: a `MapSpec` for each map, a `ProgramSpec` for
-each function, both values that one may print and change before anything is made in the kernel. The
-counterpart of libbpf's `bpf_object__open`. Limits: no CO-RE relocations, no global variables, no
-calls between functions; the loader says so where it meets one."""
+In: an ELF64 relocatable object. Out: an `ObjectFile`: a `MapSpec` for each map, a `ProgramSpec` for
+each function; both are values that a caller may print and change before the kernel objects are
+created. The counterpart of libbpf's `bpf_object__open`. Limits: no CO-RE relocations, no global
+variables, no calls between functions; the loader rejects objects that use them."""
 
 import struct
 from pathlib import Path
@@ -21,7 +21,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class MapSpec(NamedTuple):
-    """A map as it should be made. `type` and `flags` are those of linux/bpf.h; sizes in bytes."""
+    """The definition of a map. `type` and `flags` are constants of linux/bpf.h; sizes are in
+    bytes."""
 
     name: str
     type: int
@@ -32,8 +33,8 @@ class MapSpec(NamedTuple):
 
 
 class ProgramSpec(NamedTuple):
-    """A program: its instructions, and where in them (byte offset) the file descriptor of which map
-    belongs."""
+    """A program: its instructions, and the byte offsets at which the file descriptor of a map is to
+    be inserted, with the map's name."""
 
     name: str
     section: str
@@ -42,7 +43,7 @@ class ProgramSpec(NamedTuple):
 
 
 class ObjectFile(NamedTuple):
-    """All that one object holds."""
+    """The contents of one object."""
 
     maps: dict[str, MapSpec]
     programs: dict[str, ProgramSpec]
@@ -66,7 +67,7 @@ class _Symbol(NamedTuple):
 
 
 def read_object(path: Path) -> ObjectFile:
-    """Parse the object at `path`. Raises Refused when it is not there or not an eBPF object."""
+    """Parse the object at `path`. Raise Refused if it is missing or not an eBPF object."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -77,7 +78,7 @@ def read_object(path: Path) -> ObjectFile:
     if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", content, 18)[0] != _EM_BPF:
         raise Refused(
             f"{path} is not a 64-bit little-endian eBPF object",
-            fix="build it anew: python hatch_build.py",
+            fix="rebuild it: python hatch_build.py",
         )
     sections = _sections(content)
     symbols = _symbols(sections)
@@ -130,13 +131,16 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 
 def _map(types: Types, name: str) -> MapSpec:
-    said = types.map_fields(name)
-    key_size, value_size = (
-        said.get("key_size", 0),
-        said.get("value_size", 0),
-    )  # a ring buffer has neither
+    fields = types.map_fields(name)
+    # A ring buffer has neither.
+    key_size, value_size = fields.get("key_size", 0), fields.get("value_size", 0)
     return MapSpec(
-        name, said["type"], key_size, value_size, said["max_entries"], said.get("map_flags", 0)
+        name,
+        fields["type"],
+        key_size,
+        value_size,
+        fields["max_entries"],
+        fields.get("map_flags", 0),
     )
 
 
@@ -158,7 +162,7 @@ def _programs(path: Path, sections: list[_Section], symbols: list[_Symbol]) -> l
                 if info & 0xFFFFFFFF != _R_BPF_64_64 or sections[target.section].name != ".maps":
                     raise Refused(
                         f"{path}: {symbol.name} refers to "
-                        f"{target.name or sections[target.section].name}, which is no map",
+                        f"{target.name or sections[target.section].name}, which is not a map",
                         fix="make functions static __always_inline and keep state in maps",
                     )
                 references.append((offset - begin, target.name))

@@ -1,8 +1,7 @@
-"""Values on a stream between two processes of one role: for each value its length, then its
-MessagePack encoding.
+"""Length-prefixed MessagePack values on a stream between two processes of one role.
 
-In: values. Out: bytes, and back. For asyncio's streams, and for processes without an asyncio event
-loop."""
+In: values. Out: bytes, and the reverse. For asyncio's streams, and for processes without an asyncio
+event loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,20 +16,20 @@ FrameT = TypeVar("FrameT", bound=msgspec.Struct)
 
 
 def frame(value: msgspec.Struct) -> bytes:
-    """The value as it is sent."""
+    """Return the value with its length prefix, as it is sent."""
     data = _ENCODER.encode(value)
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
 def write(stream: asyncio.StreamWriter, value: msgspec.Struct) -> None:
-    """Send it as soon as there is room."""
+    """Send the value as soon as the stream has room."""
     stream.write(frame(value))
 
 
 async def read(
     stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]
 ) -> FrameT | None:
-    """The next value. None: the other side has ended."""
+    """Return the next value; None if the other side has closed the stream."""
     try:
         length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")
         return decoder.decode(await stream.readexactly(length))
@@ -39,14 +38,14 @@ async def read(
 
 
 class Frames(Generic[FrameT]):
-    """Values out of pieces of a stream."""
+    """A decoder for values in chunks of a stream."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[FrameT]) -> None:
         self._decoder = decoder
         self._received = bytearray()
 
     def take(self, data: bytes) -> Iterator[FrameT]:
-        """The values that are whole with these bytes."""
+        """Yield the values that are complete with these bytes."""
         self._received += data
         while len(self._received) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._received[:_LENGTH_BYTES], "little")

@@ -1,4 +1,4 @@
-"""What comes back when a health port is asked. Pure values; `net.httpprobe` asks."""
+"""The result of a request to a health port. Pure values; `net.httpprobe` sends the requests."""
 
 from typing import Literal
 
@@ -6,16 +6,18 @@ import msgspec
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What came back. `answered`: some HTTP, with `status` (0 if it was none). `refused`: the
-    machine is there, nothing serves on the port (or hung up). `silent`: nothing came in time, or
-    the network says that it cannot be reached."""
+    """The result of one request.
+
+    `answered`: an HTTP response, with `status` (0 if the response was not valid HTTP). `refused`:
+    the host responds, but no process serves the port, or it closed the connection. `silent`: no
+    response in time, or the network reports the host as unreachable."""
 
     kind: Literal["answered", "refused", "silent"]
     status: int = 0
     weight: int | None = None
-    """X-Load-Balancing-Endpoint-Weight; None if it is not there or no number."""
+    """X-Load-Balancing-Endpoint-Weight; None if it is missing or not a number."""
     empty: bool = True
-    """Whether there was no body."""
+    """Whether the response had no body."""
 
 
 REFUSED = Answer("refused")

@@ -1,16 +1,16 @@
-"""TCP ports that answer small HTTP requests, and go on answering all callers while some of them
+"""TCP ports that answer small HTTP requests, and continue to serve all clients while some of them
 flood the ports.
 
 In: ports to listen on, a function from a port and a request to an answer. Out: answers.
-`Ports.turn` does a bounded amount of work: ACCEPTS new connections and STEPS steps at most. One
-step reads at most CHUNK_BYTES and answers at most one request. Sources (addresses of callers) are
-served in turn, and the connections of one source in the turns of that source. So the number of
-connections or requests of one source does not delay another source. Invariants: an answer is
-computed when it is sent, so it is never stale; requests of a connection are answered in order; at a
-limit of connections a new connection is still accepted, and the longest idle connection of the
-source with the most connections is closed; a connection that is idle, incomplete or not read for
-too long is closed. Edge-triggered epoll(7) without a task per connection: the work of one turn can
-be counted, and tests count it."""
+`Ports.turn` does a bounded amount of work: at most ACCEPTS new connections and STEPS steps. One
+step reads at most CHUNK_BYTES and answers at most one request. Sources (addresses of clients) are
+served in turn, and so are the connections of each source. So the number of connections or requests
+of one source does not delay another source. Invariants: an answer is computed when it is sent, so
+it is never stale; requests of a connection are answered in order; at the limit of connections a new
+connection is still accepted, and the longest idle connection of the source with the most
+connections is closed; a connection that is idle, incomplete or not read for too long is closed.
+Edge-triggered epoll(7) without a task per connection: the work of one turn can be counted, and
+tests count it."""
 
 import errno
 import resource
@@ -24,18 +24,18 @@ from typing import NamedTuple
 
 from fairlead.net.httprequest import Answer, Received, Request, read_request, written
 from fairlead.net.listening import EVERYWHERE, listen
-from fairlead.net.sources import Crowd
+from fairlead.net.sources import ConnectionsBySource
 
 IDLE_S = 60.0
 """A connection is closed this time after an answer if no further request begins."""
 REQUEST_S = 5.0
 """Time limit for a request to be complete, from the start of its connection or from its first byte;
-and for the caller to receive the answer."""
+and for the client to receive the answer."""
 SWEEP_S = 1.0
 """Period at which the time limits of connections are checked."""
 LINGER_S = 1.0
-"""After a last answer, data from the caller is discarded for this time: closing at once would reset
-the connection, and the caller might lose the answer."""
+"""After the last answer, data from the client is discarded for this time: closing at once would
+reset the connection, and the client might lose the answer."""
 
 ACCEPTS, STEPS, EVENTS = 64, 64, 256
 """Limits of one turn: new connections, steps, events of the kernel. A turn takes some
@@ -51,21 +51,21 @@ READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 FULL = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
-Answering = Callable[[int, Request], Answer]
+Handler = Callable[[int, Request], Answer]
 
 
 class Limits(NamedTuple):
-    """Limits of connections from one source and in all. Each open port raises them, because a
+    """Limits of connections from one source and in total. Each open port raises them, because a
     gateway may keep one connection to each port."""
 
-    from_one: int = 1024
-    from_one_per_port: int = 2
-    in_all: int = 8192
-    in_all_per_port: int = 4
+    per_source: int = 1024
+    per_source_per_port: int = 2
+    total: int = 8192
+    total_per_port: int = 4
 
 
 class Turn(NamedTuple):
-    """What one turn has done."""
+    """The work that one turn has done."""
 
     accepted: int
     steps: int
@@ -79,7 +79,7 @@ class _Listener:
 
 
 class Connection:
-    """One caller's connection to a port."""
+    """One client's connection to a port."""
 
     __slots__ = (
         "ended",
@@ -102,7 +102,7 @@ class Connection:
         self.received = bytearray()
         self.unsent = b""
         self.ended = False
-        """The caller has closed its direction; data that came before has still to be read."""
+        """The client has closed its direction; data that arrived before must still be read."""
         self.ending = False
         """The last answer was sent."""
         self.queued = False
@@ -115,12 +115,12 @@ class Ports:
 
     def __init__(
         self,
-        answering: Answering,
+        handler: Handler,
         *,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._answering = answering
+        self._handler = handler
         self._limits = limits or Limits()
         self._clock = clock
         self._epoll = select.epoll()
@@ -129,7 +129,7 @@ class Ports:
         self._accepting: dict[_Listener, None] = {}
         """Listeners with new connections, in the order in which they are served."""
         self._connections: dict[int, Connection] = {}
-        self._crowd = Crowd[Connection]()
+        self._by_source = ConnectionsBySource[Connection]()
         self._ready: dict[str, deque[Connection]] = {}
         """For each source with pending work its connections; sources and connections are in the
         order in which they are served."""
@@ -140,34 +140,33 @@ class Ports:
 
     @property
     def connections(self) -> int:
-        """The present number of connections."""
+        """The number of open connections."""
         return len(self._connections)
 
     @property
-    def most_from_one(self) -> int:
+    def limit_per_source(self) -> int:
         """The limit of connections from one source."""
-        return self._limits.from_one + self._limits.from_one_per_port * len(self._numbers)
+        return self._limits.per_source + self._limits.per_source_per_port * len(self._numbers)
 
     @property
-    def most(self) -> int:
-        """The limit of connections in all."""
+    def limit(self) -> int:
+        """The limit of connections in total."""
         left = self._descriptors - len(self._listeners) - OTHER_DESCRIPTORS
         return max(
-            1, min(self._limits.in_all + self._limits.in_all_per_port * len(self._numbers), left)
+            1, min(self._limits.total + self._limits.total_per_port * len(self._numbers), left)
         )
 
     def open(self, number: int, addresses: Collection[str] = EVERYWHERE) -> None:
-        """Listen at these addresses. Raises OSError, see `listening.listen`; EADDRINUSE as well if
-        the port is open already."""
+        """Listen at these addresses. Raise OSError as `listening.listen` does, and EADDRINUSE if
+        the port is already open."""
         if number in self._numbers:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         self._numbers[number] = [
             _Listener(number, each) for each in listen(number, addresses, backlog=BACKLOG)
         ]
         for listener in self._numbers[number]:
-            listener.socket.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-            )  # its connections inherit the option
+            # The accepted connections inherit this option.
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             descriptor = listener.socket.fileno()
             self._listeners[descriptor] = listener
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -188,7 +187,7 @@ class Ports:
         self._epoll.close()
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
-        """Call this whenever the descriptor is readable, before anything else is done in a turn."""
+        """Call this function whenever the descriptor is readable, at the beginning of a turn."""
         self._callbacks[descriptor] = callback
         self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -224,19 +223,22 @@ class Ports:
             try:
                 made, (source, *_) = listener.socket.accept()
             except OSError as problem:
-                if problem.errno in FULL and (crowded := self._crowd.crowded()) is not None:
-                    self._end(crowded)  # the kernel reports the listener again
+                if (
+                    problem.errno in FULL
+                    and (oldest := self._by_source.oldest_of_largest()) is not None
+                ):
+                    self._end(oldest)  # the kernel reports the listener again
                 elif problem.errno == errno.ECONNABORTED:
                     self._accepting[listener] = None
                 continue
             accepted += 1
             self._accepting[listener] = None
-            self._take(made, listener.number, source)
+            self._add(made, listener.number, source)
         return accepted
 
-    def _take(self, made: socket.socket, number: int, source: str) -> None:
-        """Accept a connection. A connection that the caller has closed already costs little,
-        because floods consist of such."""
+    def _add(self, made: socket.socket, number: int, source: str) -> None:
+        """Accept a connection. A connection that its client has already closed costs little,
+        because floods consist of such connections."""
         try:
             received = made.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
             if not received:
@@ -252,13 +254,16 @@ class Ports:
         descriptor = made.fileno()
         self._epoll.register(descriptor, READABLE)
         self._connections[descriptor] = connection
-        self._crowd.add(source, connection)
+        self._by_source.add(source, connection)
         if received:
             self._queue(connection)
-        if self._crowd.count(source) > self.most_from_one:
-            self._end(self._crowd.oldest(source))
-        elif len(self._connections) > self.most and (crowded := self._crowd.crowded()) is not None:
-            self._end(crowded)
+        if self._by_source.count(source) > self.limit_per_source:
+            self._end(self._by_source.oldest(source))
+        elif (
+            len(self._connections) > self.limit
+            and (oldest := self._by_source.oldest_of_largest()) is not None
+        ):
+            self._end(oldest)
 
     def _queue(self, connection: Connection) -> None:
         if not connection.queued:
@@ -266,7 +271,7 @@ class Ports:
             self._ready.setdefault(connection.source, deque()).append(connection)
 
     def _step_some(self) -> tuple[int, int]:
-        """One step of one connection of each source in turn."""
+        """Do one step of one connection of each source in turn."""
         steps = answered = 0
         while self._ready and steps < STEPS:
             source = next(iter(self._ready))
@@ -276,8 +281,8 @@ class Ports:
             # A closed connection stays in the queue until it is skipped here.
             if connection.socket.fileno() >= 0:
                 steps += 1
-                more, told = self._step(connection)
-                answered += told
+                more, has_answered = self._step(connection)
+                answered += has_answered
                 if more:
                     connection.queued = True
                     waiting.append(connection)
@@ -286,8 +291,9 @@ class Ports:
         return steps, answered
 
     def _step(self, connection: Connection) -> tuple[bool, bool]:
-        """Send if data waits, else read and answer. Returns whether there may be more to do now,
-        and whether a request was answered."""
+        """Send pending data, or else read and answer.
+
+        Return whether there may be more to do now, and whether a request was answered."""
         try:
             if connection.unsent:
                 self._send(connection)
@@ -313,8 +319,8 @@ class Ports:
         return more, False
 
     def _read(self, connection: Connection) -> bool:
-        """Read some of the received data. Returns whether there may be more. At the end of the
-        stream the connection is closed."""
+        """Read some of the received data. Return whether there may be more. At the end of the
+        stream close the connection."""
         try:
             chunk = connection.socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -325,8 +331,8 @@ class Ports:
         if not connection.received:
             connection.until_s = min(connection.until_s, self._clock() + REQUEST_S)
         connection.received += chunk
-        # After a short read the kernel reports data that comes later, but not an end of the stream
-        # that came with this data.
+        # After a short read the kernel reports data that arrives later, but not an end of the
+        # stream that arrived with this data.
         return len(chunk) == CHUNK_BYTES or connection.ended
 
     def _discard(self, connection: Connection) -> bool:
@@ -342,7 +348,7 @@ class Ports:
         if isinstance(got, Received):
             del connection.received[: got.length]
             answer, keep, head_only = (
-                self._answering(connection.number, got.request),
+                self._handler(connection.number, got.request),
                 got.keep,
                 got.request.method == "HEAD",
             )
@@ -353,11 +359,11 @@ class Ports:
             REQUEST_S if connection.received or not keep else IDLE_S
         )
         connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
-        self._crowd.touch(connection.source, connection)
+        self._by_source.touch(connection.source, connection)
         self._send(connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send as much of the waiting data as the kernel accepts; the kernel reports when it
+        """Send as much of the pending data as the kernel accepts; the kernel reports when it
         accepts more."""
         try:
             sent = connection.socket.send(connection.unsent, socket.MSG_DONTWAIT)
@@ -377,7 +383,7 @@ class Ports:
 
     def _end(self, connection: Connection) -> None:
         del self._connections[connection.socket.fileno()]
-        self._crowd.remove(connection.source, connection)
+        self._by_source.remove(connection.source, connection)
         connection.socket.close()
 
     def _now(self) -> str:

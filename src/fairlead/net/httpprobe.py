@@ -1,13 +1,14 @@
-"""Ask HTTP health ports whether they serve, at little cost.
+"""Send HTTP requests to health ports, at low cost.
 
-In: an address (IPv4 or IPv6, no name), a port, a path. Out: an `Answer` to each question.
-Invariants: a `Line` holds at most one descriptor, and has at most one question under way; a failure
-on *our* side (no descriptors, no local ports) is told as Unavailable, for it says nothing about the
-machine asked. A line stays open from one question to the next where the server lets it (RFC 9112,
-section 9.3): that costs a third of a new connection. A server that closes it in between has said
-nothing by that: the question goes on over a new connection. Follows RFC 9110 and RFC 9112 as far as
-a status, headers and "is there a body" go; kube-proxy's health ports (pkg/proxy/healthcheck) send
-X-Load-Balancing-Endpoint-Weight with the number of local endpoints."""
+In: an address (IPv4 or IPv6, not a name), a port, a path. Out: an `Answer` to each request.
+Invariants: a `ProbeConnection` holds at most one descriptor and has at most one request in flight;
+a failure on this host (no descriptors, no local ports) is reported as Unavailable, because it says
+nothing about the probed host. The connection stays open between requests if the server allows it
+(RFC 9112, section 9.3): a request on it costs a third of a request on a new connection. A server
+that closes an idle connection has not thereby answered: the request is sent again on a new
+connection. Follows RFC 9110 and RFC 9112 as far as a status, headers and the presence of a body
+require; kube-proxy's health ports (pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight
+with the number of local endpoints."""
 
 import asyncio
 import errno
@@ -24,15 +25,17 @@ WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 LONGEST_ANSWER_BYTES = 16384
 
 PROBE_MARK = 0x1071
-"""SO_MARK of probes that take the path of forwarded packets. bpf/probe.bpf.c checks its bits
-0x30ff, and puts packets to a node behind a tunnel into an envelope. The mark has no bit of
-kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico (0xffff0000), the portmap plug-in
-(0x2000) and the AWS VPC plug-in (0x80)."""
+"""SO_MARK of probes that take the path of forwarded packets.
+
+bpf/probe.bpf.c checks its bits 0x30ff, and encapsulates the packets for a node behind a tunnel. The
+mark has no bit of kube-proxy (0x4000, 0x8000), Cilium (0x0f00, 0xffff0000), Calico (0xffff0000),
+the portmap plug-in (0x2000) and the AWS VPC plug-in (0x80)."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER of 0: close by RST. Probes would otherwise leave hundreds of TIME_WAIT sockets."""
+"""SO_LINGER of 0: close with a RST. Otherwise probes would leave hundreds of sockets in
+TIME_WAIT."""
 
-OUR_OWN = frozenset(
+LOCAL_ERRORS = frozenset(
     (
         errno.EMFILE,
         errno.ENFILE,
@@ -43,48 +46,51 @@ OUR_OWN = frozenset(
         errno.EPERM,
     )
 )
-HUNG_UP = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+CLOSED = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answer:
-    """GET `path` once, on a connection of its own. Raises Unavailable if we could not ask."""
+    """Send GET `path` once, on a new connection. Raise Unavailable if this host could not send the
+    request."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[Answer | Unavailable] = loop.create_future()
-    line = Line(loop, address, port, told.set_result)
+    answered: asyncio.Future[Answer | Unavailable] = loop.create_future()
+    connection = ProbeConnection(loop, address, port, answered.set_result)
     try:
-        line.ask(path)
+        connection.request(path)
         async with asyncio.timeout(timeout_s):
-            answer = await told
+            answer = await answered
     except TimeoutError:
         return SILENT
     finally:
-        line.close()
+        connection.close()
     if isinstance(answer, Unavailable):
         raise answer
     return answer
 
 
-class Line:
-    """Where one health port is asked. `tell` is called once for each question, unless the line is
-    closed first; the caller decides how long to wait. `mark`: SO_MARK of its sockets; 0: none."""
+class ProbeConnection:
+    """A client of one health port.
+
+    `on_answer` is called once for each request, unless the connection is closed first; the caller
+    decides how long to wait. `mark` is the SO_MARK of its sockets; 0: none."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         address: str,
         port: int,
-        tell: Callable[[Answer | Unavailable], None],
+        on_answer: Callable[[Answer | Unavailable], None],
         mark: int = 0,
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._on_answer = on_answer
         self._mark = mark
         self._destination = (address, port)
         self._family = socket_family(address)
         self._host = join_host_port(address, port)
         self._socket: socket.socket | None = None
         self._reused = False
-        self._question = b""
+        self._pending = b""
         self._received = b""
 
     @property
@@ -92,9 +98,9 @@ class Line:
         """Whether it holds a descriptor."""
         return self._socket is not None
 
-    def ask(self, path: str) -> None:
-        """GET `path`. Not to be called while a question is under way."""
-        self._question = _request(self._host, path)
+    def request(self, path: str) -> None:
+        """Send GET `path`. It must not be called while a request is in flight."""
+        self._pending = _request(self._host, path)
         if self._socket is None:
             self._connect()
         else:
@@ -102,8 +108,8 @@ class Line:
             self._send()
 
     def close(self) -> None:
-        """Give the question up, if there is one, and the connection."""
-        self._question = self._received = b""
+        """Cancel the request in flight, if there is one, and close the connection."""
+        self._pending = self._received = b""
         if self._socket is not None:
             descriptor = self._socket.fileno()
             self._loop.remove_reader(descriptor)
@@ -149,11 +155,10 @@ class Line:
     def _send(self) -> None:
         assert self._socket is not None
         try:
-            self._socket.send(
-                self._question
-            )  # a request is far smaller than the room that an idle connection has
+            # A request is far smaller than the send buffer of an idle connection.
+            self._socket.send(self._pending)
         except OSError as problem:
-            self._hung_up(problem)
+            self._on_close(problem)
 
     def _readable(self) -> None:
         assert self._socket is not None
@@ -162,50 +167,54 @@ class Line:
         except BlockingIOError:
             return
         except OSError as problem:
-            self._hung_up(problem)
+            self._on_close(problem)
             return
-        if not self._question:  # nobody has asked: it hangs up, or says what nobody wants to hear
+        if not self._pending:
+            # No request is in flight: the server closes the connection, or sends unexpected data.
             self.close()
             return
         self._received += chunk
         ended = not chunk or len(self._received) >= LONGEST_ANSWER_BYTES
         if ended and not self._received:
-            self._hung_up(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            self._on_close(
+                ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+            )
             return
         answer = read_answer(self._received, ended=ended)
         if answer is None and not ended:
             return
-        if not ended and may_go_on(self._received):
-            self._question = self._received = b""
+        if not ended and is_reusable(self._received):
+            self._pending = self._received = b""
         else:
             self.close()
-        self._tell(answer or REFUSED)
+        self._on_answer(answer or REFUSED)
 
-    def _hung_up(self, problem: OSError) -> None:
-        """On a line that was kept the server may have done so before it was asked."""
-        question, again = self._question, self._reused and not self._received
-        if again and question:
+    def _on_close(self, problem: OSError) -> None:
+        """Handle a closed connection. A reused connection may have been closed before the request:
+        send it again."""
+        pending, again = self._pending, self._reused and not self._received
+        if again and pending:
             self.close()
-            self._question = question
+            self._pending = pending
             self._connect()
         else:
             self._fail(problem)
 
     def _fail(self, problem: OSError) -> None:
-        asked = bool(self._question)
+        requested = bool(self._pending)
         self.close()
-        if not asked:
+        if not requested:
             return
-        if isinstance(problem, HUNG_UP) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
-            self._tell(REFUSED)
-        elif problem.errno in OUR_OWN:
-            self._tell(
+        if isinstance(problem, CLOSED) or problem.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+            self._on_answer(REFUSED)
+        elif problem.errno in LOCAL_ERRORS:
+            self._on_answer(
                 Unavailable(
-                    f"a question to http://{self._host} could not be sent: {problem.strerror}"
+                    f"a request to http://{self._host} could not be sent: {problem.strerror}"
                 )
             )
         else:
-            self._tell(SILENT)
+            self._on_answer(SILENT)
 
 
 @lru_cache(maxsize=65536)
@@ -216,9 +225,9 @@ def _request(host: str, path: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def may_go_on(received: bytes) -> bool:
-    """Whether this is all of an answer, neither less nor more, after which the next question may be
-    asked."""
+def is_reusable(received: bytes) -> bool:
+    """Return whether these bytes are exactly one response, after which the connection may be
+    reused."""
     head, _, body = received.partition(b"\r\n\r\n")
     lower = head.lower()
     if (
@@ -233,12 +242,13 @@ def may_go_on(received: bytes) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_answer(received: bytes, *, ended: bool) -> Answer | None:
-    """The answer in these bytes. None: there is none yet (or, if the connection has `ended`, there
-    was none at all)."""
+    """Return the answer in these bytes.
+
+    None: the response is incomplete, or, if the connection has `ended`, there was none."""
     head, end, body = received.partition(b"\r\n\r\n")
     if not end:
-        # A server that hangs up within its headers has not answered; one that sends other things is
-        # no HTTP server.
+        # A server that closes the connection within its headers has not answered; a server that
+        # sends something else does not speak HTTP.
         return (
             None
             if not received or b"HTTP/"[: len(received)] == received[:5]
@@ -260,7 +270,7 @@ def read_answer(received: bytes, *, ended: bool) -> Answer | None:
         and headers.get(b"content-length") != b"0"
         and WEIGHT_HEADER not in headers
     ):
-        return None  # whether a body comes matters
+        return None  # the answer depends on whether a body follows
     weight = headers.get(WEIGHT_HEADER, b"")
     empty = not body or (
         headers.get(b"transfer-encoding", b"").lower() == b"chunked" and body.startswith(b"0\r\n")

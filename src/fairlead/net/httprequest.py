@@ -1,21 +1,22 @@
 """Small HTTP requests and their answers as bytes. Pure.
 
-In: received bytes. Out: a request with its length, or why it is invalid; the bytes of an answer.
+In: received bytes. Out: a request with its length, or the status for an invalid one; the bytes of
+an answer.
 Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a
 length. A request whose body has no length (chunked), or is longer than LONGEST_BYTES, is answered
-without its body, and the connection ends."""
+without reading its body, and the connection is closed."""
 
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
 LONGEST_BYTES = 8192
-"""Limit for a request: its head, and its body if the body is read."""
+"""Limit of a request: its head, and its body if the body is read."""
 
 END_OF_HEAD = b"\r\n\r\n"
 
 
 class Request(NamedTuple):
-    """The part of a request that an answer may depend on."""
+    """The parts of a request that an answer may depend on."""
 
     method: str
     path: str
@@ -30,8 +31,9 @@ class Answer(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A complete request of `length` bytes at the beginning of the received data. `keep`: whether
-    the connection stays open."""
+    """A complete request of `length` bytes at the beginning of the received data.
+
+    `keep`: whether the connection stays open."""
 
     request: Request
     length: int
@@ -42,7 +44,8 @@ Incomplete = Literal["incomplete"]
 
 
 def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incomplete:
-    """The first request in these bytes, or the status with which to refuse an invalid one."""
+    """Return the first request in these bytes, or the status with which to reject an invalid
+    one."""
     end = received.find(END_OF_HEAD)
     if end < 0:
         return (
@@ -64,7 +67,7 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     if not (length.isascii() and length.isdecimal()):
         return HTTPStatus.BAD_REQUEST
     head = end + len(END_OF_HEAD)
-    # Converting a number of many digits takes long, and such a body is too long anyway.
+    # Converting a number with many digits takes long, and such a body exceeds the limit anyway.
     if (
         "transfer-encoding" in fields
         or len(length) > len(str(LONGEST_BYTES))
@@ -73,13 +76,13 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
         return Received(request, head, keep=False)
     if len(received) < head + int(length):
         return "incomplete"
-    asked = fields.get("connection", "").lower()
-    keep = asked == "keep-alive" if version == "HTTP/1.0" else asked != "close"
+    connection = fields.get("connection", "").lower()
+    keep = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
     return Received(request, head + int(length), keep)
 
 
 def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
-    """The bytes of the answer. `date`: the present time in the format of RFC 9110."""
+    """Return the bytes of the answer. `date`: the present time in the format of RFC 9110."""
     headers = (
         ("Content-Type", "application/json"),
         ("X-Content-Type-Options", "nosniff"),

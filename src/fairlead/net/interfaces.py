@@ -1,9 +1,8 @@
-"""The network interfaces of this host, their addresses, and where packets to anywhere leave.
+"""The network interfaces of this host, their addresses, and the interfaces of default routes.
 
 In: nothing, or addresses. Out: `Link` values, names of interfaces; in the network namespace of the
-caller's thread. Read over a connection of our own, for every node asks this at its start, where
-pyroute2 takes a tenth of a second to load. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,if_link,if_addr}.h."""
+calling thread. Read without pyroute2, which takes a tenth of a second to load: every node reads
+them at its start. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_link,if_addr}.h."""
 
 import socket
 import struct
@@ -13,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import msgspec
 
 from fairlead.net.netlink import DUMP, attributes
-from fairlead.net.rtnetlink import Asking, asking
+from fairlead.net.rtnetlink import RtnetlinkSocket, open_rtnetlink
 from fairlead.net.selection import Present
 
 _GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
@@ -43,17 +42,18 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def links() -> Mapping[str, Link]:
-    """Every device, by name. Raises Unavailable."""
-    with asking("listing interfaces") as kernel:
+    """Return every device, by name. Raise Unavailable."""
+    with open_rtnetlink("listing interfaces") as kernel:
         return {link.name: link for link in _links(kernel)}
 
 
 def holders(addresses: Collection[str]) -> Sequence[Link]:
-    """The devices that have any of these addresses, by name. Loopback is none of them: it leads
-    nowhere. Raises Unavailable."""
+    """Return the devices that have any of these addresses, by name.
+
+    Loopback is left out, because packets do not leave the host through it. Raise Unavailable."""
     wanted = {ip_address(each) for each in addresses}
-    with asking("listing interfaces and their addresses") as kernel:
-        found = {index for index, own in borne(kernel) if own in wanted}
+    with open_rtnetlink("listing interfaces and their addresses") as kernel:
+        found = {index for index, own in interface_addresses(kernel) if own in wanted}
         return sorted(
             (each for each in _links(kernel) if each.index in found and each.name != "lo"),
             key=lambda each: each.name,
@@ -61,20 +61,22 @@ def holders(addresses: Collection[str]) -> Sequence[Link]:
 
 
 def default_devices() -> frozenset[str]:
-    """The devices that IPv4 packets to anywhere leave by. Raises Unavailable."""
-    with asking("listing routes") as kernel:
+    """Return the devices of IPv4 default routes. Raise Unavailable."""
+    with open_rtnetlink("listing routes") as kernel:
         found = set(_default_routes(kernel, socket.AF_INET))
         return frozenset(each.name for each in _links(kernel) if each.index in found)
 
 
 def present(*, routes: bool) -> tuple[Present, ...]:
-    """Every device with its addresses, by index. `routes`: also find out whether a default route
-    leaves by the device, for which the kernel lists the whole routing table. Raises Unavailable."""
-    with asking("listing interfaces, their addresses and default routes") as kernel:
+    """Return every device with its addresses, by index.
+
+    `routes`: also find out whether a default route uses the device, for which the kernel lists the
+    whole routing table. Raise Unavailable."""
+    with open_rtnetlink("listing interfaces, their addresses and default routes") as kernel:
         families = (socket.AF_INET, socket.AF_INET6) if routes else ()
         leaving = {index for family in families for index in _default_routes(kernel, family)}
         addresses: dict[int, list[str]] = {}
-        for index, own in borne(kernel):
+        for index, own in interface_addresses(kernel):
             addresses.setdefault(index, []).append(str(own))
         links = sorted(_links(kernel), key=lambda each: each.index)
         return tuple(
@@ -83,38 +85,41 @@ def present(*, routes: bool) -> tuple[Present, ...]:
         )
 
 
-def _default_routes(kernel: Asking, family: int) -> Iterator[int]:
-    """The devices of default routes in the main table, by index."""
-    for body in kernel.ask(_GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)):
+def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
+    """Yield the index of the device of each default route in the main table."""
+    for body in kernel.request(
+        _GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)
+    ):
         _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
         if bits == 0 and table == _MAIN_TABLE:
-            said = dict(attributes(body, _ROUTE.size))
+            fields = dict(attributes(body, _ROUTE.size))
             yield from (
-                _NUMBER.unpack(each)[0] for kind, each in said.items() if kind == _ROUTE_DEVICE
+                _NUMBER.unpack(each)[0] for kind, each in fields.items() if kind == _ROUTE_DEVICE
             )
-            yield from _hops(said.get(_ROUTE_HOPS, b""))
+            yield from _hops(fields.get(_ROUTE_HOPS, b""))
 
 
-def borne(kernel: Asking) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:
-    """The addresses that interfaces bear, each with the interface's index. Raises OSError."""
-    for body in kernel.ask(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
-        said = dict(attributes(body, _ADDRESS.size))
-        # Of a point-to-point link the first is the other end.
-        if own := said.get(_ADDRESS_OWN) or said.get(_ADDRESS_OTHER_END):
+def interface_addresses(kernel: RtnetlinkSocket) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:
+    """Yield the addresses of all interfaces, each with the index of its interface. Raise
+    OSError."""
+    for body in kernel.request(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        fields = dict(attributes(body, _ADDRESS.size))
+        # On a point-to-point link the first attribute is the address of the other end.
+        if own := fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END):
             yield _ADDRESS.unpack_from(body)[-1], ip_address(own)
 
 
-def _links(kernel: Asking) -> Iterator[Link]:
-    for body in kernel.ask(_GET_LINK, DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+def _links(kernel: RtnetlinkSocket) -> Iterator[Link]:
+    for body in kernel.request(_GET_LINK, DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         _, _, index, flags, _ = _LINK.unpack_from(body)
-        said = dict(attributes(body, _LINK.size))
-        name = said[_LINK_NAME].rstrip(b"\0").decode()
-        (mtu,) = _NUMBER.unpack(said[_LINK_MTU])
-        yield Link(name, index, said.get(_LINK_MAC, b"").hex(":"), mtu, bool(flags & _UP))
+        fields = dict(attributes(body, _LINK.size))
+        name = fields[_LINK_NAME].rstrip(b"\0").decode()
+        (mtu,) = _NUMBER.unpack(fields[_LINK_MTU])
+        yield Link(name, index, fields.get(_LINK_MAC, b"").hex(":"), mtu, bool(flags & _UP))
 
 
 def _hops(data: bytes) -> Iterator[int]:
-    """The devices of a route that has several ways."""
+    """Yield the devices of a multipath route."""
     at = 0
     while at + _HOP.size <= len(data):
         length, _, _, index = _HOP.unpack_from(data, at)

@@ -1,8 +1,7 @@
-"""pyroute2's rtnetlink, with what the kernel refuses as errors of ours.
+"""Use pyroute2's rtnetlink, with its errors mapped to Fairlead's.
 
-In: what is tried. Out: a connection for as long as that takes, in the network namespace of the
-caller. pyroute2 is loaded when it is first needed: that takes a tenth of a second, and most nodes
-never need it."""
+In: a description of the operation. Out: a connection in the network namespace of the caller.
+pyroute2 is loaded on first use: that takes a tenth of a second, and most nodes never need it."""
 
 import errno
 from collections.abc import AsyncIterator, Mapping
@@ -16,9 +15,11 @@ _FIXES = {errno.EPERM: _RIGHTS, errno.EACCES: _RIGHTS}
 
 
 @asynccontextmanager
-async def asking(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[Any]:
-    """A connection. Raises Refused where rights are missing, or for an error number that has a fix
-    here; else Unavailable."""
+async def open_iproute(tried: str, fixes: Mapping[int, str] | None = None) -> AsyncIterator[Any]:
+    """Provide a connection.
+
+    Raise Refused if permissions are missing, or for an error number that has an entry in `fixes`;
+    otherwise raise Unavailable."""
     from pyroute2 import AsyncIPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

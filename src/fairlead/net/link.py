@@ -1,10 +1,11 @@
 """Links, addresses, routes and neighbours of one network namespace, over rtnetlink.
 
-In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or the
-kernel changed. A `Rtnetlink` belongs to the network namespace that its thread was in when it was
-made, and stays there. Invariant: what is set twice is as if set once: `set_*` replaces, `delete_*`
-of what is not there succeeds. Follows rtnetlink(7), Linux
-include/uapi/linux/{rtnetlink,if_link,neighbour}.h. pyroute2 stays behind this module."""
+In: names of devices, addresses and prefixes as text. Out: `Link` and `Neighbour` values, or changes
+in the kernel. An `Rtnetlink` belongs to the network namespace of the thread that created it.
+Invariant: every operation may be repeated: `set_*` replaces an existing object, and `delete_*` of a
+missing object succeeds. Follows rtnetlink(7), Linux
+include/uapi/linux/{rtnetlink,if_link,neighbour}.h. The interface does not contain types of
+pyroute2."""
 
 import errno
 import socket
@@ -24,13 +25,12 @@ from fairlead.net.interfaces import Link
 
 NUD_PERMANENT = 0x80
 IFA_F_NODAD = 0x02
-_USELESS_NEIGHBOUR = (
-    0x01 | 0x20 | 0x40
-)  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
+_UNUSABLE_STATES = 0x01 | 0x20 | 0x40
+"""NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: states without a hardware address to send frames to."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """Who answers for an address on a link."""
+    """The hardware address for an IP address on a link."""
 
     address: str
     mac: str
@@ -38,8 +38,8 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class Nexthop(msgspec.Struct, frozen=True):
-    """One way to go: by a router (`via`), straight out of a device, or both. `weight` counts among
-    several."""
+    """One next hop of a route: a router (`via`), a device, or both. `weight` is its share in a
+    multipath route."""
 
     via: str = ""
     device: str = ""
@@ -49,13 +49,13 @@ class Nexthop(msgspec.Struct, frozen=True):
 class Rtnetlink:
     """One rtnetlink connection. Close it, or use it as an asynchronous context manager.
 
-    Methods raise Conflict for a device or route that is not there (any more), Refused for what the
-    kernel will never do, Unavailable for the rest."""
+    Methods raise Conflict if a device or route does not exist (any more), Refused if the kernel
+    rejects the operation, and Unavailable otherwise."""
 
     def __init__(self) -> None:
         self._route = AsyncIPRoute()
-        # The socket is made on first use; made here, it is in the namespace in which the caller is
-        # now.
+        # pyroute2 creates the socket on first use. Create it now, in the caller's present
+        # namespace.
         self._route.socket  # noqa: B018
         self._indexes: dict[str, int] = {}
 
@@ -71,27 +71,29 @@ class Rtnetlink:
         self.close()
 
     def close(self) -> None:
-        """Give the socket back. The connection cannot be used afterwards."""
+        """Close the socket. The connection cannot be used afterwards."""
         self._route.close()
 
     async def links(self) -> Mapping[str, Link]:
-        """Every device of the namespace, by name."""
+        """Return every device of the namespace, by name."""
         found = {link.name: link async for link in self._links()}
         self._indexes = {name: link.index for name, link in found.items()}
         return found
 
     async def index(self, device: str) -> int:
-        """The device's index. Raises Conflict when there is no such device."""
+        """Return the device's index. Raise Conflict if there is no such device."""
         if device not in self._indexes:
             await self.links()
         if device not in self._indexes:
-            raise Conflict(f"looked for network device {device}: there is none of this name")
+            raise Conflict(f"network device {device} does not exist")
         return self._indexes[device]
 
     async def add_bridge(self, name: str) -> None:
-        """Make a bridge that forwards at once: no spanning tree, no multicast snooping."""
-        await self._ask(f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge")
-        await self._ask(
+        """Create a bridge that forwards immediately: no spanning tree, no multicast snooping."""
+        await self._request(
+            f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge"
+        )
+        await self._request(
             f"set up bridge {name}",
             self._route.link,
             "set",
@@ -105,7 +107,7 @@ class Rtnetlink:
     async def add_veth(
         self, name: str, mac: str, peer: str, peer_mac: str, peer_namespace: Path, mtu: int = 1500
     ) -> None:
-        """Make a pair of devices: `name` here, `peer` in the namespace whose file is
+        """Create a veth pair: `name` in this namespace, `peer` in the namespace whose file is
         `peer_namespace`."""
         with peer_namespace.open() as namespace:
             other = {
@@ -115,7 +117,7 @@ class Rtnetlink:
                 "net_ns_fd": namespace.fileno(),
             }
             arguments = {"ifname": name, "kind": "veth", "address": mac, "mtu": mtu, "peer": other}
-            await self._ask(
+            await self._request(
                 f"add veth {name} with peer {peer} in {peer_namespace}",
                 self._route.link,
                 "add",
@@ -123,9 +125,9 @@ class Rtnetlink:
             )
 
     async def set_state(self, device: str, *, up: bool) -> None:
-        """Switch the device on or off."""
+        """Set the administrative state of the device."""
         state = "up" if up else "down"
-        await self._ask(
+        await self._request(
             f"set {device} {state}",
             self._route.link,
             "set",
@@ -134,25 +136,25 @@ class Rtnetlink:
         )
 
     async def set_bridge(self, device: str, bridge: str) -> None:
-        """Plug the device into the bridge."""
+        """Attach the device to the bridge."""
         arguments = {"index": await self.index(device), "master": await self.index(bridge)}
-        await self._ask(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
+        await self._request(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
 
     async def delete_link(self, device: str) -> None:
-        """Remove the device; of a veth, both ends go."""
+        """Remove the device; for a veth, both ends are removed."""
         self._indexes.pop(device, None)
         with suppress(Conflict):
-            await self._ask(
+            await self._request(
                 f"delete link {device}", self._route.link, "del", index=await self.index(device)
             )
         self._indexes.pop(device, None)
 
     async def set_address(self, device: str, interface: str) -> None:
-        """Give the device an address with prefix length ("192.0.2.1/24"), usable at once (no
-        duplicate detection)."""
+        """Add an address with prefix length ("192.0.2.1/24") to the device, usable at once (without
+        duplicate address detection)."""
         parsed = ip_interface(interface)
         flags = {"flags": IFA_F_NODAD} if parsed.version == 6 else {}
-        await self._ask(
+        await self._request(
             f"add address {interface} to {device}",
             self._route.addr,
             "replace",
@@ -165,14 +167,14 @@ class Rtnetlink:
     async def set_route(
         self, destination: str, *nexthops: Nexthop, source: str = "", onlink: bool = False
     ) -> None:
-        """Route the prefix ("default" of IPv4 is "0.0.0.0/0", of IPv6 "::/0"): by one way, or
-        shared between several.
+        """Route the prefix (the default route is "0.0.0.0/0" or "::/0") by one next hop or by
+        several.
 
-        `source` is the address that this machine prefers for what it sends itself. `onlink`:
-        believe that `via` is reachable on the device although no address says so."""
+        `source` is the preferred source address of packets of this host. `onlink`: treat `via` as
+        reachable on the device even if no address of the device covers it."""
         arguments = await self._route_arguments(nexthops, source, onlink)
-        await self._ask(
-            f"set route {destination} {_ways(nexthops)}",
+        await self._request(
+            f"set route {destination} {_describe(nexthops)}",
             self._route.route,
             "replace",
             dst=destination,
@@ -180,15 +182,15 @@ class Rtnetlink:
         )
 
     async def delete_route(self, destination: str) -> None:
-        """Forget the way to the prefix."""
+        """Delete the route to the prefix."""
         with suppress(Conflict):
-            await self._ask(
+            await self._request(
                 f"delete route {destination}", self._route.route, "del", dst=destination
             )
 
     async def set_neighbour(self, device: str, address: str, mac: str) -> None:
-        """Say once and for all who answers for the address: no ARP or neighbour discovery."""
-        await self._ask(
+        """Add a permanent neighbour entry, for which no ARP or neighbour discovery is used."""
+        await self._request(
             f"set neighbour {address} {mac} on {device}",
             self._route.neigh,
             "replace",
@@ -199,19 +201,19 @@ class Rtnetlink:
         )
 
     async def neighbours(self) -> Sequence[Neighbour]:
-        """The neighbours whose hardware address is known, of both families."""
+        """Return the neighbours whose hardware address is known, of both families."""
         found = []
         for family in (socket.AF_INET, socket.AF_INET6):
-            async for message in await self._ask(
+            async for message in await self._request(
                 "list neighbours", self._route.neigh, "dump", family=family
             ):
                 mac, address = message.get_attr("NDA_LLADDR"), message.get_attr("NDA_DST")
-                if mac and address and not message["state"] & _USELESS_NEIGHBOUR:
+                if mac and address and not message["state"] & _UNUSABLE_STATES:
                     found.append(Neighbour(address, mac, message["ifindex"]))
         return found
 
     async def _links(self) -> Any:
-        async for message in await self._ask("list links", self._route.link, "dump"):
+        async for message in await self._request("list links", self._route.link, "dump"):
             name, mac, mtu = (
                 message.get_attr(key) for key in ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU")
             )
@@ -222,25 +224,26 @@ class Rtnetlink:
     ) -> dict[str, object]:
         arguments: dict[str, object] = {"prefsrc": source} if source else {}
         flags = {"flags": "onlink"} if onlink else {}
-        ways = []
+        hops = []
         for hop in nexthops:
-            way: dict[str, object] = dict(flags)
+            fields: dict[str, object] = dict(flags)
             if hop.via:
-                way["gateway"] = hop.via
+                fields["gateway"] = hop.via
             if hop.device:
-                way["oif"] = await self.index(hop.device)
-            ways.append(way)
-        if len(ways) == 1:
+                fields["oif"] = await self.index(hop.device)
+            hops.append(fields)
+        if len(hops) == 1:
             if not nexthops[0].via and ip_address(source or "::").version == 4:
                 arguments["scope"] = "link"
-            return arguments | ways[0]
+            return arguments | hops[0]
         return arguments | {
             "multipath": [
-                way | {"hops": hop.weight - 1} for way, hop in zip(ways, nexthops, strict=True)
+                fields | {"hops": hop.weight - 1}
+                for fields, hop in zip(hops, nexthops, strict=True)
             ]
         }
 
-    async def _ask(
+    async def _request(
         self,
         what: str,
         call: Callable[..., Awaitable[Any]],
@@ -260,10 +263,10 @@ class Rtnetlink:
                 raise Conflict(message) from error
             if number in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP):
                 raise Refused(
-                    message, fix="it needs root and a kernel with this kind of device"
+                    message, fix="run as root, on a kernel with this kind of device"
                 ) from error
             raise Unavailable(message) from error
 
 
-def _ways(nexthops: Sequence[Nexthop]) -> str:
+def _describe(nexthops: Sequence[Nexthop]) -> str:
     return ", ".join(f"via {hop.via or 'link'} dev {hop.device or '?'}" for hop in nexthops)

@@ -1,14 +1,14 @@
-"""Word of network devices and addresses that come, change or go.
+"""Subscribe to changes of network devices and addresses.
 
-In: nothing. Out: their names. Which of them matter is for who listens. Follows rtnetlink(7).
-"""
+In: nothing. Out: the names of changed devices, and changed addresses. The subscriber decides which
+are relevant. Follows rtnetlink(7)."""
 
 import struct
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from fairlead.net.hearing import Hearing
 from fairlead.net.netlink import attributes
+from fairlead.net.netlink_events import Subscription
 
 _LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP = 1, 5, 9
 _NEW_LINK, _DELETE_LINK = 16, 17
@@ -18,7 +18,8 @@ _LINK_NAME, _OTHER_END, _OWN_ADDRESS = 3, 1, 2
 
 
 class LinkChanges(NamedTuple):
-    """Names of devices, and addresses. `lost`: there were others, too many to be told."""
+    """Names of devices, and addresses, that were added, changed or removed. `lost`: the kernel
+    dropped further events."""
 
     devices: frozenset[str]
     addresses: frozenset[str]
@@ -26,26 +27,27 @@ class LinkChanges(NamedTuple):
 
 
 class LinkEvents:
-    """What happens from now on, in the network namespace in which it was made. Close it."""
+    """A subscription to changes in the network namespace in which it was created. Close it after
+    use."""
 
     def __init__(self) -> None:
-        self._hearing = Hearing((_LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP))
+        self._subscription = Subscription((_LINK_GROUP, _IPV4_ADDRESS_GROUP, _IPV6_ADDRESS_GROUP))
 
     def close(self) -> None:
-        """Hear no more. May be repeated."""
-        self._hearing.close()
+        """End the subscription. May be called repeatedly."""
+        self._subscription.close()
 
     async def next(self) -> LinkChanges:
-        """Wait until something has happened; all that has by then."""
-        heard = await self._hearing.next()
+        """Wait for changes. Return all that have arrived."""
+        received = await self._subscription.next()
         devices, addresses = set(), set()
-        for kind, body in heard.events:
+        for kind, body in received.events:
             if kind in (_NEW_LINK, _DELETE_LINK):
                 name = dict(attributes(body, _LINK.size)).get(_LINK_NAME, b"")
                 devices.add(name.rstrip(b"\0").decode(errors="replace"))
             else:
-                said = dict(attributes(body, _ADDRESS.size))
-                # Of a point-to-point link the other attribute is the other end's.
-                if packed := said.get(_OWN_ADDRESS) or said.get(_OTHER_END):
+                fields = dict(attributes(body, _ADDRESS.size))
+                # On a point-to-point link the other attribute is the address of the other end.
+                if packed := fields.get(_OWN_ADDRESS) or fields.get(_OTHER_END):
                     addresses.add(str(ip_address(packed)))
-        return LinkChanges(frozenset(devices), frozenset(addresses), heard.lost)
+        return LinkChanges(frozenset(devices), frozenset(addresses), received.lost)

@@ -15,9 +15,11 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def listen(number: int, addresses: Collection[str], *, backlog: int) -> list[socket.socket]:
-    """One socket for each of the addresses, or a single one for EVERYWHERE: a node may have ten
-    thousand ports. Raises OSError: EADDRINUSE if the port is taken at one of the addresses,
-    EADDRNOTAVAIL if one of them does not belong to this host."""
+    """Return a listening socket for each of the addresses, or a single one for EVERYWHERE, because
+    a node may have ten thousand ports.
+
+    Raise OSError: EADDRINUSE if the port is taken at one of the addresses, EADDRNOTAVAIL if one of
+    them does not belong to this host."""
     if tuple(addresses) == EVERYWHERE:
         with contextlib.suppress(_NoFamily):
             return [_listening("::", number, backlog, both=True)]
@@ -36,7 +38,7 @@ class _NoFamily(Exception):
 
 
 def _listening(address: str, number: int, backlog: int, *, both: bool = False) -> socket.socket:
-    """`both`: the socket takes IPv4 as well. Raises OSError, or _NoFamily."""
+    """Return a listening socket. `both`: it accepts IPv4 as well. Raise OSError or _NoFamily."""
     family = socket_family(address)
     try:
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -52,7 +54,7 @@ def _listening(address: str, number: int, backlog: int, *, both: bool = False) -
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        if address == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is switched off
+        if address == "::" and error.errno == errno.EADDRNOTAVAIL:  # IPv6 is disabled
             raise _NoFamily from error
         raise
     return listener

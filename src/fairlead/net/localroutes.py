@@ -1,10 +1,10 @@
-"""Addresses that this host answers for without any interface bearing them: local routes.
+"""Local routes: addresses that this host accepts although no interface has them.
 
 In: addresses. Out: the kernel's routes `local ADDRESS dev lo table local`, with a protocol number
-of ours, by which they are told from those that come with an interface's addresses. Such an address
-is announced by nobody; whoever routes it here finds it answered. Invariant: nothing is touched that
-does not bear the number that was named. An address that the host has already stays as it is.
-Follows rtnetlink(7), ip-route(8)."""
+that distinguishes them from the routes of interface addresses. Nothing announces such an address;
+the host accepts the packets for it that are routed to this host. Invariant: only routes with the
+given protocol number are changed. An address that the host already has is left unchanged. Follows
+rtnetlink(7), ip-route(8)."""
 
 import errno
 import socket
@@ -14,12 +14,14 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from fairlead.net import interfaces
 from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
-from fairlead.net.rtnetlink import asking
+from fairlead.net.rtnetlink import open_rtnetlink
 
 PROTOCOL = 172
-"""Ours among routing protocols (`ip route show table local proto 172`): of Services' addresses."""
+"""The routing protocol number of routes for addresses of Services (`ip route show table local proto
+172`)."""
 API_PROTOCOL = 173
-"""Of the address of the API server's balancer, which comes and goes by itself."""
+"""The routing protocol number of the route for the address of the API server's load balancer, which
+is managed separately."""
 _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 24, 25, 26
 _ROUTE = struct.Struct("=8BI")
 """struct rtmsg: family, prefix lengths, TOS, table, protocol, scope, type, flags."""
@@ -28,12 +30,12 @@ _LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 
 
 async def present(protocol: int = PROTOCOL) -> set[str]:
-    """The addresses that have a route of ours. Raises Unavailable."""
+    """Return the addresses that have a route with this protocol number. Raise Unavailable."""
     found = set()
-    with asking("listing local routes", strict=True) as kernel:
+    with open_rtnetlink("listing local routes", strict=True) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                routes = kernel.ask(
+                routes = kernel.request(
                     _GET_ROUTE,
                     DUMP,
                     _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0),
@@ -43,42 +45,43 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
                     raise
                 continue
             for body in routes:
-                said = dict(attributes(body, _ROUTE.size))
-                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in said:
-                    found.add(str(ip_address(said[_ROUTE_DESTINATION])))
+                fields = dict(attributes(body, _ROUTE.size))
+                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in fields:
+                    found.add(str(ip_address(fields[_ROUTE_DESTINATION])))
     return found
 
 
 async def add(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
-    """Have the host answer for these. Raises Refused without the right, else Unavailable."""
-    _each(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
+    """Add local routes for these addresses. Raise Refused without permission, otherwise
+    Unavailable."""
+    _change(_NEW_ROUTE, CREATE | EXCLUSIVE, addresses, errno.EEXIST, protocol)
 
 
 async def delete(addresses: Collection[str], protocol: int = PROTOCOL) -> None:
-    """Have the host not answer for these, unless it has them otherwise."""
-    _each(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
+    """Delete the local routes for these addresses. An address that an interface has stays local."""
+    _change(_DELETE_ROUTE, 0, addresses, errno.ESRCH, protocol)
 
 
-async def borne(address: str) -> bool:
-    """Whether an interface of this host bears the address. Raises Unavailable."""
-    return ip_address(address) in all_borne()
+async def is_assigned(address: str) -> bool:
+    """Return whether an interface of this host has the address. Raise Unavailable."""
+    return ip_address(address) in assigned_addresses()
 
 
-def all_borne() -> set[IPv4Address | IPv6Address]:
-    """Those that interfaces of this host bear. Raises Unavailable."""
-    with asking("listing addresses") as kernel:
-        return {own for _, own in interfaces.borne(kernel)}
+def assigned_addresses() -> set[IPv4Address | IPv6Address]:
+    """Return the addresses of all interfaces of this host. Raise Unavailable."""
+    with open_rtnetlink("listing addresses") as kernel:
+        return {own for _, own in interfaces.interface_addresses(kernel)}
 
 
-def _each(kind: int, flags: int, addresses: Collection[str], harmless: int, protocol: int) -> None:
+def _change(kind: int, flags: int, addresses: Collection[str], ignored: int, protocol: int) -> None:
     if not addresses:
         return
-    with asking(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
+    with open_rtnetlink(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
         for address in sorted(addresses):
             try:
-                kernel.ask(kind, flags | ACK, _route(address, protocol))
+                kernel.request(kind, flags | ACK, _route(address, protocol))
             except OSError as error:
-                if error.errno != harmless:
+                if error.errno != ignored:
                     raise
 
 

@@ -1,18 +1,18 @@
 """Weighted Maglev tables with exact shares: which node has which slot.
 
-In: names with weights. Out: a `Table`. Two gateways that know the same names and weights make the
-same table, without a word between them, because a node's walk over the table comes from its name
-alone. Invariant: each node has as many slots as its share of the weights says, to within one slot
+In: names with weights. Out: a `Table`. Two gateways that know the same names and weights compute
+the same table without communication, because a node's permutation of the slots depends on its name
+alone. Invariant: the number of a node's slots equals its share of the weights, to within one slot
 (largest remainder). Follows Eisenbud et al., "Maglev" (NSDI'16), section 3.4, with credits for
 weights and quotas for exactness.
 
-Sizes are 1,021 doubled 0 to 6 times, the first that has 100 slots for each unit of weight. They are
-not the primes that the paper takes, for two reasons. A prime that follows the weights changes with
-nearly every pod that comes or goes, and a new size deals all slots anew. And when the size does
-change, each slot of the smaller table is exactly 2^k of the larger one (slots are found by
-multiplication, `hash * size >> 32`), so old owners can be carried over without loss; see
-`transition`. The paper needs a prime only so that every walk visits each slot; an odd skip that is
-no multiple of 1,021 does that too."""
+Sizes are 1,021 doubled 0 to 6 times: the first size with at least 100 slots for each unit of
+weight. They are not primes as in the paper, for two reasons. First, a prime that follows the
+weights would change with nearly every pod that is added or removed, and a new size reassigns all
+slots. Second, when the size does change, each slot of the smaller table corresponds to exactly 2^k
+slots of the larger one (a slot is found by multiplication, `hash * size >> 32`), so previous nodes
+can be carried over without loss; see `transition`. The paper needs a prime only so that every
+permutation visits each slot; an odd skip that is not a multiple of 1,021 ensures that too."""
 
 import ctypes
 import hashlib
@@ -30,17 +30,17 @@ DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
 MOST_NODES = 4096
 SMALL = 2 * SMALLEST
-SMALL_KEPT = 16384
+SMALL_CACHED = 16384
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
 
 
 class Table(NamedTuple):
-    """`slots[i]` is the place in `nodes` of the node that has slot i. Empty when no node has a
+    """`slots[i]` is the index in `nodes` of the node that has slot i. Empty if no node has a
     weight.
 
-    `nodes` are sorted and only those that have a slot; `slots` are unsigned 16-bit numbers, in the
-    machine's order."""
+    `nodes` is sorted and contains only nodes that have a slot; `slots` are unsigned 16-bit numbers
+    in the machine's byte order."""
 
     nodes: tuple[str, ...]
     slots: bytes
@@ -53,7 +53,8 @@ Members = list[tuple[str, int]]
 
 
 class Walks(NamedTuple):
-    """The input of a fill: for each node its walk, its weight, and how many slots it is to get."""
+    """The input of a fill: for each node its walk (offset and skip), its weight, and its number of
+    slots."""
 
     size: int
     offsets: Sequence[int]
@@ -63,7 +64,8 @@ class Walks(NamedTuple):
 
 
 def table_size(total_weight: int) -> int:
-    """Slots for this sum of weights: 1,021 doubled until it is 100 a unit, at most 65,344."""
+    """Return the number of slots for this sum of weights: 1,021 doubled until there are 100 per
+    unit, at most 65,344."""
     for doubling in range(DOUBLINGS):
         if SMALLEST << doubling >= SLOTS_PER_WEIGHT * total_weight:
             return SMALLEST << doubling
@@ -71,8 +73,8 @@ def table_size(total_weight: int) -> int:
 
 
 def sizes_down_from(size: int) -> Iterator[int]:
-    """The sizes of tables from this one down to the smallest, each half of the previous one. 0: the
-    empty table."""
+    """Yield the table sizes from this one down to the smallest, each half of the previous one. For
+    0, the empty table, yield 0."""
     yield size
     while size > SMALLEST:
         size //= 2
@@ -80,8 +82,8 @@ def sizes_down_from(size: int) -> Iterator[int]:
 
 
 def quotas(weights: Sequence[int], size: int) -> list[int]:
-    """How many of `size` slots each weight gets: its share rounded down, the rest to the largest
-    remainders (ties: first)."""
+    """Return how many of `size` slots each weight gets: its share rounded down, the rest to the
+    largest remainders (ties: the first)."""
     total = sum(weights)
     if weights[0] * len(weights) == total and len(set(weights)) == 1:
         whole, left = divmod(size, len(weights))
@@ -96,8 +98,8 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
 
 @lru_cache(maxsize=32768)
 def walk(name: str, size: int) -> tuple[int, int]:
-    """Where a node's walk over the table begins, and its stride, which visits every slot. Both from
-    its name alone."""
+    """Return the first slot of a node's walk over the table, and its stride, with which it visits
+    every slot. Both depend on the name and the size alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
     if skip % SMALLEST == 0:
@@ -106,35 +108,37 @@ def walk(name: str, size: int) -> tuple[int, int]:
 
 
 def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
-    """The input of a fill for these (name, weight) pairs. `size`: slots; 0: as many as the weights
-    call for."""
+    """Return the input of a fill for these (name, weight) pairs.
+
+    `size`: number of slots; 0: the size that the weights require."""
     weights = [weight for _, weight in members]
     size = size or table_size(sum(weights))
-    turns = [walk(name, size) for name, _ in members]
+    each_walk = [walk(name, size) for name, _ in members]
     return Walks(
         size,
-        [offset for offset, _ in turns],
-        [skip for _, skip in turns],
+        [offset for offset, _ in each_walk],
+        [skip for _, skip in each_walk],
         weights,
         quotas(weights, size),
     )
 
 
-def fill_in_python(turns: Walks) -> "array[int]":
-    """The reference: what the C fill must give."""
-    slots = array("H", [_EMPTY]) * turns.size
-    at, left = list(turns.offsets), list(turns.quotas)
+def fill_in_python(given: Walks) -> "array[int]":
+    """Fill a table. This is the reference implementation, to which the one in C is compared."""
+    slots = array("H", [_EMPTY]) * given.size
+    at, left = list(given.offsets), list(given.quotas)
     credit = [0] * len(at)
-    greatest = max(turns.weights)
+    greatest = max(given.weights)
     filled = 0
-    while filled < turns.size:
-        for i, weight in enumerate(turns.weights):
+    while filled < given.size:
+        for i, weight in enumerate(given.weights):
+            # A node with the greatest weight takes a slot in every round, others in proportion.
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue
             credit[i] -= greatest
             while slots[at[i]] != _EMPTY:
-                at[i] = (at[i] + turns.skips[i]) % turns.size
+                at[i] = (at[i] + given.skips[i]) % given.size
             slots[at[i]] = i
             left[i] -= 1
             filled += 1
@@ -143,11 +147,11 @@ def fill_in_python(turns: Walks) -> "array[int]":
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The work on tables that is done in C: bpf/maglev.c, bpf/transition.c. Raises Refused if it
-    has not been built.
+    """Load the compiled parts of table computation: bpf/maglev.c, bpf/transition.c. Raise Refused
+    if the library has not been built.
 
-    It takes some microseconds, for which the interpreter is kept: to get it back could take a
-    thread a hundred times that."""
+    PyDLL holds the GIL during the call, which takes some microseconds: to get the GIL back could
+    take a thread a hundred times that."""
     try:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
@@ -157,26 +161,26 @@ def library() -> ctypes.CDLL:
 
 
 def at(numbers: "array[int]") -> ctypes.c_void_p:
-    """Where an array lies, for as long as it is held and keeps its length."""
+    """Return the address of an array, valid while the array exists and keeps its length."""
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
-def fill_in_c(turns: Walks) -> "array[int]":
-    """The same through the compiled fill. Raises Refused if it has not been built."""
-    slots, count = array("H", bytes(2 * turns.size)), len(turns.weights)
-    # One array of four columns, and plain numbers: to make what C is given would take longer than
-    # what it does with it.
-    columns = array("I", [*turns.offsets, *turns.skips, *turns.weights, *turns.quotas])
+def fill_in_c(given: Walks) -> "array[int]":
+    """Fill a table with the compiled implementation. Raise Refused if it has not been built."""
+    slots, count = array("H", bytes(2 * given.size)), len(given.weights)
+    # One array of four columns and plain numbers: creating an argument object for each column would
+    # take longer than the fill itself.
+    columns = array("I", [*given.offsets, *given.skips, *given.weights, *given.quotas])
     address, _ = columns.buffer_info()
     places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, turns.size, slots.buffer_info()[0]) != 0:
+    if _filling()(count, *places, given.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
 
 @lru_cache(maxsize=1)
 def _filling() -> Callable[..., int]:
-    """`fill` of bpf/maglev.c."""
+    """Return `fill` of bpf/maglev.c."""
     fill = library().fill
     number, place = ctypes.c_uint32, ctypes.c_void_p
     fill.argtypes = (number, place, place, place, place, number, place)
@@ -184,31 +188,33 @@ def _filling() -> Callable[..., int]:
 
 
 def table(weights: Weights) -> Table:
-    """The table for these (name, weight) pairs, in whatever order they come. Weights of 0 are
-    passed over.
+    """Return the table for these (name, weight) pairs, in any order. Weights of 0 are ignored.
 
-    Raises Refused for more nodes than a slot can name.
-    """
+    Raise Refused for more nodes than a slot can name."""
     found = _small.get(weights)
     if found is None:
         if not _is_small(weights):
             return _large(weights)
-        _small[weights] = found = _deal(weights)
+        _small[weights] = found = _compute(weights)
     return found
 
 
 def table_of(weights: Weights, size: int) -> Table:
-    """The table for these pairs with `size` slots, one of the sizes above, instead of the size that
-    the weights call for. With fewer slots shares are coarser, and a node whose share is less than
-    half a slot has no slot. Raises Refused as `table`."""
+    """Return the table for these pairs with `size` slots, one of the sizes above, instead of the
+    size that the weights require.
+
+    With fewer slots shares are coarser, and a node whose share is less than half a slot has no
+    slot. Raise Refused like `table`."""
     return _sized(weights, size)
 
 
 def prepare(many: Iterable[Weights]) -> None:
-    """Have the small tables among these at hand for `table`. They are filled in one call, beside
-    which other threads work."""
+    """Compute the small tables among these in advance, for `table`. They are filled in one call
+    that releases the GIL."""
     missing = {
-        weights: members for weights in many if weights not in _small and (members := _few(weights))
+        weights: members
+        for weights in many
+        if weights not in _small and (members := _small_members(weights))
     }
     given = [walks(members) for members in missing.values()]
     columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
@@ -232,8 +238,8 @@ def prepare(many: Iterable[Weights]) -> None:
 
 @lru_cache(maxsize=1)
 def _filling_all() -> Callable[..., int]:
-    """`fill_all` of bpf/maglev.c, beside which other threads have the interpreter."""
-    library()  # says it if it has not been built
+    """Return `fill_all` of bpf/maglev.c, which releases the GIL during the call."""
+    library()  # raises Refused if the library has not been built
     fill_all = ctypes.CDLL(str(_OBJECT)).fill_all
     fill_all.argtypes = (ctypes.c_uint32, *[ctypes.c_void_p] * 4)
     return fill_all
@@ -243,8 +249,8 @@ def _is_small(weights: Weights) -> bool:
     return table_size(sum([weight for _, weight in weights])) <= SMALL
 
 
-def _few(weights: Weights) -> Members:
-    """The members of a small table; none if it is a large one."""
+def _small_members(weights: Weights) -> Members:
+    """Return the members of a small table; an empty list for a large one."""
     return _members(weights) if _is_small(weights) else []
 
 
@@ -252,7 +258,7 @@ def _members(weights: Weights) -> Members:
     return sorted([each for each in weights if each[1] > 0])
 
 
-def _deal(weights: Weights, size: int = 0) -> Table:
+def _compute(weights: Weights, size: int = 0) -> Table:
     members = _members(weights)
     if not members:
         return EMPTY
@@ -266,8 +272,10 @@ def _deal(weights: Weights, size: int = 0) -> Table:
 
 
 def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
-    """The slots with the names of those that have any: a node whose share is less than half a slot
-    may have none, and names without slots would make equal tables look different."""
+    """Return the table with the names of the nodes that have slots.
+
+    A node whose share is less than half a slot may have none, and names without slots would make
+    equal tables compare as different."""
     names = [name for name, _ in members]
     if 0 in given.quotas:
         has_slot = [quota > 0 for quota in given.quotas]
@@ -277,19 +285,19 @@ def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
     return Table(tuple(names), slots.tobytes())
 
 
-class _Kept(dict[Weights, Table]):
-    """Of the tables that were made last so many as there are to be; threads may use it at the same
-    time."""
+class _Cache(dict[Weights, Table]):
+    """A cache of the tables that were computed last; threads may use it concurrently."""
 
     def __setitem__(self, weights: Weights, made: Table) -> None:
         super().__setitem__(weights, made)
-        if len(self) > SMALL_KEPT:
-            for oldest in list(self)[: SMALL_KEPT // 4]:
+        if len(self) > SMALL_CACHED:
+            for oldest in list(self)[: SMALL_CACHED // 4]:
                 self.pop(oldest, None)
 
 
-# Apart, so that memory is bounded: 2 KiB or 4 KiB for each small table, of which a cluster has
-# thousands, up to 128 KiB for each large one, of which a rolling update makes hundreds.
-_small = _Kept()
-_large = lru_cache(maxsize=128)(_deal)
-_sized = lru_cache(maxsize=64)(_deal)
+# The caches are separate to bound their memory: 2 KiB or 4 KiB for each small table, of which a
+# cluster has thousands, and up to 128 KiB for each large one, of which a rolling update creates
+# hundreds.
+_small = _Cache()
+_large = lru_cache(maxsize=128)(_compute)
+_sized = lru_cache(maxsize=64)(_compute)

@@ -1,7 +1,7 @@
-"""Netlink messages as bytes. Pure.
+"""Encode and decode netlink messages. Pure.
 
-In: kinds, flags, attributes. Out: messages to send; messages received, taken apart as far as all
-kinds are alike. The caller knows what an attribute means. Follows netlink(7), Linux
+In: kinds, flags, attributes. Out: messages to send; received messages, decoded as far as all kinds
+have in common. The caller interprets the attributes. Follows netlink(7), Linux
 include/uapi/linux/netlink.h."""
 
 import struct
@@ -27,13 +27,13 @@ _KIND = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 
 def message(kind: int, flags: int, body: bytes, *, sequence: int = 0) -> bytes:
-    """One message that asks for something."""
+    """Return one request message."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags | REQUEST, sequence, 0) + body
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Kind, flags, sequence number and body of each message that was received, up to the first that
-    is none."""
+    """Yield kind, flags, sequence number and body of each received message, up to the first invalid
+    one."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
@@ -44,18 +44,18 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def code_of(body: bytes) -> int:
-    """What an answer of kind ERROR says: 0 for a plain yes, else the number of the error."""
+    """Return the error number in a response of kind ERROR; 0 for an acknowledgement."""
     (code,) = _CODE.unpack_from(body)
     return -int(code)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute, filled up."""
+    """Return one attribute, padded to 4 bytes."""
     return _ATTRIBUTE.pack(_ATTRIBUTE_BYTES + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def attributes(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Kind and value of each attribute from there on, up to the first that is none."""
+    """Yield kind and value of each attribute from offset `at` on, up to the first invalid one."""
     last = len(data) - _ATTRIBUTE_BYTES
     while at <= last:
         length, kind = _ATTRIBUTE.unpack_from(data, at)

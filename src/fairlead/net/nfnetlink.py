@@ -1,14 +1,14 @@
-"""Put into nftables what libnftables cannot write, or writes slowly, and count rules without
-listing what they look up, as netlink messages of our own.
+"""nftables over netlink, for operations that libnftables cannot do or does slowly: rules with wide
+concatenations, many elements, and counts of rules without their expressions.
 
 In: a table, a chain, expressions; elements of its sets (`nfelements`). Out: the chain with that one
-rule, or the elements as wanted, in one transaction; the elements that a set has; how many rules
-chains have. Invariant: all of it is there or nothing. Follows linux/netfilter/nf_tables.h and
-nfnetlink.h.
+rule, or the changed elements, in one transaction; the elements of a set; the number of rules of
+each chain. Invariant: a transaction is applied as a whole or not at all. Follows
+linux/netfilter/nf_tables.h and nfnetlink.h.
 
-Why a rule: libnftables 1.0.6 (Debian 12) ends the process ("Assertion `dreg < ctx->reg_low'
-failed") on a map update whose key or value is a concatenation of more than 16 bytes, so on every
-one with an IPv6 address in it."""
+Why a rule is added here: libnftables 1.0.6 (Debian 12) aborts the process ("Assertion `dreg <
+ctx->reg_low' failed") on a map update whose key or value is a concatenation of more than 16 bytes,
+that is, on every one with an IPv6 address."""
 
 import contextlib
 import errno
@@ -47,25 +47,25 @@ _NEW_CHAIN, _NEW_RULE, _GET_RULE, _NEW_GENERATION, _GET_GENERATION = 3, 6, 7, 15
 _NEW_ELEMENT, _GET_ELEMENT, _DELETE_ELEMENT = 12, 13, 14
 _NESTED = 0x8000
 _HEADER_BYTES = 4
-"""Of struct nfgenmsg, before the attributes."""
+"""The size of struct nfgenmsg, which precedes the attributes."""
 _SO_SNDBUFFORCE, _CAP_ACK = 32, 10
 _SEND_BYTES = 16 << 20
-"""A batch is one datagram: 5,000 elements are half a megabyte, those of the largest Service
-more."""
+"""A batch is one datagram: 5,000 elements are half a megabyte; the elements of the largest Service
+take more."""
 
 _META_NFPROTO, _META_L4PROTO = 15, 16
 _EQUAL = 0
 _CT_PROTO_DST, _CT_SRC_IP6, _CT_DST_IP6 = 12, 21, 22
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _DYNSET_UPDATE = 1
-_READINGS = 20
-"""So often rules are read anew because they have changed meanwhile."""
+_ATTEMPTS = 20
+"""The number of attempts to read rules while they change."""
 _REGISTER = 8
-"""NFT_REG32_00: registers of 4 bytes; a concatenation lies in consecutive ones."""
+"""NFT_REG32_00: registers of 4 bytes; a concatenation occupies consecutive registers."""
 
 
 class ElementChange(NamedTuple):
-    """Elements of one set, made by `nfelements.element`, that come or go."""
+    """Elements of one set to add or delete, made by `nfelements.element`."""
 
     verb: Literal["delete", "add"]
     set: str
@@ -73,15 +73,15 @@ class ElementChange(NamedTuple):
 
 
 class Expression(NamedTuple):
-    """One step of a rule: its kind and its attributes."""
+    """One expression of a rule: its name and its attributes."""
 
     name: str
     attributes: bytes
 
 
-def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
-    """`update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst . ct original ip6
-    saddr timeout Ns : ip6 daddr . th dport }`, for packets of IPv6."""
+def update_ipv6_map(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
+    """Return the rule `update @map { ct original ip6 daddr . meta l4proto . ct original proto-dst .
+    ct original ip6 saddr timeout Ns : ip6 daddr . th dport }`, for IPv6 packets."""
     original = attribute(3, b"\0")
     ipv6 = attribute(3 | _NESTED, attribute(1, bytes([socket.AF_INET6])))
     return (
@@ -105,28 +105,28 @@ def remember_ipv6(map_name: str, timeout_s: int) -> tuple[Expression, ...]:
 
 
 class Nfnetlink:
-    """A netfilter netlink socket. It belongs to the network namespace in which it was made."""
+    """A netfilter netlink socket. It belongs to the network namespace in which it was created."""
 
     def __init__(self, *, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
-        self._socket.setsockopt(
-            SOL_NETLINK, _CAP_ACK, 1
-        )  # a refusal does not repeat what it refuses
-        with contextlib.suppress(
-            PermissionError
-        ):  # whoever may not do this may change no rules either, and is told so then
+        # With NETLINK_CAP_ACK an error response does not contain the request.
+        self._socket.setsockopt(SOL_NETLINK, _CAP_ACK, 1)
+        # Without this permission the process cannot change rules either, which is reported then.
+        with contextlib.suppress(PermissionError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BYTES)
         self._sequence = 0
 
     def close(self) -> None:
-        """Give the socket back. May be repeated."""
+        """Close the socket. May be called repeatedly."""
         self._socket.close()
 
     def generation(self) -> int:
-        """The number of the present ruleset: it grows with every transaction of anybody in this
-        namespace, and not when packets fill a map. Raises Refused without the right to ask,
-        Unavailable if the kernel does not answer."""
+        """Return the generation ID of the ruleset.
+
+        It increases with every transaction of any process in this namespace, and not when packets
+        add elements to a map. Raise Refused without permission, Unavailable if the kernel does not
+        respond."""
         self._sequence += 1
         try:
             self._socket.send(
@@ -140,31 +140,32 @@ class Nfnetlink:
             )
             while True:
                 answer = self._socket.recv(65536)
-                _acknowledgements(
-                    answer, self._sequence
-                )  # a refusal comes as an error, and nothing after it
+                # An error is the only response to its request.
+                _acknowledgements(answer, self._sequence)
                 kind, sequence = struct.unpack_from("=4xH2xI", answer)
                 if kind == _SUBSYSTEM << 8 | _NEW_GENERATION and sequence == self._sequence:
                     (number,) = struct.unpack_from(">I", answer, 24)  # NFTA_GEN_ID comes first
                     return int(number)
         except PermissionError as error:
-            tried = f"asking for the generation of the nftables ruleset: {error.strerror}"
+            tried = f"reading the generation of the nftables ruleset: {error.strerror}"
             raise Refused(
                 tried, fix="run as root or with CAP_NET_ADMIN in this network namespace"
             ) from error
         except OSError as error:
             raise Unavailable(
-                "asking for the generation of the nftables ruleset failed: "
+                "reading the generation of the nftables ruleset failed: "
                 f"{error.strerror or 'timed out'}"
             ) from error
 
     def rules(self, table: str) -> Counter[str]:
-        """How many rules each chain of the table of family `inet` has; none where there is no such
-        table. Raises Unavailable if the kernel does not answer, or others change rules all the
-        while."""
+        """Return the number of rules of each chain of the table of family `inet`; empty if there is
+        no such table.
+
+        Raise Unavailable if the kernel does not respond, or other processes change rules during all
+        attempts."""
         try:
-            for _ in range(_READINGS):
-                chains = list(self._dumped(table))
+            for _ in range(_ATTEMPTS):
+                chains = list(self._dump_chains(table))
                 if "" not in chains:
                     return Counter(chains)
         except OSError as error:
@@ -173,17 +174,17 @@ class Nfnetlink:
                 f"{error.strerror or 'timed out'}"
             ) from error
         raise Unavailable(
-            f"counting the rules of table inet {table} over netlink: others change them all the "
-            "while"
+            f"counting the rules of table inet {table} over netlink: other processes keep changing "
+            "them"
         )
 
-    def _dumped(self, table: str) -> Iterator[str]:
-        """For each rule its chain; nothing for a reading during which rules have changed."""
+    def _dump_chains(self, table: str) -> Iterator[str]:
+        """Yield the chain of each rule, and an empty string if rules changed during the dump."""
         self._sequence += 1
-        asked = _message(
+        request = _message(
             _SUBSYSTEM << 8 | _GET_RULE, DUMP, INET, _text(1, table), sequence=self._sequence
         )
-        self._socket.send(asked)
+        self._socket.send(request)
         while True:
             received = self._socket.recv(1 << 16)
             _acknowledgements(received, self._sequence)
@@ -200,11 +201,12 @@ class Nfnetlink:
                         yield found[2].rstrip(b"\0").decode()
 
     def change(self, table: str, changes: Iterable[ElementChange]) -> None:
-        """Carry out all of them, in their order, in one transaction. Blocks; thousands of elements
-        take some ten milliseconds.
+        """Apply all changes, in their order, in one transaction. Blocks: thousands of elements take
+        some tens of milliseconds.
 
-        Raises Conflict if a set, an element to delete or a chain to go to is not there, or an
-        element is there with another value; Refused without the right, else Unavailable."""
+        Raise Conflict if a set, an element to delete or the target chain of a verdict is missing,
+        or an element exists with another value; Refused without permission; otherwise
+        Unavailable."""
         self._sequence += 1
         begin = self._sequence
         bodies = [
@@ -234,8 +236,10 @@ class Nfnetlink:
             raise _failure("changing elements over netlink", error) from error
 
     def elements(self, table: str, name: str) -> list[Listed]:
-        """The elements of a set; none if there is no such set. Elements that somebody changes
-        meanwhile may be among them or not. Raises Refused without the right, else Unavailable."""
+        """Return the elements of a set; an empty list if there is no such set.
+
+        Elements that change meanwhile may be included or missing. Raise Refused without permission,
+        otherwise Unavailable."""
         self._sequence += 1
         found: list[Listed] = []
         try:
@@ -260,23 +264,23 @@ class Nfnetlink:
             ) from error
 
     def _acknowledged(self, about: Mapping[int, str]) -> None:
-        """Wait until the last message of a batch is confirmed. Raises what the first that was
-        refused stands for."""
+        """Wait until the last message of a batch is acknowledged. Raise the error of the first
+        message that was rejected."""
         last = max(about)
         while True:
             for kind, _, sequence, body in messages(self._socket.recv(1 << 17)):
                 if kind != ERROR or sequence not in about:
-                    continue  # what is left of a batch that was refused
+                    continue  # a response to a previous batch that was rejected
                 if code := code_of(body):
                     raise _failure(about[sequence], OSError(code, os.strerror(code)))
                 if sequence == last:
                     return
 
     def add_chain(self, table: str, chain: str, rule: tuple[Expression, ...]) -> None:
-        """Make the chain in the table of family `inet`, with this one rule. Blocks for a moment.
+        """Create the chain in the table of family `inet`, with this one rule. Blocks briefly.
 
-        Raises Conflict if the table or a map is not there, Refused without the right or on an old
-        kernel, else Unavailable."""
+        Raise Conflict if the table or a map is missing, Refused without permission or on an old
+        kernel, otherwise Unavailable."""
         try:
             self._sequence += 1
             self._socket.send(_batch(table, chain, rule, self._sequence))
@@ -290,16 +294,16 @@ class Nfnetlink:
 
 
 def _failure(tried: str, error: OSError) -> FairleadError:
-    """The error that an answer of the kernel, or none in time, stands for."""
+    """Return the error to raise for an error response of the kernel, or for none in time."""
     if isinstance(error, TimeoutError):
-        return Unavailable(f"{tried}: no answer in time")
-    said = f"{tried}: {error.strerror}"
+        return Unavailable(f"{tried}: no response in time")
+    text = f"{tried}: {error.strerror}"
     match error.errno:
         case errno.ENOENT | errno.EEXIST | errno.EBUSY:
-            return Conflict(said)
+            return Conflict(text)
         case errno.EPERM | errno.EOPNOTSUPP | errno.EINVAL:
-            return Refused(said, fix="it takes CAP_NET_ADMIN and Linux 5.10 or newer")
-    return Unavailable(said)
+            return Refused(text, fix="use CAP_NET_ADMIN and Linux 5.10 or newer")
+    return Unavailable(text)
 
 
 def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) -> bytes:
@@ -333,11 +337,10 @@ def _batch(table: str, chain: str, rule: tuple[Expression, ...], sequence: int) 
 
 
 def _acknowledgements(received: bytes, sequence: int) -> int:
-    """How many messages of this sequence number the answers confirm. Raises OSError for the first
-    that was refused.
+    """Return how many messages with this sequence number are acknowledged. Raise OSError for the
+    first that was rejected.
 
-    Answers to an earlier batch may still come: a refused one leaves more than one behind.
-    """
+    Responses to a previous batch may still arrive: a rejected batch leaves several."""
     count = 0
     for kind, _, number, body in messages(received):
         if kind == ERROR and number == sequence:

@@ -1,12 +1,11 @@
 """Change and read the kernel's nftables through libnftables, in this process.
 
-In: commands in nft's own language. Out: what nft printed, or an error with nft's words in it.
-Invariant: one `run` is one netlink transaction, so either all its commands are in force afterwards
-or none.
+In: commands in nft's language. Out: nft's output, or an error that contains nft's message.
+Invariant: one `run` is one netlink transaction: all its commands take effect or none.
 
-A long-lived context is the point: a change costs 0.1 ms, against 10 to 190 ms for an `nft` process
-that first reads the whole ruleset. The context belongs to the network namespace in which it was
-made. Follows libnftables(3) and libnftables-json(5)."""
+A context is kept open: a change then costs 0.1 ms, against 10 to 190 ms for an `nft` process that
+first reads the whole ruleset. The context belongs to the network namespace in which it was created.
+Follows libnftables(3) and libnftables-json(5)."""
 
 import ctypes
 import os
@@ -27,13 +26,12 @@ _OUTPUT_NUMERIC_SYMBOL = 1 << 9
 _LONGEST_MESSAGE = 600
 _MOST_DESCRIPTORS = 1024
 
-# The library keeps what it knows of interfaces and names in variables of its own, shared by all
-# contexts, and frees them at the end of each run: two threads in it at once end the process.
+# libnftables caches interfaces and names in global variables, shared by all contexts, and frees
+# them at the end of each run: two concurrent threads would crash the process.
 _lock = threading.Lock()
 
 Record = Mapping[str, object]
-"""One thing in a listing, as libnftables-json(5) describes it: `{"map": {"family": "inet", "name":
-…}}`."""
+"""One object in a listing, as in libnftables-json(5): `{"map": {"family": "inet", "name": …}}`."""
 
 
 class _Listing(msgspec.Struct):
@@ -44,12 +42,12 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 class Nftables:
-    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements); threads take
-    turns, whichever their contexts."""
+    """A libnftables context. Calls block (milliseconds; seconds for 100,000 elements), and threads
+    take turns, also with different contexts."""
 
     def __init__(self) -> None:
-        """Raises Refused if the library is not installed, Unavailable if this process has too many
-        files open already: make contexts early."""
+        """Raise Refused if the library is not installed, Unavailable if this process already has
+        too many open files. Therefore create contexts early."""
         self._library = _load()
         with _lock:
             _check_descriptors()
@@ -60,20 +58,20 @@ class Nftables:
         self._library.nft_ctx_buffer_error(self._context)
 
     def run(self, commands: str) -> str:
-        """Carry out the commands in one transaction and return what nft printed.
+        """Apply the commands in one transaction and return nft's output.
 
-        Raises Conflict if something that they name is missing or in the way, Refused if they may
-        not or cannot be carried out by this kernel or user, Unavailable if the kernel had no room
-        or time."""
+        Raise Conflict if an object that they name is missing or already exists, Refused if this
+        user or this kernel cannot apply them, Unavailable if the kernel lacked memory or was
+        busy."""
         return self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False)
 
     def check(self, commands: str) -> None:
-        """As `run`, but change nothing: raises what `run` would raise."""
+        """Check the commands without applying them: raise what `run` would raise."""
         self._run(commands, _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=True)
 
     def listing(self, command: str) -> Sequence[Record]:
-        """The things that a `list …` command shows, protocols and symbols as numbers. Raises as
-        `run` does."""
+        """Return the objects that a `list …` command shows, with protocols and symbols as numbers.
+        Raise the same errors as `run`."""
         text = self._run(
             command, _OUTPUT_JSON | _OUTPUT_NUMERIC_PROTO | _OUTPUT_NUMERIC_SYMBOL, dry=False
         )
@@ -81,7 +79,7 @@ class Nftables:
         return [record for record in records if "metainfo" not in record]
 
     def close(self) -> None:
-        """Free the context. May be repeated."""
+        """Free the context. May be called repeatedly."""
         with _lock:
             if self._context:
                 self._library.nft_ctx_free(self._context)
@@ -113,28 +111,28 @@ class Nftables:
 
 
 def failure(commands: str, errors: str) -> FairleadError:
-    """The error that nft's words stand for. Pure.
+    """Return the error for nft's message. Pure.
 
     nft quotes the offending line, which may hold thousands of elements: only its `Error:` lines are
-    kept."""
+    used."""
     complaints = [
         line[line.index("Error:") + 7 :] for line in errors.splitlines() if "Error:" in line
     ]
-    said = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
+    reason = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
     first = commands.strip().partition("\n")[0]
-    message = f"nft {_shortened(first, 120)}: {_shortened(said, _LONGEST_MESSAGE)}"
-    if "Operation not permitted" in said:
+    message = f"nft {_shortened(first, 120)}: {_shortened(reason, _LONGEST_MESSAGE)}"
+    if "Operation not permitted" in reason:
         return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
-    if "Operation not supported" in said or "Protocol not supported" in said:
+    if "Operation not supported" in reason or "Protocol not supported" in reason:
         return Refused(message, fix="use a kernel with CONFIG_NF_TABLES_INET and CONFIG_NFT_NAT")
     if (
-        "No such file or directory" in said
-        or "File exists" in said
-        or "Device or resource busy" in said
+        "No such file or directory" in reason
+        or "File exists" in reason
+        or "Device or resource busy" in reason
     ):
         return Conflict(message)
-    if "syntax error" in said:
-        return Refused(message, fix="this libnftables is too old, 1.0.6 is enough")
+    if "syntax error" in reason:
+        return Refused(message, fix="use libnftables 1.0.6 or newer")
     return Unavailable(message)
 
 
@@ -143,13 +141,15 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def _check_descriptors() -> None:
-    """The library waits by select(2), and ends the process where its socket's number is too high
-    for that (FD_SETSIZE)."""
+    """Raise Unavailable if a new descriptor would be too high for select(2).
+
+    libnftables waits with select(2), and aborts the process if the number of its socket exceeds
+    FD_SETSIZE."""
     lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.close(lowest)
     if lowest >= _MOST_DESCRIPTORS:
         raise Unavailable(
-            f"opening a libnftables context failed: {lowest} files are open, it takes "
+            f"opening a libnftables context failed: {lowest} files are open, the limit is "
             f"{_MOST_DESCRIPTORS}"
         )
 

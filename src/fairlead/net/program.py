@@ -1,9 +1,9 @@
-"""Programs in the kernel: loaded, and tried on packets.
+"""eBPF programs in the kernel: load them, and run them on test packets.
 
-In: a program's spec (`elf`) and the maps that it works on. Out: a `Program`, the owner of one file
-descriptor, which lives as long as something holds it: the descriptor, a pin, or the place it is
-attached at (`tc`, `xdp`). Invariant: a program that the kernel refuses comes with the verifier's
-reasons. Follows bpf(2) and Linux Documentation/bpf/bpf_prog_run.rst."""
+In: a program's spec (`elf`) and its maps. Out: a `Program`, the owner of one file descriptor. The
+program exists while it is referenced by a descriptor, a pin, or an attachment (`tc`, `xdp`).
+Invariant: the error for a program that the kernel rejects contains the verifier's log. Follows
+bpf(2) and Linux Documentation/bpf/bpf_prog_run.rst."""
 
 import ctypes
 import errno
@@ -22,18 +22,18 @@ PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
 _PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
 _MOST_MAPS = 64
-"""The kernel's limit of maps that one program may use (MAX_USED_MAPS)."""
+"""The kernel's limit of maps in one program (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
-"""For test_run: as if the device had summed the packet. Where the program lets that sum go wrong,
-the run fails (EBADMSG)."""
+"""A flag for `test_run`: the packet has a checksum from the device (CHECKSUM_COMPLETE). If the
+program leaves it inconsistent, the run fails (EBADMSG)."""
 _PSEUDO_MAP_FD = 1
 _LOG_SIZES = (1 << 20, 1 << 24)
 _LOG_LINES_SHOWN = 25
 
 
-class Trial(NamedTuple):
-    """What a program did with a packet: its verdict, the packet after it, the context after it (not
-    for XDP), and how long one run took on average."""
+class RunResult(NamedTuple):
+    """The result of a test run: the verdict, the packet and the context after the run (no context
+    for XDP), and the average duration of one run."""
 
     verdict: int
     packet: bytes
@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 
 
 class Program(Descriptor):
-    """A loaded program. It runs once something attaches it."""
+    """A loaded program. It runs once it is attached."""
 
     @classmethod
     def load(
@@ -53,15 +53,15 @@ class Program(Descriptor):
         program_type: int,
         license_name: str = "GPL",
     ) -> Self:
-        """Have the kernel verify and compile it, with these maps in the places where it names
-        them."""
+        """Have the kernel verify and compile the program, with the descriptors of these maps
+        inserted."""
         code = bytearray(spec.instructions)
         for offset, name in spec.map_references:
             code[offset + 1] = code[offset + 1] & 0x0F | _PSEUDO_MAP_FD << 4
             struct.pack_into("<i", code, offset + 4, maps[name].descriptor)
         try:
             return cls(
-                _load_patiently(bytes(code), spec.name, program_type, license_name),
+                _load_with_retries(bytes(code), spec.name, program_type, license_name),
                 f"program {spec.name}",
             )
         except OSError as error:
@@ -69,15 +69,15 @@ class Program(Descriptor):
                 raise failure(error, f"loading program {spec.name}") from error
             reasons = _verifier_log(bytes(code), spec.name, program_type, license_name)
             raise Refused(
-                f"the kernel refused program {spec.name}: {error.strerror}; the verifier "
-                f"said:\n{reasons}",
+                f"the kernel rejected program {spec.name}: {error.strerror}; the verifier "
+                f"reports:\n{reasons}",
                 fix=f"Linux 5.10 or newer is needed, this is {platform.release()}; if it is, "
                 "please report the lines above",
             ) from error
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a pinned one."""
+        """Open a pinned program."""
         return cls(open_pin(path), f"program {path.name}")
 
     def test_run(
@@ -88,12 +88,12 @@ class Program(Descriptor):
         repeat: int = 1,
         with_context: bool = True,
         flags: int = 0,
-    ) -> Trial:
-        """Run it on a packet without sending anything (BPF_PROG_TEST_RUN).
+    ) -> RunResult:
+        """Run the program on a packet (BPF_PROG_TEST_RUN). Nothing is sent, but maps are changed as
+        usual.
 
-        `context` is a `struct __sk_buff` of which the kernel honours a few fields. Sends nothing,
-        but maps change as ever. with_context: ask for the context after it too, which XDP programs
-        cannot be asked for."""
+        `context` is a `struct __sk_buff`, of which the kernel uses a few fields. `with_context`:
+        also return the context after the run, which XDP programs do not support."""
         data = ctypes.create_string_buffer(packet, len(packet))
         out = ctypes.create_string_buffer(len(packet) + 512)
         given = ctypes.create_string_buffer(context, len(context)) if context else None
@@ -122,14 +122,14 @@ class Program(Descriptor):
             raise failure(error, f"test-running {self.name}") from error
         _, verdict, _, size = struct.unpack_from("<4I", attributes)
         duration_ns, _, context_size = struct.unpack_from("<3I", attributes, 36)
-        return Trial(
+        return RunResult(
             verdict, out.raw[:size], after.raw[:context_size] if after else b"", duration_ns
         )
 
 
 def maps_of(program_id: int) -> frozenset[int]:
-    """The IDs of the maps that a loaded program uses; empty if the program is gone or cannot be
-    inspected."""
+    """Return the IDs of the maps that a loaded program uses; empty if the program is gone or cannot
+    be inspected."""
     answer = ctypes.create_string_buffer(80)
     numbers = (ctypes.c_uint32 * _MOST_MAPS)()
     struct.pack_into("<IQ", answer, 52, _MOST_MAPS, ctypes.addressof(numbers))
@@ -137,7 +137,7 @@ def maps_of(program_id: int) -> frozenset[int]:
         with Descriptor(
             call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}"
         ) as program:
-            program.inform(answer)
+            program.read_information(answer)
     except (OSError, FairleadError):
         return frozenset()
     (count,) = struct.unpack_from("<I", answer, 52)
@@ -167,8 +167,8 @@ def _load(
     )
 
 
-def _load_patiently(code: bytes, name: str, kind: int, license_name: str) -> int:
-    """The verifier gives up with EAGAIN when a signal comes; libbpf tries five times as well."""
+def _load_with_retries(code: bytes, name: str, kind: int, license_name: str) -> int:
+    """Load a program. A signal interrupts the verifier (EAGAIN); try five times, like libbpf."""
     for _ in range(4):
         try:
             return _load(code, name, kind, license_name, None)
@@ -178,7 +178,7 @@ def _load_patiently(code: bytes, name: str, kind: int, license_name: str) -> int
 
 
 def _verifier_log(code: bytes, name: str, kind: int, license_name: str) -> str:
-    """The end of what the verifier says, where its reason is."""
+    """Return the last lines of the verifier's log, which contain its reason."""
     text = ""
     for size in _LOG_SIZES:
         log = ctypes.create_string_buffer(size)

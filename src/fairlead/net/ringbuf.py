@@ -1,11 +1,11 @@
-"""Read what a program in the kernel puts into a ring buffer map.
+"""Read the records that an eBPF program writes into a ring buffer map.
 
-In: a map of type BPF_MAP_TYPE_RINGBUF. Out: records, in the order in which they were begun. Nobody
-waits for a slow reader: the program finds the ring full and goes on without; it is for the program
-to count that. Invariant: a record is copied out before its room is given back. One reader at a
-time, in one thread. Follows Documentation/bpf/ringbuf.rst: a page with the consumer's position, a
-page with the producer's, then the data, which is mapped twice in a row so that a record that wraps
-round lies in one piece."""
+In: a map of type BPF_MAP_TYPE_RINGBUF. Out: records, in the order in which they were reserved. A
+slow reader does not block the program: when the ring is full, the program drops the record and may
+count the drop. Invariant: a record is copied before its space is released. One reader at a time, in
+one thread. Follows Documentation/bpf/ringbuf.rst: a page with the consumer's position, a page with
+the producer's position, then the data, which is mapped twice in a row so that a record that wraps
+around is contiguous."""
 
 import mmap
 import struct
@@ -18,7 +18,8 @@ _BUSY, _DISCARD = 1 << 31, 1 << 30
 
 
 class RingBuffer:
-    """The reader. `descriptor` can be waited for: it is readable while there are records."""
+    """The reader of a ring buffer. `descriptor` is readable (poll, epoll) while there are
+    records."""
 
     def __init__(self, ring: Map) -> None:
         self.descriptor = ring.descriptor
@@ -35,7 +36,7 @@ class RingBuffer:
             raise failure(error, f"mapping {ring.name} into memory") from error
 
     def read(self, most: int) -> list[bytes]:
-        """At most so many records, without waiting for any."""
+        """Return up to `most` records without waiting."""
         records: list[bytes] = []
         (begun,) = _POSITION.unpack_from(self._consumer)
         at = begun
@@ -43,7 +44,7 @@ class RingBuffer:
         while at < end and len(records) < most:
             start = mmap.PAGESIZE + (at & self._mask)
             length, _ = _HEADER.unpack_from(self._producer, start)
-            if length & _BUSY:  # still being written; those after it have to wait
+            if length & _BUSY:  # still being written; later records have to wait
                 break
             size = length & ~_DISCARD
             if not length & _DISCARD:
@@ -54,6 +55,6 @@ class RingBuffer:
         return records
 
     def close(self) -> None:
-        """Let go of the memory; the map stays."""
+        """Unmap the memory; the map stays."""
         self._consumer.close()
         self._producer.close()

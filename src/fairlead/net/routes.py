@@ -1,12 +1,12 @@
-"""Interfaces, routes and neighbours, as the kernel shows them. Pure values; `net.routing` asks for
+"""Interfaces, routes and neighbours, as the kernel reports them. Pure values; `net.routing` reads
 them."""
 
 from typing import NamedTuple
 
 
 class Interface(NamedTuple):
-    """A network device. `number`: its index. `kind`: of a virtual one, as in `ip link add type`.
-    `parent` and `vlan`: of one that stands for a VLAN of another; 0 otherwise."""
+    """A network device. `number`: its index. `kind`: the type of a virtual device, as in `ip link
+    add type`. `parent` and `vlan`: of a VLAN device; otherwise 0."""
 
     number: int
     name: str
@@ -18,9 +18,11 @@ class Interface(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How the kernel would send to an address. `here`: it is this host's own. `via`: the router,
-    empty on a link with it. `source`: the address that it would send from. `mtu`: of the route if
-    it has one of its own, else 0."""
+    """The kernel's route to an address.
+
+    `here`: the address belongs to this host. `via`: the router; empty if the destination is on the
+    link. `source`: the source address that the kernel would use. `mtu`: the MTU of the route, or 0
+    if it has none of its own."""
 
     here: bool
     interface: int
@@ -30,11 +32,12 @@ class Route(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """Who answers for an address on an interface. `mac` is empty while nobody is known to.
-    `unsure`: it has not been heard of for a while, or did not answer: if it matters, ask the kernel
-    to look."""
+    """The neighbour entry of an address on an interface.
+
+    `mac` is empty while it is not known. `unconfirmed`: the entry is stale or failed;
+    `Routing.resolve` has the kernel verify it."""
 
     interface: int
     address: str
     mac: bytes
-    unsure: bool
+    unconfirmed: bool

@@ -1,15 +1,14 @@
-"""What the kernel knows of the ways to other hosts: routes, neighbours, interfaces; asked for, and
-told as they change.
+"""Read routes, neighbours and interfaces from the kernel, and follow their changes.
 
 In: addresses. Out: `Route`, `Neighbour` and `Interface` values; `Changes` as they happen. Nothing
-is changed, but that the kernel can be asked to look for a neighbour. An object belongs to the
-network namespace in which it was made. Invariant: no change is missed without being noticed: one
-that the kernel could not tell counts as `others`, after which everything is to be read anew.
-Follows rtnetlink(7) and Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h.
+is changed, except that the kernel can be requested to resolve a neighbour. An object belongs to the
+network namespace in which it was created. Invariant: no change is lost unnoticed: if the kernel
+drops events, `others` is set, and the caller has to read everything again. Follows rtnetlink(7) and
+Linux include/uapi/linux/{rtnetlink,if_link,neighbour}.h.
 
-Messages are packed here and not by pyroute2 because a gateway asks for the routes to all nodes at
-its start and at every audit, and hears of every neighbour: 275 us for a route there, 31 us here,
-and the kernel's overruns can be seen."""
+Messages are encoded here and not by pyroute2, because a gateway reads the routes to all nodes at
+its start and at every audit, and follows every neighbour: a route costs 275 us with pyroute2, 31 us
+here. Besides, lost events can be detected."""
 
 import errno
 import socket
@@ -18,10 +17,10 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from fairlead.errors import Unavailable
-from fairlead.net.hearing import Hearing, Passed
 from fairlead.net.netlink import ACK, CREATE, DUMP, attribute, attributes
+from fairlead.net.netlink_events import IgnoredEvents, Subscription
 from fairlead.net.routes import Interface, Neighbour, Route
-from fairlead.net.rtnetlink import Asking
+from fairlead.net.rtnetlink import RtnetlinkSocket
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
 _NEW_NEIGHBOUR, _DELETE_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
@@ -30,9 +29,8 @@ _NEIGHBOUR = struct.Struct("=BxHiHBB")
 _LINK = struct.Struct("=BxHiII")
 _LOCAL = 2
 _NTF_USE = 0x01
-_UNKNOWN = (
-    0x01 | 0x20 | 0x40
-)  # NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: no address that frames can be sent to
+_UNKNOWN = 0x01 | 0x20 | 0x40
+"""NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: states without a hardware address to send frames to."""
 _STALE, _FAILED = 0x04, 0x20
 _GROUPS = (1, 3, 5, 7, 8, 9, 11, 19, 32)
 """RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
@@ -40,57 +38,59 @@ NEXTHOP."""
 
 
 class Changes(NamedTuple):
-    """What has happened. `others`: interfaces, addresses or routes changed, or something was not
-    told."""
+    """Changes since the last call. `others`: interfaces, addresses or routes changed, or events
+    were lost."""
 
     neighbours: tuple[Neighbour, ...]
     others: bool
 
 
 class Routing:
-    """Questions, which threads may put at the same time, and events. Close it.
+    """Requests, which several threads may send at the same time, and events. Close it after use.
 
-    passing_over: changes of routes with this protocol number are none; one's own, say.
-    """
+    `ignored_protocol`: a protocol number whose route changes are not reported, such as the number
+    of the caller's own routes."""
 
-    def __init__(self, *, passing_over: int = 0) -> None:
-        self._asking = Asking()
-        passed = (
-            Passed((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=passing_over) if passing_over else None
-        )  # rtm_protocol
-        self._hearing = Hearing(_GROUPS, passed)
+    def __init__(self, *, ignored_protocol: int = 0) -> None:
+        self._rtnetlink = RtnetlinkSocket()
+        # The protocol is at offset 5 of struct rtmsg (rtm_protocol).
+        ignored = (
+            IgnoredEvents((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=ignored_protocol)
+            if ignored_protocol
+            else None
+        )
+        self._subscription = Subscription(_GROUPS, ignored)
 
     def close(self) -> None:
-        """Give the sockets back. May be repeated."""
-        self._asking.close()
-        self._hearing.close()
+        """Close the sockets. May be called repeatedly."""
+        self._rtnetlink.close()
+        self._subscription.close()
 
     def route(self, address: str) -> Route | None:
-        """How the kernel would send to the address; None: not at all."""
+        """Return the kernel's route to the address; None if there is none."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
+        request = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
         try:
-            (answer,) = self._asking.ask(_GET_ROUTE, 0, question)
+            (answer,) = self._rtnetlink.request(_GET_ROUTE, 0, request)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
                 return None
-            raise Unavailable(f"asking for the route to {address}: {error.strerror}") from error
-        said = dict(attributes(answer, _ROUTE.size))
-        via = (
-            said.get(5) or said.get(18, b"")[2:]
-        )  # RTA_GATEWAY, or RTA_VIA: a family and an address
-        metrics = dict(attributes(said.get(8, b""), 0))
+            raise Unavailable(f"reading the route to {address}: {error.strerror}") from error
+        fields = dict(attributes(answer, _ROUTE.size))
+        # RTA_GATEWAY, or RTA_VIA, which holds a family and an address.
+        via = fields.get(5) or fields.get(18, b"")[2:]
+        metrics = dict(attributes(fields.get(8, b""), 0))
         return Route(
             answer[7] == _LOCAL,
-            _number(said.get(4)),
+            _number(fields.get(4)),
             _text(via),
-            _text(said.get(7, b"")),
+            _text(fields.get(7, b"")),
             _number(metrics.get(2)),
         )
 
     def interfaces(self) -> dict[int, Interface]:
-        """All devices, by index."""
+        """Return all devices, by index."""
         found = (
             _interface(each)
             for each in self._dump(_GET_LINK, _LINK.pack(0, 0, 0, 0, 0), "interfaces")
@@ -98,40 +98,42 @@ class Routing:
         return {each.number: each for each in found}
 
     def neighbours(self) -> dict[tuple[int, str], Neighbour]:
-        """All neighbours, of both families, by interface and address."""
+        """Return all neighbours, of both families, by interface and address."""
         answers = self._dump(_GET_NEIGHBOUR, _NEIGHBOUR.pack(0, 0, 0, 0, 0, 0), "neighbours")
         found = (_neighbour(each) for each in answers)
         return {(each.interface, each.address): each for each in found if each}
 
-    def look_for(self, interface: int, address: str) -> None:
-        """Have the kernel find out who answers for the address, or whether the one that it knows
-        still does. What it finds comes as an event."""
+    def resolve(self, interface: int, address: str) -> None:
+        """Have the kernel resolve the address on the interface, or verify the entry that it has.
+        The result arrives as an event."""
         packed = ip_address(address).packed
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
-        question = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
+        request = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
-            self._asking.ask(_NEW_NEIGHBOUR, CREATE | ACK, question)
+            self._rtnetlink.request(_NEW_NEIGHBOUR, CREATE | ACK, request)
         except OSError as error:
             raise Unavailable(
                 f"looking for neighbour {address} on interface {interface}: {error.strerror}"
             ) from error
 
     async def changes(self) -> Changes:
-        """Wait for the next ones; all that have been told by then."""
-        heard = await self._hearing.next()
+        """Wait for changes. Return all that have arrived."""
+        received = await self._subscription.next()
         neighbours: list[Neighbour] = []
-        others = heard.lost
-        for kind, body in heard.events:
+        others = received.lost
+        for kind, body in received.events:
             if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
                 others = True
             elif neighbour := _neighbour(body):
                 gone = kind == _DELETE_NEIGHBOUR
-                neighbours.append(neighbour._replace(mac=b"", unsure=True) if gone else neighbour)
+                neighbours.append(
+                    neighbour._replace(mac=b"", unconfirmed=True) if gone else neighbour
+                )
         return Changes(tuple(neighbours), others)
 
-    def _dump(self, kind: int, question: bytes, what: str) -> list[bytes]:
+    def _dump(self, kind: int, request: bytes, what: str) -> list[bytes]:
         try:
-            return self._asking.ask(kind, DUMP, question)
+            return self._rtnetlink.request(kind, DUMP, request)
         except OSError as error:
             raise Unavailable(f"listing {what}: {error.strerror}") from error
 
@@ -150,22 +152,28 @@ def _name(value: bytes) -> str:
 
 def _interface(body: bytes) -> Interface:
     _, _, index, _, _ = _LINK.unpack_from(body)
-    said = dict(attributes(body, _LINK.size))
-    about = dict(attributes(said.get(18, b""), 0))  # IFLA_LINKINFO
+    fields = dict(attributes(body, _LINK.size))
+    about = dict(attributes(fields.get(18, b""), 0))  # IFLA_LINKINFO
     kind = _name(about.get(1, b""))
     vlan = _number(dict(attributes(about.get(2, b""), 0)).get(1)) if kind == "vlan" else 0
-    parent = _number(said.get(5)) if vlan else 0
+    parent = _number(fields.get(5)) if vlan else 0
     return Interface(
-        index, _name(said.get(3, b"")), said.get(1, b""), _number(said.get(4)), kind, parent, vlan
+        index,
+        _name(fields.get(3, b"")),
+        fields.get(1, b""),
+        _number(fields.get(4)),
+        kind,
+        parent,
+        vlan,
     )
 
 
 def _neighbour(body: bytes) -> Neighbour | None:
     family, _, interface, state, _, _ = _NEIGHBOUR.unpack_from(body)
-    said = dict(attributes(body, _NEIGHBOUR.size))
-    if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in said:
-        return None  # an entry of a bridge's or a tunnel's table
-    mac = said.get(2, b"") if not state & _UNKNOWN else b""
+    fields = dict(attributes(body, _NEIGHBOUR.size))
+    if family not in (socket.AF_INET, socket.AF_INET6) or 1 not in fields:
+        return None  # an entry of the forwarding table of a bridge or a tunnel
+    mac = fields.get(2, b"") if not state & _UNKNOWN else b""
     return Neighbour(
-        interface, _text(said[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED))
+        interface, _text(fields[1]), mac if len(mac) == 6 else b"", bool(state & (_STALE | _FAILED))
     )

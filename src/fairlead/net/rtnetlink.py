@@ -1,7 +1,7 @@
-"""Questions and orders to the kernel's rtnetlink, each answered before the next is put.
+"""Send requests to the kernel's rtnetlink, one at a time.
 
-In: a kind of message, flags, a body. Out: the bodies of the answers. A connection belongs to the
-network namespace in which it was made. Follows rtnetlink(7), netlink(7)."""
+In: a kind of message, flags, a body. Out: the bodies of the responses. A connection belongs to the
+network namespace in which it was created. Follows rtnetlink(7), netlink(7)."""
 
 import errno
 import os
@@ -27,11 +27,10 @@ _STRICT_CHECK = 12
 ANSWER_WITHIN_S = 10.0
 
 
-class Asking:
-    """A connection, which threads may use at the same time. Close it.
+class RtnetlinkSocket:
+    """A connection, which several threads may use at the same time. Close it after use.
 
-    strict: a dump is of what its question says and of nothing else.
-    """
+    `strict`: the kernel applies the filter in the request of a dump (NETLINK_GET_STRICT_CHK)."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._socket = socket.socket(
@@ -44,16 +43,18 @@ class Asking:
         self._turn = threading.Lock()
 
     def close(self) -> None:
-        """Give the socket back. May be repeated."""
+        """Close the socket. May be called repeatedly."""
         self._socket.close()
 
-    def ask(self, kind: int, flags: int, question: bytes) -> list[bytes]:
-        """The bodies of the answers; an order with the flag ACK has none. A dump that a change
-        interrupted is begun anew. Raises OSError with what the kernel says."""
+    def request(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        """Send a request and return the bodies of the responses; a request with the flag ACK has
+        none.
+
+        A dump that a change interrupted is repeated. Raise OSError with the kernel's error."""
         while True:
             with self._turn:
                 self._sequence += 1
-                self._socket.send(message(kind, flags, question, sequence=self._sequence))
+                self._socket.send(message(kind, flags, body, sequence=self._sequence))
                 found, interrupted = self._answers(dump=flags & DUMP == DUMP)
             if not interrupted:
                 return found
@@ -78,10 +79,10 @@ class Asking:
 
 
 @contextmanager
-def asking(tried: str, *, strict: bool = False) -> Iterator[Asking]:
-    """A connection for as long as that takes. Raises Refused where rights are missing, Unavailable
-    for all else that the kernel refuses."""
-    connection = Asking(strict=strict)
+def open_rtnetlink(tried: str, *, strict: bool = False) -> Iterator[RtnetlinkSocket]:
+    """Provide a connection. Raise Refused if permissions are missing, Unavailable for any other
+    error of the kernel."""
+    connection = RtnetlinkSocket(strict=strict)
     try:
         yield connection
     except OSError as error:

@@ -19,16 +19,16 @@ from typing import NamedTuple, TypeVar
 
 DEFAULT_ROUTE = "default-route"
 LONGEST_NAME = 15
-"""IFNAMSIZ of Linux, without the terminating zero."""
+"""IFNAMSIZ of Linux, without the terminating zero byte."""
 _WILDCARDS = frozenset("*?[")
 _SHOWN = 20
-"""How many interfaces an error message lists: a node has one for each of its pods."""
+"""The number of interfaces that an error message lists: a node has one for each of its pods."""
 
 T = TypeVar("T")
 
 
 class Present(NamedTuple):
-    """An interface of the host. `default_route`: a default route of IPv4 or IPv6 leaves by it."""
+    """An interface of the host. `default_route`: an IPv4 or IPv6 default route uses it."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -40,15 +40,17 @@ class Present(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """`chosen`: the interfaces of each selector, in the configuration's order. `present`: what
-    there was to choose from."""
+    """The result of a selection.
+
+    `chosen`: the interfaces of each selector, in the configuration's order. `present`: the
+    interfaces of the host."""
 
     chosen: Mapping[str, tuple[str, ...]]
     present: tuple[Present, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The chosen interfaces, each once."""
+        """The chosen interfaces, without duplicates."""
         return tuple(dict.fromkeys(name for names in self.chosen.values() for name in names))
 
     @property
@@ -58,7 +60,8 @@ class Selection(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """What is missing, and which interfaces are present; empty if nothing is missing."""
+        """A message about what is missing and which interfaces are present; empty if nothing is
+        missing."""
         missing = [each for each in self.unmatched if is_name(each)]
         if not missing and (self.names or not self.chosen):
             return ""
@@ -75,12 +78,12 @@ class Selection(NamedTuple):
 
 
 def is_name(selector: str) -> bool:
-    """Whether a selector is the name of one interface."""
+    """Return whether a selector is the name of one interface."""
     return selector != DEFAULT_ROUTE and "/" not in selector and _WILDCARDS.isdisjoint(selector)
 
 
 def check(selector: str) -> None:
-    """Raises ValueError for a selector that cannot choose any interface."""
+    """Raise ValueError for a selector that cannot choose any interface."""
     if "/" in selector:
         ip_network(selector)
     elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
@@ -97,7 +100,7 @@ def check(selector: str) -> None:
 def select(
     selectors: Iterable[str], present: Sequence[Present], before: Selection | None = None
 ) -> Selection:
-    """Apply the selectors to the interfaces that are present. `before`: what was chosen last."""
+    """Apply the selectors to the interfaces that are present. `before`: the previous selection."""
     former = before.chosen if before is not None else {}
     there = {each.name for each in present}
     chosen = {}
@@ -110,8 +113,8 @@ def select(
 
 
 def of_host(host: str, everywhere: T, by_host: Mapping[str, T]) -> T:
-    """The value for one host: the value of its own name in `by_host`, else that of the longest
-    pattern that matches its name, else `everywhere`."""
+    """Return the value for one host: the value of its name in `by_host`, otherwise the value of the
+    longest pattern that matches its name, otherwise `everywhere`."""
     if host in by_host:
         return by_host[host]
     matching = [pattern for pattern in by_host if fnmatchcase(host, pattern)]

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class ConnectionsBySource(Generic[T]):
     """Connections by source."""
 
     def __init__(self) -> None:
@@ -19,17 +19,17 @@ class Crowd(Generic[T]):
         self._most = 0
 
     def count(self, source: str) -> int:
-        """How many connections the source has."""
+        """Return how many connections the source has."""
         return len(self._of.get(source, ()))
 
     def add(self, source: str, connection: T) -> None:
-        """One more."""
+        """Add a connection."""
         own = self._of.setdefault(source, {})
         own[connection] = None
         self._move(source, len(own) - 1, len(own))
 
     def remove(self, source: str, connection: T) -> None:
-        """One less."""
+        """Remove a connection."""
         own = self._of[source]
         del own[connection]
         self._move(source, len(own) + 1, len(own))
@@ -43,12 +43,12 @@ class Crowd(Generic[T]):
         self._move(source, len(own), len(own))
 
     def oldest(self, source: str) -> T:
-        """The least recently used connection of this source."""
+        """Return the least recently used connection of this source."""
         return next(iter(self._of[source]))
 
-    def crowded(self) -> T | None:
-        """The least recently used connection of the source with the most connections; None: there
-        is no connection."""
+    def oldest_of_largest(self) -> T | None:
+        """Return the least recently used connection of the source with the most connections; None
+        if there is no connection."""
         return self.oldest(next(iter(self._by_count[self._most]))) if self._most else None
 
     def _move(self, source: str, before: int, after: int) -> None:

@@ -1,25 +1,30 @@
 """Change the tables of a listener so that no open connection moves.
 
-In: the slots as they are, the new Maglev table, and the nodes that may keep connections. Out: the
-slots as they shall be.
+In: the present slots, the new Maglev table, and the retained nodes, which may keep connections.
+Out: the new slots.
 
-A packet's hash picks a node in `current`, and, where there is one, in `previous`. What `previous`
-says of a hash:
-  NONE      every connection there is on the current node; no state is needed
-  a node    connections without an entry are on this node, those with one are where the entry says
-  TRACKED   connections without an entry are on the current node, those with one are where the entry says
-New connections of a hash whose `previous` is not NONE get an entry (bpf/choose.h).
+The hash of a packet selects a node in `current` and, if that table exists, an entry in `previous`.
+The value in `previous` means for the connections of that hash:
 
-Invariant: after a transition every open connection to a node that may keep it is found there again,
-by entry or by table. `previous` has a size of its own, the largest of those it was made from. Sizes
-divide one another (see `maglev`), so each of its slots lies within one slot of every table that it
-descends from, and nothing is lost when a listener grows or shrinks. The current table follows from
-the weights alone, so that gateways of different age agree on where new connections go.
+* NONE: every connection is on the current node; no flow entries are needed;
+* a node: connections without a flow entry are on this node; connections with an entry are on the
+  node in the entry;
+* TRACKED: connections without a flow entry are on the current node; connections with an entry are
+  on the node in the entry.
 
-A slot that is tracked stays so while more than one node may keep connections: nothing here shows
-whether a connection from before the change is still in use, and an age limit would break those that
-are. The price is bounded: one more table for each listener, and an entry for each new connection
-there, in a table that makes room by itself. How full it is, is a metric."""
+A new connection whose hash has a value other than NONE gets a flow entry (bpf/choose.h).
+
+Invariant: after a transition every open connection to a retained node still reaches that node, by
+flow entry or by table. `previous` has its own size, the largest size of the tables that it was
+computed from. Sizes divide one another (see `maglev`), so each of its slots lies within one slot of
+every one of these tables, and nothing is lost when a listener grows or shrinks. The current table
+depends on the weights alone, so that gateways that started at different times agree on where new
+connections go.
+
+A tracked slot stays tracked while more than one node may keep connections: nothing here shows
+whether a connection from before the change is still in use, and an age limit would break
+connections that are. The cost is bounded: one more table for each listener, and a flow entry for
+each new connection of these slots, in an LRU table. A metric shows how full that table is."""
 
 from array import array
 from collections.abc import Callable, Iterable, Set
@@ -35,11 +40,11 @@ TRACKED = 0xFFFE
 
 
 class Slots(NamedTuple):
-    """The two tables of a listener; numbers in them are places in `nodes`, or NONE and TRACKED.
+    """The two tables of a listener. Their values are indices of `nodes`, or NONE and TRACKED.
 
-    `nodes`: sorted, those that occur. `current`, `previous`: unsigned 16-bit numbers, either may be
-    empty. `by_source`, `previous_by_source`: the table is indexed by the client's address alone,
-    not by the whole flow."""
+    `nodes`: sorted, only nodes that occur in a table. `current`, `previous`: unsigned 16-bit
+    numbers; either may be empty. `by_source`, `previous_by_source`: the table is indexed by a hash
+    of the client's address alone, not of the whole flow."""
 
     nodes: tuple[str, ...] = ()
     current: bytes = b""
@@ -51,18 +56,18 @@ class Slots(NamedTuple):
 def transition(
     old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool = False
 ) -> Slots:
-    """The slots that serve new connections by `table` and leave each open connection of the
+    """Return slots that serve new connections by `table` and leave each open connection of the
     `retained_nodes` where it is.
 
-    Repeating it changes nothing. A node that is not among `retained_nodes` loses its connections.
-    """
+    Applying it twice has no further effect. A node that is not in `retained_nodes` loses its
+    connections."""
     new = Slots(table.nodes, table.slots, b"", by_source, by_source)
     if not old.previous and old[:2] == new[:2] and old.by_source == by_source:
         return new
     if not old.current and not old.previous:
-        return new  # nothing is open
+        return new  # there are no open connections
     if len(table.nodes) <= 1 and retained_nodes <= set(table.nodes):
-        return new  # whatever is open is on the only node: there is nothing to tell apart
+        return new  # the only node has all open connections, so no slot needs tracking
     return (
         old
         if is_settled(old, table, retained_nodes, by_source=by_source)
@@ -71,8 +76,8 @@ def transition(
 
 
 def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> Slots:
-    """The slots after going through all of them, one by one."""
-    # RetainedNodes that no table names count as well: entries may name them.
+    """Return the new slots, computed slot by slot."""
+    # Retained nodes that are in neither table count as well, because flow entries may name them.
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
     place = {name: i for i, name in enumerate(names)}
     was, before = (
@@ -90,45 +95,49 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            follow_in_c(was, before, now, {place[name] for name in retained_nodes}),
+            previous_in_c(was, before, now, {place[name] for name in retained_nodes}),
             by_source,
         )
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
 
 
-def follow_in_python(
+def previous_in_python(
     was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
-    """The reference: what `previous` becomes, slot by slot, where all tables are indexed by the
-    same hash."""
+    """Compute `previous` slot by slot, for tables that are indexed by the same hash. This is the
+    reference implementation, to which the one in C is compared."""
     size = max(len(was), len(before), len(now))
     stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
     return array("H", starmap(_rule(retained_nodes), stretched))
 
 
-def follow_in_c(
+def previous_in_c(
     was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
 ) -> "array[int]":
-    """The same through bpf/transition.c. Raises Refused if it has not been built."""
+    """Compute the same with bpf/transition.c. Raise Refused if it has not been built."""
     size = max(len(was), len(before), len(now))
-    may_keep = bytearray(TRACKED)  # for any number of a node
+    may_keep = bytearray(TRACKED)  # one flag for every possible index of a node
     for retained_node in retained_nodes:
         may_keep[retained_node] = 1
     previous = array("H", bytes(2 * size))
     tables = (number for each in (was, before, now) for number in (c_uint32(len(each)), at(each)))
-    keeping = (c_uint8 * TRACKED).from_buffer(may_keep)
-    library().follow(c_uint32(size), *tables, keeping, c_uint32(len(retained_nodes)), at(previous))
+    retained_flags = (c_uint8 * TRACKED).from_buffer(may_keep)
+    library().compute_previous(
+        c_uint32(size), *tables, retained_flags, c_uint32(len(retained_nodes)), at(previous)
+    )
     return previous
 
 
 def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
-    """Slots that can be written over `old`, one by one, because both tables keep their sizes: in
-    slots whose node is not in `table`, the node of `table` replaces it; no other slot changes. For
-    use when there is no memory for a second pair of tables.
+    """Return slots that can be written over `old`, one by one, because both tables keep their
+    sizes.
 
-    table: with as many slots as the old current table, or empty. A new node gets only slots of
-    nodes that have left, so shares may differ from the weights. A connection without an entry moves
-    if its node has left but may keep connections, and no table remembers its slot: `old` has no
+    In slots whose node is not in `table`, the node of `table` replaces it; no other slot changes.
+    For use when there is no memory for a second pair of tables.
+
+    `table` has as many slots as the old current table, or is empty. A new node gets only slots of
+    nodes that have left, so shares may differ from the weights. A connection without a flow entry
+    moves if its node has left but may keep connections, and no table records its slot: `old` has no
     previous table, or one with fewer slots than the current table or with another hash."""
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
     place = {name: i for i, name in enumerate(names)}
@@ -141,15 +150,16 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
     now = array("H", (node if node in stay else new for node, new in pairs))
     may_keep = {place[name] for name in retained_nodes}
     if before and old.by_source == old.previous_by_source and len(before) >= len(was):
-        previous = follow_in_c(was, before, now, may_keep)
+        previous = previous_in_c(was, before, now, may_keep)
     else:
         previous = _without_current(before, _rule(may_keep))
     return _canonical(names, now, previous, old.by_source, old.previous_by_source)
 
 
 def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> bool:
-    """Whether the rule would say again what `previous` says already: no slot has another node, and
-    no retained_node has gone. Saves going through all slots where nothing has changed."""
+    """Return whether the rule would leave `previous` unchanged: no slot gets another node, and
+    every node in `previous` is still retained. This avoids computing all slots if nothing has
+    changed."""
     if (
         not old.previous
         or not old.by_source == old.previous_by_source == by_source
@@ -169,15 +179,15 @@ def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source:
 
 
 def tracked_as(own: Slots, other: Slots) -> Slots:
-    """The slots, tracked also where another gateway's are: its connections there may have entries,
-    which count here then.
+    """Return the slots, tracked also where those of another gateway are: its connections there may
+    have flow entries, which then apply here too.
 
-    No connection moves by it: one without an entry is where it was before.
-    """
+    No connection moves: a connection without an entry stays on its node."""
     if not other.previous:
         return own
     by_source = own.previous_by_source if own.previous else other.previous_by_source
-    # Tables that are indexed by different hashes have no slots in common: then all have to be.
+    # Tables that are indexed by different hashes have no slots in common: then every slot has to be
+    # tracked.
     crossed = not own.by_source == by_source == other.previous_by_source
     mine, theirs = array("H", own.previous), array("H", other.previous)
     size = max(len(mine), len(theirs))
@@ -193,30 +203,33 @@ def tracked_as(own: Slots, other: Slots) -> Slots:
 
 
 def _rule(retained_nodes: Set[int]) -> Callable[[int, int, int], int]:
-    """What `previous` becomes for a hash, from its old current node, its old previous one, and its
-    new current one."""
+    """Return the function that computes the new value of `previous` for a hash, from its old
+    current node, its old value in `previous`, and its new current node."""
 
     @cache
     def previous(was: int, before: int, now: int) -> int:
         if before in retained_nodes:
-            return before  # the oldest: only its connections have no entries
+            return before  # the oldest node: only its connections have no flow entries
         if before == NONE and was == now:
-            return NONE
+            return NONE  # the slot keeps its node, and all its connections are there
         if was != now and was in retained_nodes:
-            return was
+            return (
+                was  # the slot leaves this node: connections without a flow entry are still there
+            )
         if before == NONE:
             return NONE  # all connections were on a node that is gone
+        # Flow entries may name any retained node. If that can only be the current node, the slot
+        # needs no tracking any more.
         return TRACKED if retained_nodes - {now} else NONE
 
     return previous
 
 
 def _without_current(before: "array[int]", rule: Callable[[int, int, int], int]) -> "array[int]":
-    """The tables are indexed by different hashes, so that no slot of one belongs to a slot of the
-    other.
+    """Return `previous` for a listener whose two tables are indexed by different hashes, so that no
+    slot of one corresponds to a slot of the other.
 
-    All slots have been tracked since that began; they stay so.
-    """
+    All slots have been tracked since the hash changed, and stay tracked."""
     kept = (rule(NONE, each, NONE) for each in before)
     return array("H", (TRACKED if each == NONE else each for each in kept))
 
@@ -226,32 +239,36 @@ def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "a
 
 
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
-    """The table with number `to[i]` in the place of i; NONE and TRACKED stay. `to` has all numbers
-    that occur."""
+    """Return the table with `to[i]` in place of i; NONE and TRACKED stay. `to` has an entry for
+    every number that occurs."""
     out = array("H", bytes(2 * len(slots)))
     renumber_at(slots, to, out.buffer_info()[0])
     return out
 
 
 def renumber_at(slots: "array[int]", to: "array[int]", address: int) -> None:
-    """Write the slots to memory, one by one."""
+    """Write the renumbered slots to memory, one by one."""
     _renumbering()(len(slots), slots.buffer_info()[0], to.buffer_info()[0], address)
 
 
 @cache
 def _renumbering() -> Callable[..., None]:
-    """`renumber` of bpf/transition.c, which takes plain numbers: a value of ctypes for each would
-    cost more than the work."""
+    """Return `renumber` of bpf/transition.c.
+
+    It takes plain numbers, because creating a ctypes value for each argument would cost more than
+    the call."""
     renumbering = library().renumber
     renumbering.argtypes, renumbering.restype = (c_uint32, c_void_p, c_void_p, c_void_p), None
     return renumbering
 
 
 def nodes_in(*tables: "array[int]") -> list[int]:
-    """The numbers of nodes that occur in these tables, sorted."""
+    """Return the indices of nodes that occur in these tables, sorted."""
     occurs = bytearray(1 << 16)
     for table in tables:
-        library().note(c_uint32(len(table)), at(table), (c_uint8 * len(occurs)).from_buffer(occurs))
+        library().mark_nodes(
+            c_uint32(len(table)), at(table), (c_uint8 * len(occurs)).from_buffer(occurs)
+        )
     found, number = [], occurs.find(1)
     while 0 <= number < TRACKED:
         found.append(number)
@@ -260,7 +277,7 @@ def nodes_in(*tables: "array[int]") -> list[int]:
 
 
 def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
-    """The same table with `size` slots; an empty one says NONE everywhere."""
+    """Return the same table with `size` slots; for an empty table NONE in every slot."""
     if not slots:
         return array("H", [NONE]) * size
     times = size // len(slots)
@@ -268,7 +285,7 @@ def _stretch(slots: "array[int]", size: int) -> Iterable[int]:
 
 
 def _condense(slots: "array[int]") -> "array[int]":
-    """The shortest table that says the same; empty if that is NONE everywhere."""
+    """Return the shortest equivalent table; an empty one if all slots are NONE."""
     if slots.tobytes() == b"\xff" * (2 * len(slots)):
         return array("H")
     while len(slots) > SMALLEST and slots[0::2] == slots[1::2]:
@@ -283,7 +300,7 @@ def _canonical(
     by_source: bool,
     previous_by_source: bool,
 ) -> Slots:
-    """Equal slots as equal values: no name that does not occur."""
+    """Return slots without nodes that do not occur, so that equivalent slots are equal values."""
     used = nodes_in(now, previous)
     to = array("H", bytes(2 * len(names)))
     for new, old in enumerate(used):

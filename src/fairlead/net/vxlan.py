@@ -1,10 +1,10 @@
-"""VXLAN devices that only receive: the end of a tunnel to this host.
+"""VXLAN devices that only receive: the end of a tunnel on this host.
 
-In: what a device should be. Out: the kernel has it, up. Nothing is learnt and nothing is sent by
-it: it knows no other end. A device without a local address takes packets over IPv4 alone, one with
-an IPv6 address over IPv6 alone: it takes two for both. Invariant: a device of the same name that is
-no VXLAN device is somebody else's and is left alone. Follows RFC 7348, Linux
-Documentation/networking/vxlan.rst, include/uapi/linux/if_link.h."""
+In: the properties of a device. Out: the device exists in the kernel and is up. It has no remote
+end, learns nothing and sends nothing. A device without a local address receives packets over IPv4
+only, a device with an IPv6 address over IPv6 only, so both families take two devices. Invariant: a
+device of the same name that is not a VXLAN device belongs to another program and is left alone.
+Follows RFC 7348, Linux Documentation/networking/vxlan.rst, include/uapi/linux/if_link.h."""
 
 import errno
 from ipaddress import ip_interface
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.address import is_ipv6
-from fairlead.net.iproute import asking
+from fairlead.net.iproute import open_iproute
 
 _TAKEN = (
-    "another VXLAN device has this port or identifier: choose another tunnel.port or tunnel.vni"
+    "another VXLAN device uses this port or identifier: choose another tunnel.port or tunnel.vni"
 )
 _FIXES = {
     errno.EOPNOTSUPP: "this kernel has no VXLAN (CONFIG_VXLAN): choose tunnel.kind ipip",
@@ -25,7 +25,7 @@ _FIXES = {
 
 
 class Vxlan(NamedTuple):
-    """A device: its name, network identifier, UDP port, this host's address at which packets
+    """A device: its name, network identifier, UDP port, the address of this host at which packets
     arrive, its hardware address."""
 
     name: str
@@ -40,12 +40,13 @@ class Vxlan(NamedTuple):
         return is_ipv6(self.local)
 
 
-async def have(device: Vxlan) -> None:
-    """Make the device, or make it anew if it is another one, and switch it on. Raises Refused where
-    the kernel has no VXLAN, or the name or port is somebody else's."""
-    async with asking(f"making the device {device.name}", _FIXES) as route:
+async def ensure(device: Vxlan) -> None:
+    """Create the device, replace it if its properties differ, and set it up.
+
+    Raise Refused if the kernel has no VXLAN, or another program uses the name or port."""
+    async with open_iproute(f"creating the device {device.name}", _FIXES) as route:
         found = await _find(route, device.name)
-        if found is not None and _described(found) != device:
+        if found is not None and _properties(found) != device:
             _check_ours(found, device.name)
             await route.link("del", index=found["index"])
             found = None
@@ -59,12 +60,12 @@ async def have(device: Vxlan) -> None:
 
 
 async def set_address(name: str, interface: str) -> None:
-    """Give the device an address of IPv4 with its length ("192.0.2.1/32"). Raises Unavailable, also
-    if there is no device."""
+    """Add an IPv4 address with prefix length ("192.0.2.1/32") to the device. Raise Unavailable,
+    also if the device does not exist."""
     parsed = ip_interface(interface)
-    async with asking(f"adding address {interface} to {name}") as route:
+    async with open_iproute(f"adding address {interface} to {name}") as route:
         if (found := await _find(route, name)) is None:
-            raise Unavailable(f"adding address {interface} to {name}: there is no such device")
+            raise Unavailable(f"adding address {interface} to {name}: the device does not exist")
         await route.addr(
             "replace",
             index=found["index"],
@@ -74,8 +75,8 @@ async def set_address(name: str, interface: str) -> None:
 
 
 async def remove(name: str) -> bool:
-    """Take the device away. False if there is none, or if it is none of VXLAN's."""
-    async with asking(f"removing the device {name}") as route:
+    """Remove the device. Return False if it does not exist or is not a VXLAN device."""
+    async with open_iproute(f"removing the device {name}") as route:
         found = await _find(route, name)
         if found is None or _kind(found) != "vxlan":
             return False
@@ -90,13 +91,13 @@ def _attributes(device: Vxlan) -> dict[str, object]:
         "vxlan_learning": 0,
     }
     if device.ipv6:
-        # Gateways do not compute the outer checksum: the inner packet has its own (RFC 6935).
+        # Gateways do not compute the outer checksum; the inner packet has its own (RFC 6935).
         return attributes | {"vxlan_local6": device.local, "vxlan_udp_zero_csum6_rx": 1}
     return attributes | {"vxlan_local": device.local}
 
 
 async def _find(route: Any, name: str) -> Any:
-    from pyroute2.netlink.exceptions import NetlinkError  # loaded by then; see `iproute`
+    from pyroute2.netlink.exceptions import NetlinkError  # already loaded; see `iproute`
 
     try:
         found = await route.link("get", ifname=name)
@@ -115,13 +116,13 @@ def _kind(message: Any) -> str:
 def _check_ours(message: Any, name: str) -> None:
     if _kind(message) != "vxlan":
         raise Refused(
-            f"there is a device {name} that is none of VXLAN's",
+            f"there is a device {name} that is not a VXLAN device",
             fix=f"rename or remove it: ip link del {name}",
         )
 
 
-def _described(message: Any) -> Vxlan | None:
-    """What the device is, if it is one that `have` could have made."""
+def _properties(message: Any) -> Vxlan | None:
+    """Return the properties of the device, if `ensure` could have created it."""
     if _kind(message) != "vxlan":
         return None
     data = message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")

@@ -1,12 +1,12 @@
-"""Attach a program to what a network driver receives, before the kernel makes a packet of it, and
-see where it is attached.
+"""Attach programs to an interface at XDP, where the driver receives packets, and show what is
+attached.
 
-In: a loaded program, an interface's index, a path on a bpffs. Out: a BPF link, pinned there, which
-holds the program attached for as long as the pin or a descriptor lives. Replacing the program is
-one step in the kernel, with no packet between the two. Invariant: a program that something else
-attached is never replaced or taken away. Native mode (in the network driver) and generic mode (in
-the kernel, for any interface) exclude each other on an interface. Follows bpf(2), BPF_LINK_CREATE
-and BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in include/uapi/linux/if_link.h."""
+In: a loaded program, an interface's index, a path on a bpffs. Out: a BPF link, pinned at that path,
+which keeps the program attached while the pin or a descriptor exists. Replacing the program is one
+step in the kernel, with no packet between the two. Invariant: a program that another process
+attached is never replaced or detached. Native mode (in the network driver) and generic mode (in the
+kernel, for any interface) exclude each other on an interface. Follows bpf(2), BPF_LINK_CREATE and
+BPF_LINK_UPDATE (Linux 5.9), and IFLA_XDP in include/uapi/linux/if_link.h."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.net.bpf import Descriptor, call, failure, open_pin
 from fairlead.net.netlink import attributes
 from fairlead.net.program import Program
-from fairlead.net.rtnetlink import asking
+from fairlead.net.rtnetlink import open_rtnetlink
 
 NATIVE, GENERIC = "native", "generic"
 
@@ -32,19 +32,19 @@ _XDP, _XDP_ATTACHED, _XDP_PROGRAM = 43, 2, 4
 
 
 class Attached(NamedTuple):
-    """The program at an interface, whoever attached it."""
+    """The program that is attached to an interface, by this or another process."""
 
     mode: str
     program_id: int
     program: str
-    """Its name; empty if it cannot be asked."""
+    """The name of the program; empty if it cannot be read."""
 
     def __str__(self) -> str:
         return f"XDP program {self.program or '(unnamed)'} (id {self.program_id}, {self.mode})"
 
 
 class Link(NamedTuple):
-    """A pinned link. `interface` is 0 once that is gone."""
+    """A pinned link. `interface` is 0 after the interface is gone."""
 
     pin: Path
     interface: int
@@ -52,14 +52,15 @@ class Link(NamedTuple):
 
 
 async def attached(interface: int) -> Attached | None:
-    """What is attached at the interface. Raises Unavailable when there is no such interface."""
-    with asking(f"asking for the XDP program of interface {interface}") as kernel:
-        (answer,) = kernel.ask(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
-    said = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
-    mode = _MODES.get(said.get(_XDP_ATTACHED, b"\0")[0], "")
+    """Return the program that is attached to the interface, or None. Raise Unavailable if there is
+    no such interface."""
+    with open_rtnetlink(f"reading the XDP program of interface {interface}") as kernel:
+        (answer,) = kernel.request(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
+    fields = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
+    mode = _MODES.get(fields.get(_XDP_ATTACHED, b"\0")[0], "")
     if not mode:
         return None
-    number = int.from_bytes(said.get(_XDP_PROGRAM, b""), sys.byteorder)
+    number = int.from_bytes(fields.get(_XDP_PROGRAM, b""), sys.byteorder)
     return Attached(mode, number, _program_name(number))
 
 
@@ -74,7 +75,7 @@ def _program_name(number: int) -> str:
 
 
 def read_link(pin: Path) -> Link | None:
-    """The link that is pinned there; None if nothing is."""
+    """Return the link that is pinned at `pin`; None if there is none."""
     if not pin.exists():
         return None
     with Descriptor(open_pin(pin), f"the link {pin}") as opened:
@@ -83,12 +84,12 @@ def read_link(pin: Path) -> Link | None:
 
 
 async def attach(interface: int, program: Program, pin: Path, *, mode: str) -> None:
-    """Have `program` run on what the interface receives, by the link at `pin`.
+    """Attach `program` to the interface, by the link at `pin`.
 
-    A link of this interface and mode that is there takes the program in place of its own. One of
-    another interface or mode, or of an interface that is gone, is taken away first. Raises Refused,
-    with its name, where another program is attached, and where the interface cannot do the mode.
-    """
+    If the link already exists for this interface and mode, its program is replaced. A link for
+    another interface or mode, or for an interface that is gone, is detached first. Raise Refused if
+    another program is attached (the message names it), or if the interface does not support the
+    mode."""
     present, link = await attached(interface), read_link(pin)
     if link and link.interface == interface and present and present.mode == mode:
         _replace(link, program)
@@ -119,8 +120,8 @@ def _refusal(error: OSError, interface: int, mode: str, present: Attached | None
     tried = f"attaching an XDP program ({mode}) to interface {interface}"
     if error.errno in (errno.EBUSY, errno.EEXIST) and present:
         return Refused(
-            f"{tried}: {present} is there already",
-            fix="take that one away, or set gateway.attach to tc",
+            f"{tried}: {present} is already attached",
+            fix="detach that program, or set gateway.attach to tc",
         )
     if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ERANGE, errno.ENOSPC, errno.ENOMEM):
         reasons = "its driver has no XDP, or its MTU, queues or offloads (LRO) do not allow it"
@@ -132,7 +133,7 @@ def _refusal(error: OSError, interface: int, mode: str, present: Attached | None
 
 
 def detach(pin: Path) -> None:
-    """Take the program off its interface, and the link away. Nothing there: nothing is done."""
+    """Detach the program from its interface and remove the link. Do nothing if there is no link."""
     if read_link(pin) is None:
         return
     with Descriptor(open_pin(pin), f"the link {pin}") as opened:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import AddressGrant
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import LoadBalancerIngress, Service
-from fairlead.kube.own import AddressGrant
-from fairlead.model import Family, Grant, Note, ServiceKey
+from fairlead.model import Family, Finding, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
 from fairlead.plan.pools import Applicant
@@ -80,7 +80,7 @@ class Assigned(msgspec.Struct, frozen=True):
 
     grants: tuple[Grant, ...]
     rivals: tuple[Rival, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:

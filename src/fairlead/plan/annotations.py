@@ -1,7 +1,7 @@
 """The annotations that a Service is read by: our own, and those that it brings from another system.
 
 In: a Service's annotations. Out: what they say, by the first name of each list that is there: our
-own comes first; and Notes on those that say something which the class of the Service does
+own comes first; and Findings on those that say something which the class of the Service does
 otherwise, or that nobody knows. What is said of connections that end at the balancer is read in
 `proxying.py`. So manifests written for MetalLB or for OpenStack's cloud controller work unchanged
 where the wish can be met, and where it cannot, their owner is told what comes instead. Nothing is
@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from fairlead.model import Note
+from fairlead.model import Finding
 
 _METALLB = ("metallb.io/", "metallb.universe.tf/")
 _OURS = "fairlead.io/"
@@ -144,21 +144,22 @@ def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
     return seconds_of(text) if text else None
 
 
-def not_understood(annotations: Mapping[str, str]) -> list[Note]:
+def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
     """Annotations of ours that mean nothing, by their values or their names."""
     name, text = found(annotations, DRAIN_TIMEOUT)
     if not name or seconds_of(text) is not None:
         return unknown(annotations)
     message = f"{name} is {quoted(text)}, which is no time; the gateways' own limit holds"
-    note = Note(
+    note = Finding(
         NOT_UNDERSTOOD,
-        f"{message}; write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m",
+        message,
+        remedy="write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m",
     )
     return [note, *unknown(annotations)]
 
 
-def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Note]:
-    """What this Service asks for and its class does otherwise: one Note for each thing done
+def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Finding]:
+    """What this Service asks for and its class does otherwise: one Finding for each thing done
     instead."""
     without: dict[str, list[str]] = {}
     for name in sorted(annotations):
@@ -168,7 +169,7 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -
         if wished and (ours or name.startswith(_OPENSTACK)):
             without.setdefault(instead[wish], []).append(name)
     return [
-        Note(
+        Finding(
             WITHOUT_EFFECT,
             f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}",
         )
@@ -176,7 +177,7 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -
     ]
 
 
-def unknown(annotations: Mapping[str, str]) -> list[Note]:
+def unknown(annotations: Mapping[str, str]) -> list[Finding]:
     """Annotations with our prefix that mean nothing to us: most likely a slip of the pen."""
     known = {_MARK, *_KNOWN}
     notes = []
@@ -185,9 +186,10 @@ def unknown(annotations: Mapping[str, str]) -> list[Note]:
             like = difflib.get_close_matches(name, sorted(known), 1, 0.75)
             hint = f"did you mean {like[0]}?" if like else f"known are {', '.join(sorted(known))}"
             notes.append(
-                Note(
+                Finding(
                     NOT_UNDERSTOOD,
-                    f"{name} ({quoted(annotations[name])}) is no annotation of ours; {hint}",
+                    f"{name} ({quoted(annotations[name])}) is no annotation of ours",
+                    remedy=hint,
                 )
             )
     return notes

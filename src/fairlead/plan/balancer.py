@@ -15,10 +15,11 @@ from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
+    Finding,
     Listener,
     LoadBalancer,
-    Note,
     UnservedPort,
+    about,
 )
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
@@ -31,7 +32,7 @@ from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_
 from fairlead.plan.terms import Asked
 
 PORT_CONFLICT = "PortConflict"
-"""Why a port is not served: reason of a Note, and, with our domain before it, error of a port in
+"""Why a port is not served: code of a Finding, and, with our domain before it, error of a port in
 the status."""
 
 
@@ -96,7 +97,7 @@ def plan_unconfirmed(
     # A gateway asks the nodes that a monitor names.
     probed = not at_gateway or class_.members == "probed"
     monitor = health_monitor_of(service) if probed else None
-    notes: list[Note] = []
+    notes: list[Finding] = []
     if not at_gateway:
         notes += [
             *terms.notes,
@@ -145,7 +146,7 @@ def plan_unconfirmed(
         settings=terms.settings,
         hostname_suffix=terms.hostname_suffix,
         hostname=terms.hostname,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=about(f"Service {service.key}", dict.fromkeys(notes)),
         unserved_ports=tuple(sorted(unserved)),
     )
     return Unconfirmed(balancer, tuple([found for _, found in listeners]))
@@ -159,7 +160,7 @@ def confirmed(
     balancer, monitor = told.balancer, told.balancer.health_monitor
     if monitor is None:
         return balancer
-    notes: list[Note] = []
+    notes: list[Finding] = []
     listeners = []
     for listener, found in zip(balancer.listeners, told.found, strict=True):
         members, member_notes = confirm(found, monitor, verdict_of, tunnels)
@@ -171,8 +172,8 @@ def confirmed(
         )
     if not notes and all(map(is_, listeners, balancer.listeners)):
         return balancer
-    every_note = tuple(dict.fromkeys((*balancer.notes, *notes)))
-    return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=every_note)
+    every_note = dict.fromkeys(about(f"Service {balancer.service}", (*balancer.notes, *notes)))
+    return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=tuple(every_note))
 
 
 def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:

@@ -5,14 +5,14 @@ In: a view of the cluster, the configuration, the Services to look at. Out: inte
 none. A Service that needs nothing of the role is left out. Pure: what must be remembered from one
 time to the next (who was given which address) is a Ledger that the caller keeps."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import ZONE_LABEL, Service
-from fairlead.model import Grant, LoadBalancer, NodeService, Note, ServiceKey
+from fairlead.model import Finding, Grant, LoadBalancer, NodeService, ServiceKey, about
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import (
     Assigned,
@@ -110,11 +110,15 @@ def _balancer(
     )
     notes = result.notes
     if result.rivals:
-        notes = (*notes, Note(PORT_CONFLICT, port_conflict(result.rivals), "Programmed"))
+        notes = (*notes, _port_conflict(result.rivals))
     if class_.served_by == "gateways":
         notes = (*gateway_notes(cluster.gateways, service.key), *notes)
-    notes = (*notes, *balancer.notes)
+    notes = about(f"Service {service.key}", (*notes, *balancer.notes))
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
+
+
+def _port_conflict(rivals: Iterable[Rival]) -> Finding:
+    return Finding(PORT_CONFLICT, port_conflict(rivals), severity="error", blocks="Programmed")
 
 
 def _with_keep_note(
@@ -127,8 +131,10 @@ def _with_keep_note(
         why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))
     ):
         return balancer
-    note = Note(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
-    return msgspec.structs.replace(balancer, notes=(*balancer.notes, note))
+    note = Finding(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
+    return msgspec.structs.replace(
+        balancer, notes=about(f"Service {service.key}", (*balancer.notes, note))
+    )
 
 
 def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:
@@ -206,11 +212,9 @@ def _without_rivals(
         for each, found in pairs
         if (each.family, f"{each.protocol}/{each.port}") not in lost
     ]
-    notes = (
-        (*balancer.notes, Note(PORT_CONFLICT, port_conflict(rivals), "Programmed"))
-        if rivals
-        else balancer.notes
-    )
+    notes = balancer.notes
+    if rivals:
+        notes = about(f"Service {service.key}", (*notes, _port_conflict(rivals)))
     balancer = msgspec.structs.replace(
         balancer, listeners=tuple(listener for listener, _ in left), notes=notes
     )

@@ -2,12 +2,12 @@
 
 In: annotations of a Service (ours, or OCCM's of the same name), the configuration, the addresses
 that it asks for. Out: a FloatingWish, or None for a load balancer that is reached from inside
-alone; and Notes on what has no effect. Pure. Meanings: cloud-provider-openstack 1.34. A floating IP
-is IPv4, so load balancers of IPv6 have none."""
+alone; and Findings on what has no effect. Pure. Meanings: cloud-provider-openstack 1.34. A floating
+IP is IPv4, so load balancers of IPv6 have none."""
 
 from collections.abc import Mapping
 
-from fairlead.model import Family, FloatingWish, Note
+from fairlead.model import Family, Finding, FloatingWish
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
 from fairlead.plan.wishes import Wishes
 from fairlead.sections import OctaviaConfig
@@ -69,4 +69,4 @@ def floating_of(
 def _without_effect(wishes: Wishes, names: list[str], why: str) -> None:
     if names:
         message = f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {why}"
-        wishes.notes.append(Note(WITHOUT_EFFECT, message))
+        wishes.notes.append(Finding(WITHOUT_EFFECT, message))

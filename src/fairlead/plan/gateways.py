@@ -1,14 +1,14 @@
 """What the owner of a Service should know about its gateways.
 
-In: the gateways that are alive, and the Services that each of them cannot serve. Out: Notes, which
-keep the Service from being Ready. Pure. Invariant: a Note does not change while its cause lasts: it
-names no time, and no gateway that has only gone silent."""
+In: the gateways that are alive, and the Services that each of them cannot serve. Out: Findings,
+which keep the Service from being Ready. Pure. Invariant: a Finding does not change while its cause
+lasts: it names no time, and no gateway that has only gone silent."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from fairlead.model import Note, ServiceKey
+from fairlead.model import Finding, ServiceKey
 
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
@@ -24,7 +24,7 @@ class Gateways(msgspec.Struct, frozen=True):
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
 
-def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Note, ...]:
+def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
     """What is wrong for this Service. `gateways`: None while the gateways are not known, or if
     their Leases may not be read."""
     if gateways is None:
@@ -35,7 +35,7 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Note, ...
             "stopped gateway still forwards"
         )
         remedy = "start `fairlead gateway`, and see `fairlead status --cluster`"
-        return (Note(NO_GATEWAY, f"{message}: {remedy}", "Ready"),)
+        return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
     refusals = gateways.refusals.get(key, {})
     if not refusals:
         return ()
@@ -44,4 +44,5 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Note, ...
         for name, message in sorted(refusals.items())
     ]
     more = f"; and {len(told) - MOST_NAMED} more gateways" if len(told) > MOST_NAMED else ""
-    return (Note(NOT_SERVED, "; ".join(told[:MOST_NAMED]) + more, "Ready"),)
+    message = "; ".join(told[:MOST_NAMED]) + more
+    return (Finding(NOT_SERVED, message, severity="error", blocks="Ready"),)

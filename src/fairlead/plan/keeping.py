@@ -7,8 +7,8 @@ back, or that counts towards no quota, does not stay locked for ever."""
 from datetime import UTC, datetime, timedelta
 
 from fairlead.config import Config
+from fairlead.kube.crds import Holder
 from fairlead.kube.objects import Namespace
-from fairlead.kube.own import Holder
 from fairlead.model import Value
 from fairlead.plan.annotations import KEEP_ADDRESS
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from fairlead.errors import Conflict
+from fairlead.kube.crds import AddressGrantSpec, Holder
 from fairlead.kube.objects import version_number
-from fairlead.kube.own import AddressGrantSpec, Holder
 from fairlead.model import Grant, ServiceKey
 from fairlead.plan.addresses import Ports
 

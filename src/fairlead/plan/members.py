@@ -20,20 +20,20 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Family, HealthMonitor, Member, MemberState, Note, Verdict
+from fairlead.model import Family, Finding, HealthMonitor, Member, MemberState, Verdict
 from fairlead.net.address import is_ipv6
 from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
-"""Reason of the Note that says: every probe fails, the API is believed instead."""
+"""Code of the Finding that says: every probe fails, the API is believed instead."""
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
-"""Reason of the Note that says: a node ceases to answer again and again, and gets nothing new until
-it is well for a while."""
+"""Code of the Finding that says: a node ceases to answer again and again, and gets nothing new
+until it is well for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
-"""Reason of a Note: a node with ready pods does not answer this gateway, while others answer, and
-gets no new connections. If the path to the node is the cause, Kubernetes cannot detect it."""
+"""Code of a Finding: a node with ready pods does not answer this gateway, while others answer,
+and gets no new connections. If the path to the node is the cause, Kubernetes cannot detect it."""
 
 MOST_LISTED = 5
 """So many nodes are named in a message."""
@@ -95,7 +95,7 @@ def members_of(
     family: Family,
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
-) -> tuple[Unproved, list[Note]]:
+) -> tuple[Unproved, list[Finding]]:
     """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
@@ -125,9 +125,10 @@ def members_of(
                 f"gets no traffic over {family}"
             )
             notes.append(
-                Note(
+                Finding(
                     "NodeAddressMissing",
-                    f"{message}; does its kubelet know the address (--node-ip)?",
+                    message,
+                    remedy="does its kubelet know the address (--node-ip)?",
                 )
             )
         else:
@@ -162,7 +163,7 @@ def confirm(
     monitor: HealthMonitor,
     verdict_of: VerdictOf,
     tunnels: Mapping[str, str] = NO_TUNNELS,
-) -> tuple[tuple[Member, ...], list[Note]]:
+) -> tuple[tuple[Member, ...], list[Finding]]:
     """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the
     address of each node that is probed through one.
 
@@ -209,12 +210,12 @@ def confirm(
             for each in confirmed
         ), []
     answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
-    note = Note(
+    note = Finding(
         HEALTH_CHECKS_FAILING,
         f"no node with ready pods answers 200 at its health port {monitor.port} "
         f"({_ways(proved, tunnels)}); "
-        "traffic goes to these nodes, because the API shows their pods as ready; "
-        f"{_to_check(proved, tunnels)}",
+        "traffic goes to these nodes, because the API shows their pods as ready",
+        remedy=_to_check(proved, tunnels),
     )
     # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
     notes = [note] if found.any_ready else []
@@ -260,22 +261,25 @@ def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
     )
 
 
-def _silent(silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]) -> Note:
-    """The Note does not change while the same nodes do not answer."""
+def _silent(
+    silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]
+) -> Finding:
+    """The Finding does not change while the same nodes do not answer."""
     message = (
         f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no "
         "new connections go there"
     )
-    return Note(NODE_NOT_ANSWERING, f"{message}; {_to_check(silent, tunnels)}")
+    return Finding(NODE_NOT_ANSWERING, message, remedy=_to_check(silent, tunnels))
 
 
-def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Note:
+def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Finding:
     """The same for as long as the same nodes flap."""
     message = f"the health port {monitor.port} of {listed(names)} ceases to answer again and again"
     remedy = "look at the service proxy, the load and the network there"
-    return Note(
+    return Finding(
         HEALTH_CHECKS_FLAPPING,
-        f"{message}: no new connections go there until it has answered for a while; {remedy}",
+        f"{message}: no new connections go there until it has answered for a while",
+        remedy=remedy,
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.crds import GROUP_VERSION, AddressPool
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
-from fairlead.kube.own import GROUP_VERSION, AddressPool
+from fairlead.model import Finding, about
 from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect
 from fairlead.plan.classes import CLASSES, service_class_of
@@ -30,6 +31,13 @@ FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocati
 """Those of its spec that an AddressPool has too: all, in MetalLB 0.16."""
 TAKEN_OVER = "taken-over"
 """The name of the pool for addresses that come from no pool."""
+
+NO_CLASS = "NoClass"
+OTHER_CLASS = "ClassOfAnotherController"
+NOT_IN_POOL = "AddressInNoPool"
+HOSTNAME_ONLY = "HostnameOnly"
+FOREIGN_FINALIZER = "FinalizerOfAnotherController"
+"""Codes of Findings about a Service that is to be handed over."""
 
 System = Literal["fairlead", "metallb", "openstack", "unknown"]
 
@@ -61,7 +69,7 @@ class Prospect(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     pools: tuple[str, ...]
     ready: bool
-    remarks: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,66 +138,78 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
     addresses = held_by(service)
     found = [pools.find(address) for address in addresses]
     obstacle = _class_obstacle(service, addresses, default_class)
-    remarks = [obstacle] if obstacle else []
+    findings = [obstacle] if obstacle else []
     class_ = service_class_of(service, default_class) or SUGGESTED
-    remarks += [
-        note.message for note in without_effect(service.metadata.annotations, class_.substitutes)
-    ]
+    findings += without_effect(service.metadata.annotations, class_.substitutes)
     for address, place in zip(addresses, found, strict=True):
         if place is None:
-            remarks.append(
-                f"{address} is in no pool: it stays, with a warning, until a pool has it (see "
-                "`fairlead migrate pools`)"
+            findings.append(
+                Finding(
+                    NOT_IN_POOL,
+                    f"{address} is in no pool: it stays, with a warning, until a pool has it (see "
+                    "`fairlead migrate pools`)",
+                )
             )
     if any(entry.hostname and shown_address(entry) is None for entry in ingress):
-        remarks.append(
-            "it shows a hostname and no address: it gets an address of a pool, and DNS must follow"
+        findings.append(
+            Finding(
+                HOSTNAME_ONLY,
+                "it shows a hostname and no address: it gets an address of a pool, and DNS must "
+                "follow",
+            )
         )
     if (
         service.metadata.annotations.get(CLASS_ANNOTATION) is None
         and CLEANUP_FINALIZER in service.metadata.finalizers
     ):
-        remarks.append(_finalizer_remark(service))
+        findings.append(_foreign_finalizer(service))
     return Prospect(
         str(service.key),
         system_of(service),
         addresses,
         tuple(place[0].name if place else "" for place in found),
         not obstacle,
-        tuple(remarks),
+        about(f"Service {service.key}", findings),
     )
 
 
-def _finalizer_remark(service: Service) -> str:
+def _foreign_finalizer(service: Service) -> Finding:
     """All such controllers share one finalizer, each with a claim of its own to it, which ours
     cannot take off for another."""
     left = [name for name in service.metadata.finalizers if name != CLEANUP_FINALIZER]
     patch = msgspec.json.encode({"metadata": {"finalizers": left}}).decode()
-    return (
-        "another controller has put its finalizer on it; once that one is stopped for good, take "
-        "it off (ours comes at once), "
-        "or the Service cannot be deleted: "
+    return Finding(
+        FOREIGN_FINALIZER,
+        "another controller has put its finalizer on it",
+        remedy="once that one is stopped for good, take it off (ours comes at once), or the "
+        "Service cannot be deleted: "
         f"kubectl patch service -n {service.metadata.namespace} {service.metadata.name} "
-        f"--type=merge -p '{patch}'"
+        f"--type=merge -p '{patch}'",
     )
 
 
-def _class_obstacle(service: Service, addresses: Sequence[str], default_class: str | None) -> str:
+def _class_obstacle(
+    service: Service, addresses: Sequence[str], default_class: str | None
+) -> Finding | None:
     """Why its class keeps it from coming to us; the API lets nobody change the class of a
     Service."""
     name = service.spec.load_balancer_class
     if (name or default_class) in CLASSES:
-        return ""
+        return None
     if not name:
-        return (
+        return Finding(
+            NO_CLASS,
             "it names no class: set defaultClass in the configuration once the other "
-            "controller is stopped"
+            "controller is stopped",
+            severity="error",
         )
     same = f" and annotation fairlead.io/addresses={','.join(addresses)}" if addresses else ""
-    return (
+    return Finding(
+        OTHER_CLASS,
         f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and "
         "spec.loadBalancerClass to null, "
-        f"then back to LoadBalancer with class {SUGGESTED.name}{same}; it is not served in between"
+        f"then back to LoadBalancer with class {SUGGESTED.name}{same}; it is not served in between",
+        severity="error",
     )
 
 

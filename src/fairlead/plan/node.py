@@ -3,7 +3,7 @@
 In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service
 proxy has no business with it (no ClusterIP, ExternalName, another proxy's). Semantics are
 kube-proxy's. What is no address or no port, as old API servers let it in, is passed over and told
-in a Note: the rest is served."""
+in a Finding: the rest is served."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,14 +17,22 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Backend, Family, HealthCheck, NodeService, NodeServicePort, Note
+from fairlead.model import (
+    Backend,
+    Family,
+    Finding,
+    HealthCheck,
+    NodeService,
+    NodeServicePort,
+    about,
+)
 from fairlead.net.address import family_of
 from fairlead.plan.endpoints import Candidate, candidates, near, usable
 from fairlead.plan.service import affinity_timeout_s, source_ranges
 
 LAST_PORT = 65_535
 NOT_UNDERSTOOD = "FieldNotUnderstood"
-"""Reason of a Note about what is passed over."""
+"""Code of a Finding about what is passed over."""
 
 
 def plan_node_service(
@@ -36,7 +44,7 @@ def plan_node_service(
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
-    notes: list[Note] = []
+    notes: list[Finding] = []
     named = spec.cluster_ips or (spec.cluster_ip,)
     cluster_ips = _read(
         (address for address in named if address and address != "None"), "spec.clusterIPs", notes
@@ -89,7 +97,7 @@ def plan_node_service(
         affinity_timeout_s=affinity_timeout_s(service),
         source_ranges=source_ranges(service),
         health_check=_health_check(service, local, notes),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=about(f"Service {service.key}", dict.fromkeys(notes)),
     )
 
 
@@ -139,7 +147,7 @@ def _backends(chosen: Iterable[Candidate], node_name: str) -> tuple[Backend, ...
     return tuple(sorted(Backend(c.address, c.port, c.node in (node_name, "")) for c in chosen))
 
 
-def _read(texts: Iterable[str], where: str, notes: list[Note]) -> tuple[str, ...]:
+def _read(texts: Iterable[str], where: str, notes: list[Finding]) -> tuple[str, ...]:
     """The addresses among these, each in the one way to write it."""
     found: list[str] = []
     for text in texts:
@@ -151,7 +159,7 @@ def _read(texts: Iterable[str], where: str, notes: list[Note]) -> tuple[str, ...
 
 
 def _readable(
-    ingress: Iterable[LoadBalancerIngress], notes: list[Note]
+    ingress: Iterable[LoadBalancerIngress], notes: list[Finding]
 ) -> Sequence[tuple[LoadBalancerIngress, str]]:
     """The entries that a node is to answer for, with their addresses."""
     entries = [entry for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
@@ -162,7 +170,7 @@ def _readable(
     ]
 
 
-def _sound(found: Sequence[Candidate], family: Family, notes: list[Note]) -> Sequence[Candidate]:
+def _sound(found: Sequence[Candidate], family: Family, notes: list[Finding]) -> Sequence[Candidate]:
     """Those that have an address of the family, and a port."""
     sound = []
     for each in found:
@@ -176,11 +184,13 @@ def _sound(found: Sequence[Candidate], family: Family, notes: list[Note]) -> Seq
     return sound
 
 
-def _note(what: str) -> Note:
-    return Note(NOT_UNDERSTOOD, f"{what}; it is passed over, and the rest is served")
+def _note(what: str) -> Finding:
+    return Finding(NOT_UNDERSTOOD, f"{what}; it is passed over, and the rest is served")
 
 
-def _health_check(service: Service, local: Iterable[str], notes: list[Note]) -> HealthCheck | None:
+def _health_check(
+    service: Service, local: Iterable[str], notes: list[Finding]
+) -> HealthCheck | None:
     """Counts *ready* local endpoints, in the family that has most of them: a pod that has two
     addresses is one pod."""
     spec = service.spec

@@ -1,6 +1,6 @@
 """What the owner of a Service should know about it, and what to do about it.
 
-In: a Service whose addresses are given, its EndpointSlices, the Nodes. Out: Notes. Each sentence
+In: a Service whose addresses are given, its EndpointSlices, the Nodes. Out: Findings. Each sentence
 says what is the matter and ends with the remedy, for it is all that `kubectl describe` shows.
 Invariant: pure; a note is the same as long as the matter is: it counts nothing that comes and goes,
 such as pods. Follows what kube-proxy and the upstream service controller do with such Services."""
@@ -20,7 +20,7 @@ from fairlead.kube.objects import (
     Service,
     ServicePort,
 )
-from fairlead.model import Family, Note
+from fairlead.model import Family, Finding
 from fairlead.net.address import family_of
 from fairlead.plan.endpoints import Candidate, candidates, usable
 from fairlead.plan.members import excluded
@@ -41,9 +41,9 @@ def endpoint_notes(
     families: Sequence[Family],
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
-) -> list[Note]:
+) -> list[Finding]:
     """Which of these ports nobody answers for from outside, and why."""
-    wanting: dict[Note, list[str]] = {}
+    wanting: dict[Finding, list[str]] = {}
     for family in families:
         for port in ports:
             known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
@@ -60,7 +60,7 @@ def endpoint_notes(
 
 def spec_notes(
     service: Service, families: Sequence[Family], ranges: Sequence[str], nodes: Mapping[str, Node]
-) -> list[Note]:
+) -> list[Finding]:
     """What the Service asks for that works otherwise than its owner may think."""
     notes = []
     proxy = service.metadata.labels.get(SERVICE_PROXY_NAME_LABEL)
@@ -70,9 +70,10 @@ def spec_notes(
             f"{proxy!r}: kube-proxy does not serve it"
         )
         notes.append(
-            Note(
+            Finding(
                 "OtherServiceProxy",
-                f"{message}; remove the label unless that proxy serves load-balancer addresses",
+                message,
+                remedy="remove the label unless that proxy serves load-balancer addresses",
             )
         )
     if service.spec.external_traffic_policy == "Local" and not service.spec.health_check_node_port:
@@ -81,9 +82,10 @@ def spec_notes(
             "gets traffic until Kubernetes knows"
         )
         notes.append(
-            Note(
+            Finding(
                 "HealthCheckNodePortMissing",
-                f"{message}; set externalTrafficPolicy to Cluster and back to Local",
+                message,
+                remedy="set externalTrafficPolicy to Cluster and back to Local",
             )
         )
     return [
@@ -99,11 +101,19 @@ def _want(
     known: Sequence[Candidate],
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
-) -> Note | None:
+) -> Finding | None:
     """Why nobody outside can be served by these endpoints of one port; None if somebody can, or all
     can."""
     if not (chosen := usable(known)):
-        return Note(NO_READY_ENDPOINTS, _nobody(service, known, slices), "Ready", at_start=True)
+        message, remedy = _nobody(service, known, slices)
+        return Finding(
+            NO_READY_ENDPOINTS,
+            message,
+            severity="error",
+            remedy=remedy,
+            blocks="Ready",
+            at_start=True,
+        )
     local = service.spec.external_traffic_policy == "Local"
     serving = any(each.node in nodes and not excluded(nodes[each.node]) for each in chosen)
     homeless = any(not each.node for each in chosen)
@@ -113,16 +123,16 @@ def _want(
             if nodes
             else "there is no Node"
         )
-        return Note(
-            NO_NODES, f"There are no available nodes for LoadBalancer: {why}; {_include()}", "Ready"
-        )
+        return _no_nodes(why)
     if local and homeless:
         whose = "some of its endpoints name" if serving else "its endpoints name"
         message = f"{whose} no node: with externalTrafficPolicy Local they get nothing from outside"
         remedy = (
             "give them a nodeName in their EndpointSlice, or set externalTrafficPolicy to Cluster"
         )
-        return Note(WITHOUT_NODE, f"{message}; {remedy}", "" if serving else "Ready")
+        if serving:
+            return Finding(WITHOUT_NODE, message, remedy=remedy)
+        return Finding(WITHOUT_NODE, message, severity="error", remedy=remedy, blocks="Ready")
     if local and not serving:
         names = {each.node for each in chosen}
         there = sorted(names & nodes.keys())
@@ -131,34 +141,43 @@ def _want(
             if there
             else f"{_listed(names)}, not in the cluster"
         )
-        return Note(
-            NO_NODES,
-            f"There are no available nodes for LoadBalancer: its pods are ready on {why}; "
-            f"{_include()}",
-            "Ready",
-        )
+        return _no_nodes(f"its pods are ready on {why}")
     return None
 
 
-def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[EndpointSlice]) -> str:
+def _no_nodes(why: str) -> Finding:
+    return Finding(
+        NO_NODES,
+        f"There are no available nodes for LoadBalancer: {why}",
+        severity="error",
+        remedy="place pods on another node, or remove the label "
+        "node.kubernetes.io/exclude-from-external-load-balancers",
+        blocks="Ready",
+    )
+
+
+def _nobody(
+    service: Service, known: Sequence[Candidate], slices: Sequence[EndpointSlice]
+) -> tuple[str, str]:
+    """Why no endpoint answers for a port, and what to do about it."""
     selector = ",".join(
         f"{key}={value}" for key, value in sorted((service.spec.selector or {}).items())
     )
     look = f"kubectl get pods -n {service.metadata.namespace} -l {selector}"
     if known and selector:
         return (
-            f"it has endpoints, and none of them is ready: see `{look}` and the readiness "
-            "probes of the pods"
+            "it has endpoints, and none of them is ready",
+            f"see `{look}` and the readiness probes of the pods",
         )
     if known:
         return (
-            "it has endpoints, and none of them is ready: see the controller that writes its "
-            "EndpointSlices"
+            "it has endpoints, and none of them is ready",
+            "see the controller that writes its EndpointSlices",
         )
     if any(each.endpoints for each in slices):
         return (
-            "no endpoint has this port: does its targetPort name a port of the pods, and have "
-            "they addresses of this family?"
+            "no endpoint has this port",
+            "does its targetPort name a port of the pods, and have they addresses of this family?",
         )
     if selector:
         # A pod has no endpoint before it has an address, and pods are not watched.
@@ -167,33 +186,28 @@ def _nobody(service: Service, known: Sequence[Candidate], slices: Sequence[Endpo
             "pods that have no IP yet",
         )
         return (
-            f"it has no endpoint: see `{look}`; {none}; {unborn} are waiting for a node, an "
-            "image or a volume"
+            "it has no endpoint",
+            f"see `{look}`; {none}; {unborn} are waiting for a node, an image or a volume",
         )
     return (
-        "it has neither a selector nor an EndpointSlice: write one with the label "
-        "kubernetes.io/service-name, "
-        f"and without the label {HEADLESS_LABEL}"
-    )
-
-
-def _include() -> str:
-    return (
-        "place pods on another node, or remove the label "
-        "node.kubernetes.io/exclude-from-external-load-balancers"
+        "it has neither a selector nor an EndpointSlice",
+        "write one with the label kubernetes.io/service-name, and without the label "
+        f"{HEADLESS_LABEL}",
     )
 
 
 def _range_notes(
     families: Sequence[Family], ranges: Sequence[Network], nodes: Mapping[str, Node]
-) -> list[Note]:
+) -> list[Finding]:
     """Gateways let in who is in the ranges; nodes apply them as well, to their own pods too."""
-    notes: list[Note] = []
+    notes: list[Finding] = []
     given = {family: [each for each in ranges if _family(each) == family] for family in families}
     for family, own in given.items():
         if not own and ranges:
             message = f"no range is {family}: nobody outside may connect over {family}"
-            notes.append(Note(SOURCE_RANGES, f"{message}; add one to loadBalancerSourceRanges"))
+            notes.append(
+                Finding(SOURCE_RANGES, message, remedy="add one to loadBalancerSourceRanges")
+            )
         if not own:
             # and none of the nodes' CIDRs is looked at: of 1,000 nodes for each Service that would
             # be seconds
@@ -211,7 +225,11 @@ def _range_notes(
                 "load balancer is dropped"
             )
             notes.append(
-                Note(SOURCE_RANGES, f"{message}; add their ranges, or let pods use the ClusterIP")
+                Finding(
+                    SOURCE_RANGES,
+                    message,
+                    remedy="add their ranges, or let pods use the ClusterIP",
+                )
             )
     return notes
 

@@ -2,11 +2,11 @@
 provider it is served.
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`, the configuration,
-the provider of the load balancer that is there. Out: OctaviaSettings, and a Note for each wish that
-cannot be used or is met otherwise. A wish without which the Service would not work is refused, with
-the way out; what a provider lacks says `capabilities.py`. Invariant: pure; whatever annotations
-say, the settings are within the limits that Octavia takes, and such as the provider has. Names,
-units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.30."""
+the provider of the load balancer that is there. Out: OctaviaSettings, and a Finding for each wish
+that cannot be used or is met otherwise. A wish without which the Service would not work is refused,
+with the way out; what a provider lacks says `capabilities.py`. Invariant: pure; whatever
+annotations say, the settings are within the limits that Octavia takes, and such as the provider
+has. Names, units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.30."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ import msgspec
 from fairlead.errors import Refused
 from fairlead.model import (
     Family,
-    Note,
+    Finding,
     OctaviaAsking,
     OctaviaChecks,
     OctaviaMethod,
@@ -28,7 +28,7 @@ from fairlead.model import (
     SharedOrAdopted,
 )
 from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, quoted
-from fairlead.plan.capabilities import LACKS, METHODS, OTHER_PROVIDER, SOURCE_RANGES
+from fairlead.plan.capabilities import METHODS, OTHER_PROVIDER, SOURCE_RANGES, UNSUPPORTED
 from fairlead.plan.floating import floating_of
 from fairlead.plan.selection import ALLOWED, read_selector
 from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
@@ -97,7 +97,7 @@ class _Choice(NamedTuple):
 
 def settings_of(
     annotations: Mapping[str, str], asks: Asks, config: OctaviaConfig, standing: Provider | None
-) -> tuple[OctaviaSettings, list[Note]]:
+) -> tuple[OctaviaSettings, list[Finding]]:
     """`standing`: the provider of the load balancer that the Service has; it stays. Raises Refused
     for what is essential to the Service and the provider lacks, and without a place to be."""
     wishes = Wishes(annotations)
@@ -124,15 +124,14 @@ def settings_of(
     if method is not None and method not in METHODS[provider]:
         asked.append("lb-method")
         method = None
-    lacking = [wish for wish in asked if wish in LACKS[provider]]
+    lacking = [wish for wish in asked if wish in UNSUPPORTED[provider]]
     wishes.notes += _otherwise(wishes, lacking, choice)
     if header and forwarded_for:
         one, other = wishes.given("proxy-protocol"), wishes.given("x-forwarded-for")
         message = (
-            f"{other} has no effect beside {one}: pods are told the client's address in "
-            "one way; remove one of the two"
+            f"{other} has no effect beside {one}: pods are told the client's address in one way"
         )
-        wishes.notes.append(Note(NOT_UNDERSTOOD, message))
+        wishes.notes.append(Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two"))
     if provider == "amphora" and asks.local:
         wishes.notes += _hidden(asks.protocols, header, forwarded_for and not header)
     checks, asking = _checks(wishes, provider, asks, config)
@@ -233,7 +232,9 @@ def _all_nodes(
             f"{name} has no effect over {', '.join(unknown)}: no monitor would find out "
             "there which nodes have no ready pods"
         )
-        wishes.notes.append(Note(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods"))
+        wishes.notes.append(
+            Finding(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods")
+        )
     return tuple(protocol for protocol in protocols if protocol in told)
 
 
@@ -253,12 +254,12 @@ def _choose(
                 "that cannot change"
             )
             wishes.notes.append(
-                Note(WITHOUT_EFFECT, f"{message}; make the Service anew for another")
+                Finding(WITHOUT_EFFECT, message, remedy="make the Service anew for another")
             )
         return _Choice(standing, "it is there", standing)
     if wanted != "auto":
         return _Choice(wanted, f"{wishes.given(PROVIDER) or 'the configuration'} says so", None)
-    lacking = [_called(wishes, wish) for wish in asked if wish in LACKS["ovn"]]
+    lacking = [_called(wishes, wish) for wish in asked if wish in UNSUPPORTED["ovn"]]
     if method is not None and method not in METHODS["ovn"]:
         lacking.append(wishes.given("lb-method"))
     if lacking:
@@ -282,22 +283,22 @@ def _choose(
     )
 
 
-def _otherwise(wishes: Wishes, lacking: Iterable[str], choice: _Choice) -> list[Note]:
-    """One Note for each thing that the provider does instead. Raises Refused for what it must
+def _otherwise(wishes: Wishes, lacking: Iterable[str], choice: _Choice) -> list[Finding]:
+    """One Finding for each thing that the provider does instead. Raises Refused for what it must
     not."""
     instead: dict[str, list[str]] = {}
     for wish in lacking:
-        lack, name = LACKS[choice.provider][wish], _called(wishes, wish)
-        if lack.what == "refused":
+        unsupported, name = UNSUPPORTED[choice.provider][wish], _called(wishes, wish)
+        if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
             anew = "make the Service anew with" if choice.standing is not None else "set"
             raise Refused(
-                f"{name}: {lack.instead}",
+                f"{name}: {unsupported.explanation}",
                 fix=f"remove it, or {anew} fairlead.io/{PROVIDER}: {other}",
             )
-        instead.setdefault(lack.instead, []).append(name)
+        instead.setdefault(unsupported.explanation, []).append(name)
     return [
-        Note(
+        Finding(
             WITHOUT_EFFECT,
             f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {what}",
         )
@@ -309,7 +310,9 @@ def _called(wishes: Wishes, wish: str) -> str:
     return "spec.loadBalancerSourceRanges" if wish == SOURCE_RANGES else wishes.given(wish)
 
 
-def _hidden(protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: bool) -> list[Note]:
+def _hidden(
+    protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: bool
+) -> list[Finding]:
     """Who asks for policy Local wants to see clients, and behind a machine that ends or rewrites
     connections pods do not."""
     hidden = [
@@ -324,7 +327,7 @@ def _hidden(protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: b
         f"over {', '.join(hidden)} pods see an address of the load balancer in place of "
         f"the client's: {', or '.join(ways)}"
     )
-    return [Note(CLIENT_HIDDEN, message)]
+    return [Finding(CLIENT_HIDDEN, message)]
 
 
 def _checks(

@@ -14,9 +14,9 @@ from fairlead.kube.objects import Service, ServicePort
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
+    Finding,
     Listener,
     LoadBalancer,
-    Note,
     OctaviaSettings,
     UnservedPort,
 )
@@ -69,7 +69,7 @@ def octavia_terms(asked: Asked) -> Terms:
     nodes = selected(asked.nodes, settings.node_selector)
     hostname, misnamed = hostname_in(annotations)
 
-    def remarks(listeners: Sequence[Listener]) -> list[Note]:
+    def remarks(listeners: Sequence[Listener]) -> list[Finding]:
         return [
             *_none_selected(settings, bool(nodes)),
             *misnamed,
@@ -138,16 +138,16 @@ def _asks(
     )
 
 
-def _none_selected(settings: OctaviaSettings, any_node: bool) -> list[Note]:
+def _none_selected(settings: OctaviaSettings, any_node: bool) -> list[Finding]:
     if not settings.node_selector or any_node:
         return []
     message = (
         f"no node has the labels {settings.node_selector}, so the load balancer has no members"
     )
-    return [Note(NO_NODE_SELECTED, message)]
+    return [Finding(NO_NODE_SELECTED, message)]
 
 
-def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Note]:
+def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Finding]:
     if settings.provider != "ovn" or not any(
         len({each.weight for each in one.members} - {0}) > 1 for one in listeners
     ):
@@ -156,7 +156,9 @@ def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[No
         "nodes have different numbers of ready pods, and provider ovn gives each node "
         "the same share"
     )
-    return [Note(SHARES_BY_NODE, f"{message}; spread pods evenly (topologySpreadConstraints)")]
+    return [
+        Finding(SHARES_BY_NODE, message, remedy="spread pods evenly (topologySpreadConstraints)")
+    ]
 
 
 def _families(
@@ -164,7 +166,7 @@ def _families(
     wanted: Wanted,
     octavia: OctaviaConfig,
     existing: ExistingLoadBalancer | None,
-) -> tuple[Sequence[Family], list[Note]]:
+) -> tuple[Sequence[Family], list[Finding]]:
     """Return the address families of the load balancer: IPv4 before IPv6 if it has both, else the
     first of the Service that is possible. A load balancer that exists keeps its families. Raises
     Refused for a Service that must have both and cannot."""
@@ -190,16 +192,18 @@ def _families(
         return sorted(wanted.families), []
     if wanted.all_families and existing is None:
         raise Refused(f"class {OCTAVIA} cannot serve both address families: {lacks}", fix=fix)
-    return (first,), [Note(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}; {fix}")]
+    return (first,), [
+        Finding(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}", remedy=fix)
+    ]
 
 
-def _ports(service: Service) -> tuple[list[ServicePort], list[UnservedPort], list[Note]]:
-    """Return the ports that have a node port, and the others as unserved, with a Note. Octavia
-    reaches nodes by node ports. Raises Refused if no port has one."""
+def _ports(service: Service) -> tuple[list[ServicePort], list[UnservedPort], list[Finding]]:
+    """Return the ports that have a node port, and the others as unserved, with a Finding.
+    Octavia reaches nodes by node ports. Raises Refused if no port has one."""
     served = [port for port in service.spec.ports if port.node_port]
     unserved, notes = without_node_port(
         OCTAVIA, [port for port in service.spec.ports if not port.node_port]
     )
     if notes and not served:
-        raise Refused(notes[0].message)
+        raise Refused(notes[0].message, fix=notes[0].remedy)
     return served, unserved, notes

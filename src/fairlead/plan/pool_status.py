@@ -13,13 +13,13 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.kube.own import AddressPool, KeptAddresses
-from fairlead.model import Family, ServiceKey, Value
+from fairlead.kube.crds import AddressPool, KeptAddresses
+from fairlead.model import Family, Finding, ServiceKey, Value
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import FAMILIES, MOST, Problem
+from fairlead.plan.pools import FAMILIES, MOST
 
 READY = "Ready"
 STRANDED = "Stranded"
@@ -112,10 +112,10 @@ def _has(ledger: Ledger, name: str, address: str) -> bool:
     return found is not None and found[0].name == name
 
 
-def _ready(problem: Problem | None) -> PoolCondition:
+def _ready(problem: Finding | None) -> PoolCondition:
     if problem is None:
         return PoolCondition(READY, "True", "Used", "its addresses are given to Services")
-    return PoolCondition(READY, "False", problem.reason, problem.message)
+    return PoolCondition(READY, "False", problem.code, str(problem))
 
 
 def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from fairlead.config import LabelRequirement, LabelSelector, PoolConfig, parse_range
-from fairlead.kube.own import AddressPool
-from fairlead.model import Family
+from fairlead.kube.crds import AddressPool
+from fairlead.model import Family, Finding
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -27,13 +27,6 @@ MOST = 2**63 - 1
 INVALID = "InvalidAddresses"
 OVERLAPS = "OverlapsAnotherPool"
 DELETED = "BeingDeleted"
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Why a pool is not used."""
-
-    reason: str
-    message: str
 
 
 class Applicant(msgspec.Struct, frozen=True):
@@ -127,7 +120,7 @@ class Pool:
 class Pools:
     """All pools in use, in the order in which they are tried. `problems`: of those that are not."""
 
-    def __init__(self, pools: Sequence[Pool], problems: Mapping[str, Problem]) -> None:
+    def __init__(self, pools: Sequence[Pool], problems: Mapping[str, Finding]) -> None:
         self.in_order = sorted(pools, key=lambda pool: pool.order)
         self.by_name = {pool.name: pool for pool in pools}
         self.problems = problems
@@ -158,7 +151,7 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
     used: list[PoolConfig] = list(configured)
     seen = [(range_, pool.name) for pool in used for range_ in map(parse_range, pool.addresses)]
     names = {pool.name for pool in used}
-    problems: dict[str, Problem] = {}
+    problems: dict[str, Finding] = {}
     for each in sorted(
         objects, key=lambda each: (each.metadata.creation_timestamp or "", each.metadata.name)
     ):
@@ -182,24 +175,35 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
 
 def _problem(
     pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]
-) -> Problem | None:
+) -> Finding | None:
+    """Why a pool is not used; None if it is."""
+    subject = f"AddressPool {pool.metadata.name}"
     if pool.metadata.deletion_timestamp is not None:
-        return Problem(
+        return Finding(
             DELETED,
             "the pool is being deleted: it gives no addresses, and goes when nobody holds one of "
             "it any more",
+            subject=subject,
         )
     if pool.metadata.name in names:
-        return Problem(
-            OVERLAPS, "a pool of this name is in the configuration file; give this one another name"
+        return Finding(
+            OVERLAPS,
+            "a pool of this name is in the configuration file",
+            severity="error",
+            subject=subject,
+            remedy="give this one another name",
         )
     own: list[tuple[int, int, int]] = []
     for text in pool.spec.addresses:
         try:
             version, first, last = parse_range(text)
         except ValueError as error:
-            return Problem(
-                INVALID, f"{error}; give addresses, CIDRs or FIRST-LAST in spec.addresses"
+            return Finding(
+                INVALID,
+                str(error),
+                severity="error",
+                subject=subject,
+                remedy="give addresses, CIDRs or FIRST-LAST in spec.addresses",
             )
         for (other_version, other_first, other_last), other in (
             *seen,
@@ -207,12 +211,21 @@ def _problem(
         ):
             if version == other_version and first <= other_last and other_first <= last:
                 whose = "another of its own entries" if other == "itself" else f"pool {other}"
-                return Problem(
-                    OVERLAPS, f"{text} overlaps {whose}; the pool is not used until it does not"
+                return Finding(
+                    OVERLAPS,
+                    f"{text} overlaps {whose}; the pool is not used until it does not",
+                    severity="error",
+                    subject=subject,
                 )
         own.append((version, first, last))
-    return (
-        None if own else Problem(INVALID, "the pool has no addresses; give some in spec.addresses")
+    if own:
+        return None
+    return Finding(
+        INVALID,
+        "the pool has no addresses",
+        severity="error",
+        subject=subject,
+        remedy="give some in spec.addresses",
     )
 
 

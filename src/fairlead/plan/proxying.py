@@ -2,11 +2,11 @@
 (class `fairlead.io/proxy`).
 
 In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours
-comes first. Out: ProxySettings, and a Note for each value that cannot be used: what it is, what is
-allowed, what holds instead. One value that is wrong keeps nothing else from being done. Invariant:
-pure; whatever annotations say, the settings are within the limits that HAProxy takes. Names, units
-and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as Go does
-(`50s`)."""
+comes first. Out: ProxySettings, and a Finding for each value that cannot be used: what it is, what
+is allowed, what holds instead. One value that is wrong keeps nothing else from being done.
+Invariant: pure; whatever annotations say, the settings are within the limits that HAProxy takes.
+Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as
+Go does (`50s`)."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ from fairlead.config import read_suffix
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import (
+    Finding,
     MemberChecks,
-    Note,
     ProxyHeader,
     ProxyMethod,
     ProxySettings,
@@ -37,7 +37,7 @@ from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
-"""The reason of a Note about ports that class proxy cannot serve; with the domain before it, the
+"""The code of a Finding about ports that class proxy cannot serve; with the domain before it, the
 error of such a port in the status."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
@@ -79,32 +79,40 @@ def proxy_terms(asked: Asked) -> Terms:
     )
 
 
-def _impossible(service: Service) -> tuple[list[UnservedPort], list[Note]]:
-    """Return the ports that a balancer that ends connections cannot serve, with a Note for each
-    kind of them. Raises Refused if there is no other port."""
+def _impossible(service: Service) -> tuple[list[UnservedPort], list[Finding]]:
+    """Return the ports that a balancer that ends connections cannot serve, with a Finding for
+    each kind of them. Raises Refused if there is no other port."""
     strange = [port for port in service.spec.ports if port.protocol != "TCP"]
     unreached = [
         port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port
     ]
-    notes: list[Note] = []
+    notes: list[Finding] = []
     if strange:
         why = f"class {PROXY} ends TCP connections and serves nothing else"
         fix = (
             f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and "
             "SCTP on as they are"
         )
-        message = f"not served: {listed(strange)}: {why}; {fix}"
-        notes.append(Note(PROTOCOL_NOT_SUPPORTED, message, "Programmed"))
+        message = f"not served: {listed(strange)}: {why}"
+        notes.append(
+            Finding(
+                PROTOCOL_NOT_SUPPORTED,
+                message,
+                severity="error",
+                remedy=fix,
+                blocks="Programmed",
+            )
+        )
     missing, more = without_node_port(PROXY, unreached)
     notes += more
     if notes and len(strange) + len(unreached) == len(service.spec.ports):
-        raise Refused("; ".join(note.message for note in notes))
+        raise Refused("; ".join(map(str, notes)))
     return [*unserved(strange, PROTOCOL_NOT_SUPPORTED), *missing], notes
 
 
 def settings_of(
     annotations: Mapping[str, str], *, affinity: bool
-) -> tuple[ProxySettings, list[Note]]:
+) -> tuple[ProxySettings, list[Finding]]:
     """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
     names the method."""
     default = ProxySettings()
@@ -116,13 +124,12 @@ def settings_of(
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
-            f"{other} has no effect beside {one}: pods are told the client's address in "
-            "one way; remove one of the two"
+            f"{other} has no effect beside {one}: pods are told the client's address in one way"
         )
-        reader.notes.append(Note(NOT_UNDERSTOOD, message))
+        reader.notes.append(Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two"))
     if affinity and method != "source" and (name := reader.given("lb-method")):
         reader.notes.append(
-            Note(
+            Finding(
                 NOT_UNDERSTOOD,
                 f"{name} has no effect: spec.sessionAffinity keeps each client with its node",
             )
@@ -147,7 +154,7 @@ def settings_of(
 
 def hostname_suffix(
     annotations: Mapping[str, str], settings: ProxySettings, configured: str
-) -> tuple[str, list[Note]]:
+) -> tuple[str, list[Finding]]:
     """What is published after the address; `configured`: for Services that do not say it, if their
     pods expect a header."""
     return hostname_suffix_after(
@@ -155,7 +162,9 @@ def hostname_suffix(
     )
 
 
-def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple[str, list[Note]]:
+def hostname_suffix_after(
+    annotations: Mapping[str, str], default: str
+) -> tuple[str, list[Finding]]:
     """The same; `default`: for Services that do not say it."""
     name, text = found(annotations, HOSTNAME_SUFFIX)
     if not name:
@@ -167,11 +176,11 @@ def hostname_suffix_after(annotations: Mapping[str, str], default: str) -> tuple
             f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or "
             f"{NO_SUFFIX}; it counts as not given"
         )
-        return default, [Note(NOT_UNDERSTOOD, message)]
+        return default, [Finding(NOT_UNDERSTOOD, message)]
     return suffix, []
 
 
-def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
+def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Finding]]:
     """The name that is to be published in the place of addresses; empty: none."""
     name, text = found(annotations, names_of("hostname"))
     if not name:
@@ -182,10 +191,10 @@ def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Note]]:
         f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and "
         "the address is published"
     )
-    return "", [Note(NOT_UNDERSTOOD, message)]
+    return "", [Finding(NOT_UNDERSTOOD, message)]
 
 
-def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
+def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
     """What to tell when new connections begin otherwise than before: who takes both loses nothing,
     who does not has to be changed first."""
     news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
@@ -200,21 +209,21 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Note:
         "where they cannot, leave this Service as it was, and move clients to a second one "
         "for a port that expects the other"
     )
-    return Note(PROXY_HEADER_SWITCHED, f"{news}: {order}; {instead}", normal=True)
+    return Finding(PROXY_HEADER_SWITCHED, f"{news}: {order}", severity="info", remedy=instead)
 
 
-def ended(connections: int, most: int) -> Note:
+def ended(connections: int, most: int) -> Finding:
     """What to tell when connections were cut because HAProxy has been reloaded too often for
     them."""
     ours = "1 connection was" if connections == 1 else f"{connections} connections were"
     why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
-    return Note(
+    return Finding(
         OLD_CONNECTIONS_ENDED,
         f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)",
     )
 
 
-def _affinity() -> Note:
+def _affinity() -> Finding:
     """Where a service proxy applies the affinity once more, to connections of gateways."""
     why = (
         "nodes see a gateway in place of its clients, so for all of them it stays with one pod "
@@ -227,7 +236,9 @@ def _affinity() -> Note:
         "for a pod by client have one pod on each node, with policy Local, or use class "
         f"{direct.DIRECT}"
     )
-    return Note(AFFINITY_BY_GATEWAY, f"{why}: others may get nothing; {instead}; {others}")
+    return Finding(
+        AFFINITY_BY_GATEWAY, f"{why}: others may get nothing", remedy=f"{instead}; {others}"
+    )
 
 
 def _said(header: ProxyHeader) -> str:

@@ -1,15 +1,15 @@
 """What users are told about their addresses: why there is none, and what is the matter with one
 that they have.
 
-In: what `plan.ledger` found. Out: Refused and Notes, each with its remedy. Pure.
+In: what `plan.ledger` found. Out: Refused and Findings, each with its remedy. Pure.
 Invariant: a sentence is the same as long as the matter is, so that it becomes one Event.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead.errors import Refused
-from fairlead.kube.own import grant_name
-from fairlead.model import Family, Note, ServiceKey
+from fairlead.kube.crds import grant_name
+from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Rival, Taken, Wanted
 from fairlead.plan.annotations import ADDRESSES, POOL
@@ -86,7 +86,7 @@ def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
     if (named := wanted.pool) and named not in pools.by_name:
         if (problem := pools.problems.get(named)) is not None:
             return Refused(
-                f"pool {named} is not used: {problem.message}", fix=f"mend the pool or {POOL[0]}"
+                f"pool {named} is not used: {problem}", fix=f"mend the pool or {POOL[0]}"
             )
         names = ", ".join(pool.name for pool in pools.in_order) or "none"
         return Refused(f"there is no pool {named!r}; configured: {names}", fix=f"mend {POOL[0]}")
@@ -113,18 +113,20 @@ def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
     )
 
 
-def skipped(family: Family) -> Note:
-    return Note(SKIPPED, f"no pool has a free {family} address; serving the other family only")
+def skipped(family: Family) -> Finding:
+    return Finding(SKIPPED, f"no pool has a free {family} address; serving the other family only")
 
 
-def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[Note]:
+def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[Finding]:
     """Which addresses of a Service its pools would not give it any more, or not be asked for."""
     notes = []
     for address, mine in taken.items():
         found = pools.find(address)
         if found is not None and found[0].allows(wanted.applicant):
             if wanted.pool not in ("", found[0].name):
-                notes.append(Note(STRANDED, _of_another_pool(address, found[0].name, wanted.pool)))
+                notes.append(
+                    Finding(STRANDED, _of_another_pool(address, found[0].name, wanted.pool))
+                )
             continue
         if found is not None:
             why = f"pool {found[0].name} is not for this Service any more"
@@ -132,11 +134,13 @@ def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[N
             why = f"pool {mine.pool}, which it was given from, has it no more"
         else:
             why = "no pool has it"
-        message = (
-            f"{address} stays with this Service, but {why}; put it back into a pool, or "
-            "move the Service"
+        notes.append(
+            Finding(
+                STRANDED,
+                f"{address} stays with this Service, but {why}",
+                remedy=f"put it back into a pool, or move the Service by {ADDRESSES[0]}",
+            )
         )
-        notes.append(Note(STRANDED, f"{message} by {ADDRESSES[0]}"))
     return notes
 
 

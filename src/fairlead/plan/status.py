@@ -10,7 +10,7 @@ properties"."""
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from fairlead.model import LoadBalancer, Note, Outcome, Value
+from fairlead.model import Finding, LoadBalancer, Outcome, Value
 
 ACCEPTED = "fairlead.io/Accepted"
 PROGRAMMED = "fairlead.io/Programmed"
@@ -63,33 +63,35 @@ def conditions_of(
 
 def _carried_out(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     where = f"served on {', '.join(intent.addresses)}"
-    hindering = (
+    blocking = (
         "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
     )  # without a port nobody is reached
     return (
         ServiceCondition(
-            ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.hinders)
+            ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.blocks)
         ),
         _condition(
             PROGRAMMED,
             "Programmed",
             where,
-            [note for note in intent.notes if note.hinders == "Programmed"],
+            [note for note in intent.notes if note.blocks == "Programmed"],
         ),
         _condition(
             READY,
             "EndpointsReady",
             where,
-            [note for note in intent.notes if note.hinders == hindering],
+            [note for note in intent.notes if note.blocks == blocking],
         ),
     )
 
 
-def _condition(type_: str, reason: str, where: str, hindrances: Sequence[Note]) -> ServiceCondition:
-    if not hindrances:
+def _condition(
+    type_: str, reason: str, where: str, blocking: Sequence[Finding]
+) -> ServiceCondition:
+    if not blocking:
         return ServiceCondition(type_, "True", reason, where)
-    return ServiceCondition(type_, "False", hindrances[0].reason, _said(hindrances))
+    return ServiceCondition(type_, "False", blocking[0].code, _said(blocking))
 
 
-def _said(notes: Iterable[Note]) -> str:
-    return "; ".join(note.message for note in notes)
+def _said(notes: Iterable[Finding]) -> str:
+    return "; ".join(map(str, notes))

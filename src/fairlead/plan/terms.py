@@ -14,9 +14,9 @@ from fairlead.kube.objects import Node, Service, ServicePort
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
+    Finding,
     IPMode,
     Listener,
-    Note,
     Protocol,
     Settings,
     UnservedPort,
@@ -24,7 +24,7 @@ from fairlead.model import (
 from fairlead.plan.service import CLASS_PREFIX
 
 NODE_PORT_MISSING = "NodePortMissing"
-"""The reason of a Note about ports without a node port, at a class that reaches nodes by node
+"""The code of a Finding about ports without a node port, at a class that reaches nodes by node
 ports; with the domain before it, the error of such a port in the status."""
 
 
@@ -42,8 +42,8 @@ class Asked(msgspec.Struct, frozen=True):
     known."""
 
 
-def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Note]:
-    """Return no Note: the class has nothing to say about its members."""
+def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Finding]:
+    """Return no Finding: the class has nothing to say about its members."""
     return ()
 
 
@@ -51,7 +51,7 @@ class Terms(msgspec.Struct, frozen=True):
     """How a class serves one Service."""
 
     settings: Settings
-    notes: Sequence[Note] = ()
+    notes: Sequence[Finding] = ()
     unserved: Sequence[UnservedPort] = ()
     """The ports that the class cannot serve."""
     families: Sequence[Family] | None = None
@@ -63,8 +63,8 @@ class Terms(msgspec.Struct, frozen=True):
     """The nodes that may be members. None: all."""
     all_nodes: Sequence[Protocol] = ()
     """Every node is a member of the listeners of these protocols, with ready pods or without."""
-    remarks: Callable[[Sequence[Listener]], Sequence[Note]] = no_remarks
-    """Return the Notes that depend on the members of the listeners."""
+    remarks: Callable[[Sequence[Listener]], Sequence[Finding]] = no_remarks
+    """Return the Findings that depend on the members of the listeners."""
 
 
 TermsOf = Callable[[Asked], Terms]
@@ -73,16 +73,23 @@ TermsOf = Callable[[Asked], Terms]
 
 def without_node_port(
     class_name: str, ports: Sequence[ServicePort]
-) -> tuple[list[UnservedPort], list[Note]]:
-    """Return the ports as unserved, and a Note about them: they have no node port, and this class
-    reaches nodes by node ports."""
+) -> tuple[list[UnservedPort], list[Finding]]:
+    """Return the ports as unserved, and a Finding about them: they have no node port, and this
+    class reaches nodes by node ports."""
     if not ports:
         return [], []
     message = (
         f"not served: {listed(ports)}: class {class_name} reaches nodes by node ports, and there "
-        "are none; set spec.allocateLoadBalancerNodePorts to true"
+        "are none"
     )
-    return unserved(ports, NODE_PORT_MISSING), [Note(NODE_PORT_MISSING, message, "Programmed")]
+    finding = Finding(
+        NODE_PORT_MISSING,
+        message,
+        severity="error",
+        remedy="set spec.allocateLoadBalancerNodePorts to true",
+        blocks="Programmed",
+    )
+    return unserved(ports, NODE_PORT_MISSING), [finding]
 
 
 def unserved(ports: Sequence[ServicePort], reason: str) -> list[UnservedPort]:

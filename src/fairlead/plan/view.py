@@ -7,8 +7,8 @@ Pure."""
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, Service
-from fairlead.kube.own import AddressGrant, AddressPool
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.gateways import Gateways
 

@@ -1,15 +1,15 @@
 """Reads one by one what a Service's annotations wish for, and notes what it cannot use.
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first.
-Out: values within their limits, and a Note for each text that is none: what it is, what is allowed,
-what holds instead. Pure. Names, units and limits of cloud-provider-openstack 1.34 and Octavia;
-times may also be written as Go does (`50s`)."""
+Out: values within their limits, and a Finding for each text that is none: what it is, what is
+allowed, what holds instead. Pure. Names, units and limits of cloud-provider-openstack 1.34 and
+Octavia; times may also be written as Go does (`50s`)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from fairlead.model import Note, ProxyHeader
+from fairlead.model import Finding, ProxyHeader
 from fairlead.plan.annotations import NOT_UNDERSTOOD, found, names_of, quoted, seconds_of
 
 LONGEST_MS = 2_073_600_000
@@ -31,7 +31,7 @@ class Wishes:
 
     def __init__(self, annotations: Mapping[str, str]) -> None:
         self._annotations = annotations
-        self.notes: list[Note] = []
+        self.notes: list[Finding] = []
 
     def read(
         self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT
@@ -51,7 +51,7 @@ class Wishes:
             return default
         if (value := parse(text)) is None:
             message = f"{name} is {quoted(text)}; allowed: {allowed}; it counts as not given"
-            self.notes.append(Note(NOT_UNDERSTOOD, message))
+            self.notes.append(Finding(NOT_UNDERSTOOD, message))
             return default
         return value
 

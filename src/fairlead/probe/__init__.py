@@ -1,2 +1,2 @@
-"""Real connections that say what came back: answered or not, how fast, which client address the
-server saw."""
+"""Test traffic: real connections that record whether they were answered, how fast, and which client
+address the server saw."""

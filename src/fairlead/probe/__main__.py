@@ -1,9 +1,9 @@
-"""`python -m fairlead.probe burst|steady|crowd|flood ...`: the loads as processes, so that they can
-run inside a namespace.
+"""`python -m fairlead.probe burst|steady|crowd|flood ...`: run the loads as processes, so that they
+can run inside a network namespace.
 
-`burst` prints one Tally as JSON, `flood` how many packets it sent. `steady` and `crowd` run until
-their standard input ends; each line that they read there ends a period, which they print as a line
-of JSON."""
+`burst` prints one Tally as JSON, `flood` the number of packets that it sent. `steady` and `crowd`
+run until their standard input ends; each line of their input ends a period, whose results they
+print as a line of JSON."""
 
 import argparse
 import asyncio
@@ -47,18 +47,18 @@ def main() -> None:
         type=float,
         default=4.0,
         metavar="SECONDS",
-        help="between requests on an open flow",
+        help="time between requests on an open flow",
     )
     load.add_argument(
         "--patience",
         type=float,
         default=crowd.SILENCE_S,
         metavar="SECONDS",
-        help="for the answer on a new flow",
+        help="time limit for the answer on a new flow",
     )
     load = loads.add_parser("flood")
     load.add_argument("kind", choices=["tcp", "udp"])
-    load.add_argument("source", help="the first of the made-up addresses")
+    load.add_argument("source", help="the first of the forged source addresses")
     load.add_argument("address")
     load.add_argument("port", type=int)
     load.add_argument("--count", type=int, default=100_000)
@@ -87,10 +87,10 @@ def _steady(arguments: argparse.Namespace) -> None:
         timeout_s=arguments.timeout,
         open_connections=arguments.open,
     )
-    asyncio.run(_answer_for(steady))
+    asyncio.run(_run_by_commands(steady))
 
 
-async def _answer_for(load: Steady) -> None:
+async def _run_by_commands(load: Steady) -> None:
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

@@ -1,9 +1,9 @@
-"""Many short connections as fast as the machine makes them: who answered how often, and who was not
-answered.
+"""Many short connections as fast as the machine can open them: which pods answered, and which
+connections failed.
 
-In: a target, how many connections, how many at once. Out: a `Tally`. One epoll loop, no asyncio:
-the client must cost less than what it measures. Every connection is one request; it ends with the
-answer, a refusal, or the time-out."""
+In: a target, the number of connections, how many at once. Out: a `Tally`. One epoll loop, no
+asyncio: the client must cost less than what it measures. Every connection sends one request; it
+ends with the answer, an error, or the time-out."""
 
 import errno
 import selectors
@@ -17,14 +17,15 @@ import msgspec
 from fairlead.net.address import socket_family
 from fairlead.probe.exchange import REQUEST_ONCE, Answer, Malformed, parse
 
-# Close with a reset once the answer is there: 20,000 connections would leave 20,000 ports in
+# Close with a reset after the answer: otherwise 20,000 connections would leave 20,000 ports in
 # TIME_WAIT.
 LINGER_NONE = struct.pack("ii", 1, 0)
 
 
 class Tally(msgspec.Struct):
-    """What came of a burst. `address_kept`: of the answered ones, how many saw the client's own
-    address."""
+    """The result of a burst.
+
+    `address_kept`: the number of answers in which the server saw the client's own address."""
 
     requests: int = 0
     answered: int = 0
@@ -51,7 +52,8 @@ class _Connection:
 def burst(
     address: str, port: int, *, connections: int, concurrency: int, timeout_s: float = 1.0
 ) -> Tally:
-    """Make `connections` connections, `concurrency` at a time, each given up after `timeout_s`."""
+    """Open `connections` connections, `concurrency` at a time. Each fails after `timeout_s` without
+    an answer."""
     run = _Burst((address, port), timeout_s)
     started = time.monotonic()
     while run.tally.requests < connections or run.open:

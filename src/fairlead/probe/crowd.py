@@ -1,21 +1,21 @@
-"""A crowd: thousands of flows that stay open, and steady new ones, each of which knows which pod
+"""Thousands of flows that stay open, and a steady rate of new ones, each of which records which pod
 answers it.
 
-In: targets; what happens meanwhile is somebody else's doing. Out: for each period and target, a
+In: targets; another process makes the change under test. Out: for each period and target, a
 `Count`. Terms:
 
-* *failed*: a new flow that was refused, reset, or not answered within `patience_s`, which may be
-  long: what was lost is late;
-* *late*: a new flow that was answered, but had to send something twice: a packet was lost.
-  Datagrams are sent again by us;
-* *broken*: an open flow that ended other than by the server's word, was silent for `SILENCE_S`, or
-  was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer in that time. A flow that waits asks
-  nothing else.
+* *failed*: a new flow that was refused, reset, or not answered within `patience_s`; with a long
+  `patience_s`, flows whose packets were lost count as late instead;
+* *late*: a new flow that was answered, but had to retransmit: a packet was lost. Datagrams are
+  repeated by this program;
+* *broken*: an open flow that ended without the server's announcement, was silent for `SILENCE_S`,
+  or was answered by another pod;
+* *lost*: a request on an open UDP flow that had no answer within that time. A flow sends no other
+  request while it waits.
 
-Every tenth new flow takes the place of the one that is open the longest, so that at each moment
-some are young, some old. One epoll loop, no asyncio: ten thousand connections must leave a small
-machine room for what they are to test."""
+Every tenth new flow replaces the flow that has been open longest, so that at each moment some flows
+are young and some old. One epoll loop, no asyncio: ten thousand connections must leave a small
+machine room for the system under test."""
 
 import errno
 import heapq
@@ -33,22 +33,23 @@ import msgspec
 from fairlead.probe.exchange import Answer, Malformed
 from fairlead.probe.flow import Flow, Target
 
-AT_ONCE = 128
-"""So many flows at most are being opened at a time when many are missing."""
-AGAIN_S = 1.0
-"""When a new UDP flow has had no answer for so long it asks once more, as TCP does."""
+MOST_OPENING = 128
+"""The maximum number of flows that are being opened at a time when many are missing."""
+RETRANSMIT_S = 1.0
+"""A new UDP flow without an answer repeats its request once after this time, as TCP would."""
 PAUSE_S = 0.1
-"""After a failure, before flows that are missing are begun again. The steady ones do not wait."""
+"""The delay after a failure before missing flows are opened again. The steady new flows do not
+wait."""
 SILENCE_S = 10.0
-"""Longer than a machine stalls that is too small for the test."""
+"""Longer than the stalls of a machine that is too small for the test."""
 REPLACED = 10
 SOURCE_PORTS = range(10_000, 60_000)
 """New UDP flows use these ports in turn. A node tracks a flow for up to two minutes after its
-socket was closed, so a new socket that happens to get the same port would continue that flow,
+socket was closed, so a new socket that happened to get the same port would continue that flow,
 perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
-NOTED = 1000
+MOST_RECORDED = 1000
 _FAILURES = (OSError, Malformed, EOFError)
 
 
@@ -69,8 +70,8 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct):
-    """What one target's flows went through in a period. Keys of `broken` and `lost` are pods;
-    `by_pod` counts new flows."""
+    """The results of one target's flows in a period. Keys of `broken` and `lost` are pods; `by_pod`
+    counts new flows."""
 
     open: int = 0
     new: int = 0
@@ -79,19 +80,19 @@ class Count(msgspec.Struct):
     failed: dict[str, int] = msgspec.field(default_factory=dict)
     late: int = 0
     trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
-    """Of the first thousand that failed or were late: when they began (monotonic clock), and why,
-    or who answered late."""
+    """The first thousand flows that failed or were late: when they began (monotonic clock), and the
+    error, or the pod that answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     breaks: list[Break] = msgspec.field(default_factory=list)
-    """Of the first thousand that `broken` counts."""
+    """The first thousand flows that `broken` counts."""
     lost: dict[str, int] = msgspec.field(default_factory=dict)
     ended: int = 0
     longest_wait_ms: int = 0
 
 
 class Crowd:
-    """All flows of one process. `step` is the loop's body; `take` ends a period; `counts` is the
-    present one."""
+    """All flows of one process. `step` is the body of the loop; `take` ends a period; `counts`
+    holds the present period."""
 
     def __init__(
         self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float
@@ -102,15 +103,12 @@ class Crowd:
         self._patience_s = patience_s
         self._poll = select.epoll()
         self._flows: dict[int, Flow] = {}
-        self._fresh: deque[Flow] = (
-            deque()
-        )  # in the order in which they began; ends of flows are found out later
-        self._once: deque[Flow] = (
-            deque()
-        )  # of these the UDP flows that have asked once, in the same order
-        self._turns: list[
-            tuple[float, int, Flow]
-        ] = []  # a heap: when each open flow is to ask again
+        self._new: deque[Flow] = deque()
+        """New flows in the order in which they began. Ended flows are removed later."""
+        self._sent_once: deque[Flow] = deque()
+        """The UDP flows among them that have sent one request, in the same order."""
+        self._due: list[tuple[float, int, Flow]] = []
+        """A heap: when each open flow is to send its next request."""
         self._number = itertools.count()
         self._source_ports = itertools.cycle(SOURCE_PORTS)
         self._oldest: dict[Target, deque[Flow]] = {target: deque() for target in targets}
@@ -136,10 +134,10 @@ class Crowd:
         return {str(target): count for target, count in counts.items()}
 
     def step(self, command: int = -1) -> bool:
-        """Do what is due, wait for at most a few milliseconds. True: the file descriptor `command`
-        can be read."""
+        """Do what is due and wait for at most a few milliseconds. Return whether the file
+        descriptor `command` is readable."""
         commanded = False
-        # All that is there is heard before anything counts as silent.
+        # All pending answers are read before any flow counts as silent.
         for descriptor, events in self._poll.poll(0.005, len(self._flows) + 1):
             flow = self._flows.get(descriptor)
             if flow is not None:
@@ -148,17 +146,18 @@ class Crowd:
                 commanded = True
         now_s = time.monotonic()
         self._begin(now_s)
-        self._take_turns(now_s)
-        self._ask_again(now_s)
-        self._give_up(now_s)
+        self._send_due_requests(now_s)
+        self._repeat_first_requests(now_s)
+        self._expire_new_flows(now_s)
         return commanded
 
     def watch(self, command: int) -> None:
-        """Let `step` tell when this file descriptor can be read."""
+        """Have `step` report when this file descriptor is readable."""
         self._poll.register(command, select.EPOLLIN)
 
     def _begin(self, now_s: float) -> None:
-        """The steady new ones, as soon as all were open once; and as many as are missing."""
+        """Open the steady new flows, once all flows have been open; and the flows that are
+        missing."""
         if not self._filled:
             self._filled = self.complete
             self._next_new_s = now_s
@@ -168,7 +167,7 @@ class Crowd:
         for target in self._targets if now_s >= self._next_fill_s else ():
             while (
                 self._open[target] + self._opening[target] < target.open
-                and self._opening.total() < AT_ONCE
+                and self._opening.total() < MOST_OPENING
             ):
                 self._start(target, now_s)
 
@@ -185,12 +184,12 @@ class Crowd:
         self._poll.register(
             flow.socket, select.EPOLLOUT if target.kind == "tcp" else select.EPOLLIN
         )
-        self._fresh.append(flow)
+        self._new.append(flow)
         if target.kind != "tcp":
-            self._once.append(flow)
+            self._sent_once.append(flow)
 
     def _new_flow(self, target: Target, now_s: float) -> Flow:
-        """A new flow; a UDP flow gets the next port that no open flow has."""
+        """Open a new flow. A UDP flow uses the next port that no open flow has."""
         if target.kind == "tcp":
             return Flow(target, now_s)
         while True:
@@ -207,9 +206,9 @@ class Crowd:
                 flow.connected(now_s)
                 self._poll.modify(flow.socket, select.EPOLLIN)
                 return
-            known = flow.answerer
+            known = flow.first_answer
             asked_s = flow.begun_s if known is None else flow.waiting_s
-            if (answer := flow.hear()) is None:
+            if (answer := flow.receive()) is None:
                 return
         except BlockingIOError:
             return
@@ -217,122 +216,126 @@ class Crowd:
             self._on_failure(flow, error, now_s)
             return
         count = self.counts[flow.target]
-        if asked_s:  # else this one was given up as lost before it came
+        if asked_s:  # otherwise the request was already counted as lost
             count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
         if known is None:
-            self._welcome(flow, answer, now_s)
+            self._on_first_answer(flow, answer, now_s)
         elif answer.pod != known.pod:
-            self._note_broken(flow, MOVED if answer.node == known.node else MOVED_AWAY, answer.pod)
-            flow.answerer = answer
-        if answer.closing and flow.stays:
+            self._record_broken(
+                flow, MOVED if answer.node == known.node else MOVED_AWAY, answer.pod
+            )
+            flow.first_answer = answer
+        if answer.closing and flow.kept_open:
             count.ended += 1
             self._close(flow)
 
-    def _welcome(self, flow: Flow, answer: Answer, now_s: float) -> None:
-        """A new flow has its first answer: it stays, or was one of the steady ones."""
+    def _on_first_answer(self, flow: Flow, answer: Answer, now_s: float) -> None:
+        """Record the first answer of a new flow. The flow stays open, or is closed if it was a
+        steady one."""
         target, count = flow.target, self.counts[flow.target]
         self._opening[target] -= 1
         count.answered += 1
         count.by_pod[answer.pod] = count.by_pod.get(answer.pod, 0) + 1
-        if flow.sent_again():
+        if flow.was_retransmitted():
             count.late += 1
-            self._note_trouble(target, flow.begun_s, answer.pod)
+            self._record_trouble(target, flow.begun_s, answer.pod)
         missing = self._open[target] < target.open
         if not (missing or count.answered % REPLACED == 0):
             self._close(flow)
             return
-        flow.stays = True
+        flow.kept_open = True
         self._open[target] += 1
-        # Spread over the interval: those that began together shall not ask together for ever.
-        self._set_turn(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
+        # Spread the requests over the interval: flows that began together must not send together
+        # for ever.
+        self._schedule(flow, now_s + self._interval_s * random.uniform(0.2, 1.0))
         line = self._oldest[target]
         line.append(flow)
         while self._open[target] > target.open or line[0].socket.fileno() < 0:
             if (oldest := line.popleft()).socket.fileno() >= 0:
                 self._close(oldest)
 
-    def _take_turns(self, now_s: float) -> None:
-        while self._turns and self._turns[0][0] <= now_s:
-            due_s, _, flow = heapq.heappop(self._turns)
+    def _send_due_requests(self, now_s: float) -> None:
+        while self._due and self._due[0][0] <= now_s:
+            due_s, _, flow = heapq.heappop(self._due)
             if flow.socket.fileno() < 0:
                 continue
             if not flow.waiting_s:
-                self._ask(flow, now_s)
+                self._send_request(flow, now_s)
             elif now_s - flow.waiting_s >= SILENCE_S and flow.target.kind == "tcp":
                 self._on_failure(flow, TimeoutError(), now_s)
             elif now_s - flow.waiting_s >= SILENCE_S:
                 lost = self.counts[flow.target].lost
-                pod = flow.answerer.pod if flow.answerer else ""
+                pod = flow.first_answer.pod if flow.first_answer else ""
                 lost[pod] = lost.get(pod, 0) + 1
-                self._ask(flow, now_s)
-            self._set_turn(flow, due_s + self._interval_s)
+                self._send_request(flow, now_s)
+            self._schedule(flow, due_s + self._interval_s)
 
-    def _ask(self, flow: Flow, now_s: float) -> None:
+    def _send_request(self, flow: Flow, now_s: float) -> None:
         try:
-            flow.ask(now_s)
+            flow.send_request(now_s)
         except OSError as error:
             self._on_failure(flow, error, now_s)
 
-    def _set_turn(self, flow: Flow, due_s: float) -> None:
-        heapq.heappush(self._turns, (due_s, next(self._number), flow))
+    def _schedule(self, flow: Flow, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, next(self._number), flow))
 
-    def _ask_again(self, now_s: float) -> None:
-        while self._once and now_s - self._once[0].begun_s >= AGAIN_S:
-            flow = self._once.popleft()
-            if flow.socket.fileno() >= 0 and flow.answerer is None:
-                self._ask(flow, now_s)
+    def _repeat_first_requests(self, now_s: float) -> None:
+        while self._sent_once and now_s - self._sent_once[0].begun_s >= RETRANSMIT_S:
+            flow = self._sent_once.popleft()
+            if flow.socket.fileno() >= 0 and flow.first_answer is None:
+                self._send_request(flow, now_s)
 
-    def _give_up(self, now_s: float) -> None:
-        while self._fresh:
-            flow = self._fresh[0]
-            if flow.socket.fileno() >= 0 and flow.answerer is None:
+    def _expire_new_flows(self, now_s: float) -> None:
+        while self._new:
+            flow = self._new[0]
+            if flow.socket.fileno() >= 0 and flow.first_answer is None:
                 if now_s - flow.begun_s < self._patience_s:
                     return
                 self._on_failure(flow, TimeoutError(), now_s)
-            self._fresh.popleft()
+            self._new.popleft()
 
     def _on_failure(self, flow: Flow, error: Exception, now_s: float) -> None:
-        if flow.answerer is None:
+        if flow.first_answer is None:
             self._opening[flow.target] -= 1
             self._fail(flow.target, flow.begun_s, error)
             self._close(flow)
             return
-        self._note_broken(flow, type(error).__name__)
+        self._record_broken(flow, type(error).__name__)
         if flow.target.kind == "tcp":
             self._close(flow)
-        else:  # there is no connection to be gone; the next request may be answered
+        else:  # a UDP flow has no connection to lose; its next request may be answered
             flow.waiting_s = 0.0
 
     def _fail(self, target: Target, begun_s: float, error: Exception) -> None:
         failed = self.counts[target].failed
         name = type(error).__name__
         failed[name] = failed.get(name, 0) + 1
-        self._note_trouble(target, begun_s, name)
+        self._record_trouble(target, begun_s, name)
         self._next_fill_s = time.monotonic() + PAUSE_S
 
-    def _note_trouble(self, target: Target, begun_s: float, what: str) -> None:
-        if len(noted := self.counts[target].trouble) < NOTED:
+    def _record_trouble(self, target: Target, begun_s: float, what: str) -> None:
+        if len(noted := self.counts[target].trouble) < MOST_RECORDED:
             noted.append((begun_s, what))
 
-    def _note_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
-        count, known = self.counts[flow.target], flow.answerer
+    def _record_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
+        count, known = self.counts[flow.target], flow.first_answer
         pod, node = (known.pod, known.node) if known else ("", "")
         by_cause = count.broken.setdefault(pod, {})
         by_cause[why] = by_cause.get(why, 0) + 1
-        if len(count.breaks) < NOTED:
+        if len(count.breaks) < MOST_RECORDED:
             client, port, *_ = flow.socket.getsockname()
             times = flow.begun_s, time.monotonic(), flow.requests
             count.breaks.append(Break(client, port, *times, pod, node, why, answered_by))
 
     def _close(self, flow: Flow) -> None:
-        self._open[flow.target] -= flow.stays
+        self._open[flow.target] -= flow.kept_open
         del self._flows[flow.socket.fileno()]
         flow.socket.close()
 
 
 def run(crowd: Crowd, command: int = 0, answer: int = 1) -> None:
-    """Until `command` ends; each line read there ends a period, which is printed as a line of
-    JSON."""
+    """Run until `command` ends. Each line read from it ends a period, which is written to `answer`
+    as a line of JSON."""
     crowd.watch(command)
     while True:
         if crowd.step(command):

@@ -1,6 +1,6 @@
-"""One HTTP exchange with an echo server: what is sent, and what the answer says.
+"""One HTTP exchange with an echo server: the request, and the contents of the answer.
 
-In: bytes. Out: an `Answer`, or None while the answer is not complete. Pure; RFC 9112 as far as our
+In: bytes. Out: an `Answer`, or None while the answer is incomplete. Pure; RFC 9112 as far as our
 own echo server uses it (Content-Length bodies, `Connection: close`)."""
 
 import msgspec
@@ -10,23 +10,23 @@ REQUEST_KEEP = b"GET / HTTP/1.1\r\nHost: probe\r\n\r\n"
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Who answered, and which client address it saw."""
+    """The answer of an echo server: which pod it is, and which client address it saw."""
 
     pod: str
     node: str
     peer: str
     length: int = 0
-    """Of the request's body, or of the datagram, bytes."""
+    """Bytes of the request's body, or of the datagram."""
     proxy_peer: str = ""
-    """Who called, by a PROXY header."""
+    """The client address in a PROXY header."""
     forwarded_for: str = ""
-    """The same by X-Forwarded-For."""
+    """The client address in X-Forwarded-For."""
     closing: bool = False
     """The server announced that it will close this connection: an orderly end."""
 
     @property
     def client(self) -> str:
-        """Who called, as the server would log it where it believes whom it is told."""
+        """The client address that a server logs if it trusts X-Forwarded-For and PROXY headers."""
         return self.forwarded_for or self.proxy_peer or self.peer
 
 
@@ -34,11 +34,11 @@ _BODY = msgspec.json.Decoder(Answer)
 
 
 class Malformed(ValueError):
-    """What came back is no answer of an echo server."""
+    """The received bytes are not an answer of an echo server."""
 
 
 def parse(received: bytes) -> Answer | None:
-    """Read a whole answer. Raises Malformed for bytes that can never become one."""
+    """Return a complete answer, or None. Raise Malformed for bytes that cannot become an answer."""
     head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:
         if received and not b"HTTP/1.1 200".startswith(received[:12]):

@@ -1,8 +1,8 @@
-"""Packets that open flows, each from another made-up source: a flood, or a million flows whose
+"""Packets that open flows, each from another forged source: a flood, or a million flows whose
 shares are counted.
 
-In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with right
-checksums. Nobody awaits answers. Sources are made-up addresses, a port range of each; equal
+In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with correct
+checksums. Answers are not read. Sources are forged addresses, with a range of ports each; equal
 arguments give equal packets. Needs CAP_NET_RAW. Follows RFC 1071 (checksums), RFC 9293, RFC 768,
 raw(7) and IPV6_HDRINCL of linux/in6.h."""
 
@@ -27,13 +27,13 @@ _PROTOCOL = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 def packets(
     kind: Kind, source: str, destination: str, port: int, count: int
 ) -> Iterator[bytearray]:
-    """`count` packets, each of another flow: all ports of `source` first, then those of the address
-    after it. A packet is good until the next one is made."""
+    """Yield `count` packets, each of another flow: first all ports of `source`, then all ports of
+    the next address. The buffer of a packet is reused for the next one."""
     first = ip_address(source)
     template, at = _template(kind, first, ip_address(destination), port)
     packet = bytearray(template)
-    # The checksum's place lies in the upper header: 16 octets into TCP's, 6 into UDP's. So does the
-    # source port: at its start.
+    # The checksum is in the transport header: at offset 16 in TCP, at offset 6 in UDP. The source
+    # port is at offset 0.
     checksum_at = at + (16 if kind == "tcp" else 6)
     address_at = (16 if first.version == 4 else 24) - 4
     low = int(first) & 0xFFFFFFFF
@@ -51,14 +51,14 @@ def packets(
         total = (total & 0xFFFF) + (total >> 16)
         struct.pack_into("!I", packet, address_at, address)
         struct.pack_into("!H", packet, at, own_port)
-        # Zero means "none" in UDP (RFC 768); its other spelling is all ones.
+        # In UDP a checksum of zero means "no checksum" (RFC 768); all ones is the equivalent value.
         struct.pack_into("!H", packet, checksum_at, ~total & 0xFFFF or 0xFFFF)
         yield packet
 
 
 def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
-    """Send them at this rate, from the namespace that the caller is in. The number of those that
-    the kernel took."""
+    """Send the packets at this rate, from the caller's network namespace. Return the number of
+    packets that the kernel accepted."""
     six = is_ipv6(destination)
     family = socket.AF_INET6 if six else socket.AF_INET
     with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
@@ -80,7 +80,8 @@ def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
 def _template(
     kind: Kind, source: IPv4Address | IPv6Address, destination: IPv4Address | IPv6Address, port: int
 ) -> tuple[bytes, int]:
-    """A packet of zero checksums and source port, and where its upper header begins."""
+    """Return a packet whose checksum and source port are zero, and the offset of its transport
+    header."""
     if kind == "tcp":
         upper = struct.pack("!HHIIBBHHH", 0, port, 1, 0, 5 << 4, _SYN, 64240, 0, 0)
     else:

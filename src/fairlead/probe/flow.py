@@ -1,10 +1,10 @@
-"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams as QUIC's look from
-outside.
+"""One flow to an echo server: a TCP connection, a UDP flow, or datagrams that look like QUIC.
 
-In: a target. Out: an `Answer` to each request. Nothing here waits: the caller owns the event loop
-and calls what is ready. A QUIC flow begins with a long header of type Initial in a datagram of
-1,200 bytes, later ones have a short header (RFC 9000, 14.1, 17.2.2, 17.3.1); what they hold else is
-no QUIC. TCP speaks HTTP/1.1 and so hears an orderly end announced."""
+In: a target. Out: an `Answer` to each request. No function here blocks: the caller owns the event
+loop and calls the flows that are ready. A QUIC flow begins with a long header of type Initial in a
+datagram of 1,200 bytes; later datagrams have a short header (RFC 9000, 14.1, 17.2.2, 17.3.1); the
+rest of their contents is not QUIC. A TCP flow uses HTTP/1.1, so the server can announce an orderly
+end."""
 
 import errno
 import os
@@ -20,16 +20,17 @@ from fairlead.probe.exchange import REQUEST_KEEP, Answer, Malformed, parse
 Kind = Literal["tcp", "udp", "quic"]
 
 _LINGER_NONE = struct.pack("ii", 1, 0)
-"""Close with a reset: thousands of short connections would leave as many ports in TIME_WAIT."""
+"""Close with a reset: otherwise thousands of short connections would leave as many ports in
+TIME_WAIT."""
 _TOTAL_RETRANSMISSIONS = struct.Struct("=100xI")
-"""In struct tcp_info (linux/tcp.h)."""
+"""The field tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
 _DATAGRAM = msgspec.json.Decoder(Answer)
 _QUIC_INITIAL = b"\xc0\x00\x00\x00\x01".ljust(1200, b".")
 _QUIC_SHORT = b"\x40" + b"." * 24
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Whom to talk to, and how many flows to keep open."""
+    """A server, and the number of flows to keep open to it."""
 
     kind: Kind
     address: str
@@ -41,31 +42,33 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Flow:
-    """One flow. `answerer` is whoever answered first, None until then; `waiting_s` is when the open
-    request was sent, 0 when there is none; `requests` counts them; `stays` is whether the owner
-    keeps it open."""
+    """One flow.
+
+    `first_answer` is the first answer, None until then. `waiting_s` is when the pending request was
+    sent, 0 if there is none. `requests` counts the requests. `kept_open` is whether the owner keeps
+    the flow open."""
 
     __slots__ = (
         "_first",
         "_received",
-        "answerer",
         "begun_s",
+        "first_answer",
+        "kept_open",
         "requests",
         "socket",
-        "stays",
         "target",
         "waiting_s",
     )
 
     def __init__(self, target: Target, now_s: float, source_port: int = 0) -> None:
-        """Begin the flow, from `source_port` unless that is 0. Raises OSError if that fails at
-        once."""
+        """Begin the flow, from `source_port` unless that is 0. Raise OSError if that fails
+        immediately."""
         self.target = target
         self.begun_s = now_s
         self.waiting_s = now_s
-        self.answerer: Answer | None = None
+        self.first_answer: Answer | None = None
         self.requests = 0
-        self.stays = False
+        self.kept_open = False
         self._first = 0  # bytes of the first request
         self._received = b""
         family = socket_family(target.address)
@@ -80,19 +83,20 @@ class Flow:
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
             if target.kind != "tcp":
-                self.ask(now_s)
+                self.send_request(now_s)
         except BaseException:
             self.socket.close()
             raise
 
     def connected(self, now_s: float) -> None:
-        """TCP: the handshake has ended. Sends the first request. Raises OSError if it failed."""
+        """Complete the handshake of a TCP flow and send the first request. Raise OSError if the
+        handshake failed."""
         if code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(code, os.strerror(code))
-        self.ask(now_s)
+        self.send_request(now_s)
 
-    def ask(self, now_s: float) -> None:
-        """Send a request. Raises OSError."""
+    def send_request(self, now_s: float) -> None:
+        """Send a request. Raise OSError."""
         self.waiting_s = now_s
         self.requests += 1
         request = self._request()
@@ -100,20 +104,22 @@ class Flow:
         self.socket.send(request)
 
     def _request(self) -> bytes:
-        # Who sends a datagram again makes it longer, so that the answer tells which of them has
+        # A repeated first datagram is longer, so that the answer shows which of the datagrams
         # arrived.
-        again = b"" if self.answerer else b"." * (self.requests - 1)
+        again = b"" if self.first_answer else b"." * (self.requests - 1)
         match self.target.kind:
             case "tcp":
                 return REQUEST_KEEP
             case "udp":
                 return b"who?" + again
             case "quic":
-                return (_QUIC_SHORT if self.answerer else _QUIC_INITIAL) + again
+                return (_QUIC_SHORT if self.first_answer else _QUIC_INITIAL) + again
 
-    def hear(self) -> Answer | None:
-        """What has arrived; None while it is not whole. Raises OSError, Malformed, EOFError for an
-        end without a word."""
+    def receive(self) -> Answer | None:
+        """Read what has arrived. Return the answer; None while it is incomplete.
+
+        Raise OSError, Malformed, or EOFError if the server closes the connection without announcing
+        it."""
         data = self.socket.recv(4096)
         if self.target.kind != "tcp":
             try:
@@ -129,17 +135,19 @@ class Flow:
             self._received = b""
             answer = whole
         self.waiting_s = 0.0
-        if self.answerer is None:
-            self.answerer = answer
+        if self.first_answer is None:
+            self.first_answer = answer
         return answer
 
-    def sent_again(self) -> bool:
-        """Whether anything had to be sent more than once before the first answer, because a packet
-        was lost. A first datagram that is answered late was not."""
+    def was_retransmitted(self) -> bool:
+        """Return whether a packet had to be retransmitted before the first answer, because it was
+        lost.
+
+        A first datagram whose answer is late was not lost."""
         if self.target.kind != "tcp":
-            return self.answerer is not None and self.answerer.length != self._first
-        told = self.socket.getsockopt(
+            return self.first_answer is not None and self.first_answer.length != self._first
+        information = self.socket.getsockopt(
             socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size
         )
-        count: int = _TOTAL_RETRANSMISSIONS.unpack(told)[0]
+        count: int = _TOTAL_RETRANSMISSIONS.unpack(information)[0]
         return count > 0

@@ -1,18 +1,17 @@
-"""Steady load through a change: callers that make new connections, and connections that stay open.
+"""Steady load during a change: clients that open new connections, and connections that stay open.
 
-In: a target; what happens meanwhile is somebody else's doing. Out: for each period, what the
-callers and the open connections went through. Terms:
+In: a target; another process makes the change. Out: for each period, the results of the clients and
+of the open connections. Terms:
 
 * *failed*: a new connection that was not answered within `timeout_s`;
-* *broken*: an open connection that ended any other way than by the server's own announcement
-  (`Connection: close`):
+* *broken*: an open connection that ended without the server's announcement (`Connection: close`):
   reset, cut, or no answer within `silence_s`;
-* *unconnected*: of those that failed, the ones that nobody had taken: packets were lost; the others
-  had no answer from a pod;
-* *longest gap*: the longest time that one caller, which tries again at once when it fails, went
-  without an answer;
-* *stalled*: the longest time for which this process itself did not run: what failed meanwhile says
-  little of anybody else."""
+* *unconnected*: the failed connections that were never established, because packets were lost; the
+  others were established and got no answer from a pod;
+* *longest gap*: the longest time without an answer for one client, which retries at once after a
+  failure;
+* *stalled*: the longest time for which this process itself did not run: failures during that time
+  say little about the load balancer."""
 
 import asyncio
 import time
@@ -24,7 +23,7 @@ from fairlead.probe.exchange import REQUEST_KEEP, REQUEST_ONCE, Answer, Malforme
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """An open connection that broke, and who was at its other end."""
+    """An open connection that broke, with the pod and node at its other end."""
 
     pod: str
     node: str
@@ -32,30 +31,31 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Period(msgspec.Struct):
-    """What happened since the period before it was read."""
+    """The results since the end of the previous period."""
 
     requests: int = 0
     failed: int = 0
     longest_gap_ms: int = 0
     open_connections: int = 0
     clients: dict[str, int] = msgspec.field(default_factory=dict)
-    """Who called on new connections, as the server saw it, and in how many answers."""
+    """The client addresses of new connections, as the server saw them, with the number of
+    answers."""
     nodes: dict[str, int] = msgspec.field(default_factory=dict)
-    """Where new connections were answered, and how many."""
+    """The nodes that answered new connections, with the number of answers."""
     open_clients: dict[str, int] = msgspec.field(default_factory=dict)
-    """As `clients`, on connections that stay open."""
+    """Like `clients`, for connections that stay open."""
     broken: list[Broken] = msgspec.field(default_factory=list)
     failures: dict[str, int] = msgspec.field(default_factory=dict)
     unconnected: int = 0
     stalled_ms: int = 0
 
 
-LOOK_S = 0.05
-"""So often the process looks whether it runs."""
+STALL_CHECK_S = 0.05
+"""The interval at which the process checks that it runs."""
 
 
 class Steady:
-    """Runs callers and open connections against one target from `run` until it is cancelled."""
+    """Clients and open connections to one target, from the start of `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -83,30 +83,30 @@ class Steady:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_at_itself())
+            group.create_task(self._measure_stalls())
             for caller in range(self._callers):
                 group.create_task(self._call(caller))
             for number in range(self._open_connections):
                 group.create_task(self._keep_open(number))
 
     def take(self) -> Period:
-        """End the period and return it. A gap that is still open counts up to now, and goes on in
+        """End the period and return it. A gap that is still open counts up to now, and continues in
         the next period."""
         now = self._now()
         for last in self._last_answer.values():
-            self._note_gap(now - last)
+            self._record_gap(now - last)
         period, self._period = self._period, Period()
         period.open_connections = self._opened
         return period
 
-    async def _look_at_itself(self) -> None:
+    async def _measure_stalls(self) -> None:
         while True:
             before = self._now()
-            await asyncio.sleep(LOOK_S)
-            late_ms = round((self._now() - before - LOOK_S) * 1000)
+            await asyncio.sleep(STALL_CHECK_S)
+            late_ms = round((self._now() - before - STALL_CHECK_S) * 1000)
             self._period.stalled_ms = max(self._period.stalled_ms, late_ms)
 
-    def _note_gap(self, gap_s: float) -> None:
+    def _record_gap(self, gap_s: float) -> None:
         self._period.longest_gap_ms = max(self._period.longest_gap_ms, round(gap_s * 1000))
 
     async def _call(self, caller: int) -> None:
@@ -123,7 +123,7 @@ class Steady:
             _count(self._period.clients, answer.client)
             _count(self._period.nodes, answer.node)
             now = self._now()
-            self._note_gap(now - self._last_answer[caller])
+            self._record_gap(now - self._last_answer[caller])
             self._last_answer[caller] = now
             await asyncio.sleep(self._pause_s)
 
@@ -150,9 +150,8 @@ class Steady:
                     reader, writer = await asyncio.open_connection(*self._target)
                     answer = await _exchange(reader, writer, REQUEST_KEEP)
             except (OSError, TimeoutError, Malformed, EOFError):
-                await asyncio.sleep(
-                    self._pause_s
-                )  # the callers count what fails to open; this one only wants to be open
+                # Failures to connect are counted by the clients; this connection only retries.
+                await asyncio.sleep(self._pause_s)
                 continue
             self._opened += 1
             try:
@@ -164,7 +163,7 @@ class Steady:
     async def _use(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer
     ) -> None:
-        """Use an open connection until it ends; the end is noted if it is not an orderly one."""
+        """Use an open connection until it ends; record the end if it is not an orderly one."""
         while not answer.closing:
             await asyncio.sleep(self._open_pause_s)
             try:

@@ -15,7 +15,7 @@ from fairlead.backoff import Backoff
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.client import Client, decoder
 from fairlead.kube.objects import SERVICES, Service
-from fairlead.kube.watching import Item, read_item, same_but_version
+from fairlead.kube.watch_events import Item, read_item, same_but_version
 from fairlead.state import State
 
 log = structlog.get_logger()

@@ -17,19 +17,17 @@ too many to ask the API is believed until each has had its turn."""
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.drivers.direct import (
     DirectDriver,
-    NoPeers,
     Peers,
     PeerTLS,
     ProbePaths,
@@ -43,12 +41,13 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.model import LoadBalancer, Note, ServiceKey
+from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop, Pace
+from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.components import Context, Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
@@ -180,12 +179,12 @@ def components(
         Task("presence", partial(announcer.run, resume=report.resume)),
         probing,
         Task("prefetch", partial(ahead.run, state)),
-        Probed(state),
+        Probes(state),
         direct,
         Context("web", serve(view, listen, config.web.metrics_from)),
         Task("events", recorder.run),
         HostSettings(Host("gateway", adjust=False), view),
-        peers if peers is not None else NoPeers(),
+        *([peers] if peers is not None else []),
         Task("cluster nodes", partial(tell_nodes, state, direct)),
         Task("returned packets", returned),
         FirstVerdicts(ahead, prober, state),
@@ -320,37 +319,31 @@ async def clean_up(config: Config) -> None:
     await remove_components(data_plane(config, (), State(())))
 
 
-def notes_of_probes(balancer: LoadBalancer) -> Collection[Note]:
+def notes_of_probes(balancer: LoadBalancer) -> Collection[Finding]:
     """Those that are this role's to tell."""
-    return [note for note in balancer.notes if note.reason in NOTES]
+    return [note for note in balancer.notes if note.code in NOTES]
 
 
-class ProbedStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the probes."""
+class Probes(Component):
+    """Shows the paths by which nodes are probed, and the last verdicts."""
 
-    probed: Sequence[Mapping[str, object]]
-
-
-class Probed(Component):
-    """Shows the path by which each node is probed, and its last answer, for `fairlead status`."""
-
-    name = "probed"
+    name = "probes"
 
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def status(self) -> ProbedStatus:
+    def status(self) -> ProbesState:
         names = {
             entry.address: name
             for name, node in self._state.nodes.items()
             for entry in node.status.addresses
         }
-        return ProbedStatus(
-            [
-                {"node": names.get(address, ""), "address": address, "way": way, "verdict": verdict}
+        return ProbesState(
+            tuple(
+                ProbedNode(names.get(address, ""), address, way, verdict)
                 for address, ways in self._state.probed().items()
                 for way, verdict in ways.items()
-            ]
+            )
         )
 
 

@@ -134,7 +134,7 @@ class GatewayWatch:
             label_selector=f"{SELECTOR},{COMPONENT_LABEL} in (controller,gateway)",
             on_forbidden=self._forbidden,
         )
-        self._heard_s = self._reflector.heard_s
+        self._last_contact_s = self._reflector.last_contact_s
         freshness.add(LEASES.plural, self._reflector)
 
     async def run(self) -> None:
@@ -160,8 +160,8 @@ class GatewayWatch:
 
     def _listen(self) -> None:
         """Count the time until the watch has brought something last."""
-        before_s, self._heard_s = self._heard_s, self._reflector.heard_s
-        self._silences.listen(max(0.0, self._heard_s - before_s))
+        before_s, self._last_contact_s = self._last_contact_s, self._reflector.last_contact_s
+        self._silences.listen(max(0.0, self._last_contact_s - before_s))
 
     def _tell(self) -> None:
         if not self._silences.decided and not self.decided.is_set():

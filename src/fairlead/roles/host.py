@@ -4,13 +4,12 @@ In: the requirements of the components that are open. Out: what does harm is sho
 where the configuration allows that."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import structlog
 
 from fairlead.drivers import Component
-from fairlead.drivers.host import Finding, Host
+from fairlead.drivers.host import Host
 from fairlead.errors import FairleadError
 from fairlead.web import View
 
@@ -31,7 +30,7 @@ class HostSettings(Component):
         self._view = view
 
     async def run(self) -> None:
-        self._view.host = lambda: shown(self._host.findings)
+        self._view.host = lambda: self._host.findings
         while True:
             try:
                 needs = [
@@ -46,8 +45,3 @@ class HostSettings(Component):
 
     async def remove(self) -> Sequence[str]:
         return [f"our value of the setting {each}" for each in self._host.restore()]
-
-
-def shown(findings: Sequence[Finding]) -> Sequence[Mapping[str, object]]:
-    """The findings, each with the command that puts it right."""
-    return [msgspec.structs.asdict(each) | {"command": each.command} for each in findings]

@@ -29,10 +29,10 @@ from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.objects import NODES, Node, ObjectKey, Service
-from fairlead.model import Family, NodeService, Note, ServiceKey
+from fairlead.model import Family, Finding, NodeService, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.net.listening import EVERYWHERE
-from fairlead.net.localroutes import all_borne
+from fairlead.net.localroutes import assigned_addresses
 from fairlead.net.selection import of_host
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.conflicts import Precedence, precedence_of
@@ -79,7 +79,7 @@ class HostAddresses:
 
     async def look(self) -> bool:
         """Look again; whether there are others now. Raises Unavailable."""
-        borne = await asyncio.to_thread(all_borne)
+        borne = await asyncio.to_thread(assigned_addresses)
         reached = {each for each in borne if not each.is_loopback and not each.is_link_local}
         found = tuple(
             sorted(
@@ -213,7 +213,7 @@ def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
     return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
 
 
-def notes_of(service: NodeService) -> Sequence[Note]:
+def notes_of(service: NodeService) -> Sequence[Finding]:
     """What users are to know of what this node does for a Service."""
     return service.notes
 

@@ -9,10 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import msgspec
-
 from fairlead.config import Config
-from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver
 from fairlead.drivers.newest import NewestServices
 from fairlead.drivers.octavia.cloud import Cloud
@@ -37,24 +34,6 @@ AUDIT_INTERVAL_S = 300.0
 """A look at everything costs a call for each pool."""
 SYSTEM = "kube-system"
 """The namespace that every cluster has from its first day; its uid stands for the cluster."""
-
-
-class HealthStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the load balancers."""
-
-    octavia: Sequence[object]
-
-
-class BalancerHealth(Component):
-    """Shows how load balancers are."""
-
-    name = "octavia health"
-
-    def __init__(self, driver: OctaviaDriver) -> None:
-        self._driver = driver
-
-    def status(self) -> HealthStatus:
-        return HealthStatus(self._driver.health())
 
 
 class OctaviaServices:
@@ -170,7 +149,7 @@ def octavia_loop(
     )
     source = OctaviaServices(state, config, driver.knows)
     try:
-        with state.subscribers.telling(source), view.showing(BalancerHealth(driver)):
+        with state.subscribers.telling(source), view.showing(driver):
             yield Loop(
                 "octavia",
                 source,

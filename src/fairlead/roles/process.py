@@ -15,6 +15,7 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
@@ -25,7 +26,6 @@ from fairlead.kube.objects import (
     ObjectKey,
     Resource,
 )
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
 from fairlead.roles.components import the_failure
@@ -187,7 +187,7 @@ async def _follow(
     on_absent: Callable[[], None] | None = None,
 ) -> None:
     reflector = Reflector(
-        client, resource, keep=keep, label_selector=label_selector, on_absent=on_absent
+        client, resource, transform=keep, label_selector=label_selector, on_absent=on_absent
     )
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():

@@ -3,7 +3,7 @@
 In: the loop's reports. Out: one Event for each news: a failure or a note is written when it begins
 or changes, not at every pass that meets it again. It is written again, into the same Event, before
 the API server would forget it (after an hour). A message of which only a number changed is the same
-matter (`kube.events.matter_of`): its Event shows the new number. When a Warning has not held for a
+matter (`kube.events.without_numbers`): its Event shows the new number. When a Warning has not held for a
 while, a Normal Event says so. Across restarts: `warned` is what a process must leave to its
 successor, and `resume` is called by the successor."""
 
@@ -12,9 +12,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from fairlead.kube.events import RECOVERED, STAMP, Recorder, lasted, matter_of, stamp
+from fairlead.kube.events import (
+    RECOVERED,
+    STAMP,
+    Recorder,
+    rounded_duration,
+    stamp,
+    without_numbers,
+)
 from fairlead.kube.presence import Warned
-from fairlead.model import LoadBalancer, NodeService, Note, Outcome, ServiceKey
+from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.state import State
 from fairlead.web import View
 
@@ -52,7 +59,7 @@ class Reporter(Generic[IntentT]):
     notes of an intent this role is the one to tell. patience_s: so long a thing that may pass by
     itself must last before it is said. Much that looks wrong on the way from one state of a cluster
     to the next is over in a moment, and not worth an Event. A refusal is said at once. start_s: a
-    note that is normal at the start (`Note.at_start`) is not written before the Service has this
+    note that is normal at the start (`Finding.at_start`) is not written before the Service has this
     age. settle_s: for how long a Warning must not hold before `Recovered` is written, so that a
     problem that comes and goes is not reported as recovered each time."""
 
@@ -65,7 +72,7 @@ class Reporter(Generic[IntentT]):
         reason: str,
         removal_reason: str = "",
         who: str = "",
-        notes: Callable[[IntentT], Iterable[Note]] | None = None,
+        notes: Callable[[IntentT], Iterable[Finding]] | None = None,
         patience_s: float = 0.0,
         start_s: float = START_S,
         remind_s: float = REMIND_S,
@@ -77,7 +84,7 @@ class Reporter(Generic[IntentT]):
         self._reason = reason
         self._removal_reason = removal_reason or reason
         self._who = f"{who}: " if who else ""
-        self._notes: Callable[[IntentT], Iterable[Note]] | None = notes
+        self._notes: Callable[[IntentT], Iterable[Finding]] | None = notes
         self._patience_s = patience_s
         self._start_s = start_s
         self._remind_s = remind_s
@@ -96,7 +103,7 @@ class Reporter(Generic[IntentT]):
             self._tell_happened(key, outcome.notes)
             said = self._said.pop(key, {})
             still = {
-                (each.reason, matter_of(each.message)): each
+                (each.code, without_numbers(str(each))): each
                 for each in self._to_say(intents.get(key), outcome)
             }
             for over in said.keys() - still.keys():
@@ -108,11 +115,11 @@ class Reporter(Generic[IntentT]):
                         max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
                     )
                     timer = asyncio.get_running_loop().call_later(wait_s, self._say, key, matter)
-                    said[matter] = Telling(note.message, timer)
-                elif telling.message != note.message:
-                    telling.message = note.message
+                    said[matter] = Telling(str(note), timer)
+                elif telling.message != str(note):
+                    telling.message = str(note)
                     if telling.begun:
-                        self._tell(key, note.reason, note.message)
+                        self._tell(key, note.code, telling.message)
             if said:
                 self._said[key] = said
             if outcome.state != "waiting":  # a Service that waits is between two states
@@ -122,13 +129,13 @@ class Reporter(Generic[IntentT]):
                     forgotten=key not in intents and outcome.state == "done",
                 )
 
-    def _tell_happened(self, key: ServiceKey, notes: Iterable[Note]) -> None:
+    def _tell_happened(self, key: ServiceKey, notes: Iterable[Finding]) -> None:
         """Write what a driver says has happened: each time once, and it never ends."""
         if (service := self._state.services.get(key)) is None:
             return
         for note in notes:
-            kind = "Normal" if note.normal else "Warning"
-            self._recorder.event(key, service.metadata.uid, kind, note.reason, note.message)
+            kind = "Normal" if note.severity == "info" else "Warning"
+            self._recorder.event(key, service.metadata.uid, kind, note.code, str(note))
 
     def close(self) -> None:
         """Say nothing more: another process does now."""
@@ -187,9 +194,7 @@ class Reporter(Generic[IntentT]):
         service = self._state.services.get(key)
         if service is None or service.metadata.uid != warned.uid:
             return
-        message = (
-            f"{self._who}{reason} no longer holds, after {lasted(warned.since, datetime.now(UTC))}"
-        )
+        message = f"{self._who}{reason} no longer holds, after {rounded_duration(warned.since, datetime.now(UTC))}"
         self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
 
     def _start_left_s(self, key: ServiceKey) -> float:
@@ -204,13 +209,13 @@ class Reporter(Generic[IntentT]):
             return 0.0
         return min(self._start_s, self._start_s - (datetime.now(UTC) - created).total_seconds())
 
-    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Note]:
+    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Finding]:
         if outcome.state in ("refused", "unavailable"):
             # Words that are somebody else's, such as kube-proxy's, may name who speaks already.
             named = self._who and outcome.message.startswith(self._who.removesuffix(": "))
             removing = intent is None and outcome.state == "unavailable"
             reason = outcome.reason or (self._removal_reason if removing else self._reason)
-            yield Note(reason, outcome.message if named else self._who + outcome.message)
+            yield Finding(reason, outcome.message if named else self._who + outcome.message)
         if intent is not None and self._notes is not None:
             yield from self._notes(intent)
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.records import HOPS_LEFT
-from fairlead.kube.events import RECOVERED, Recorder, lasted, stamp
+from fairlead.kube.events import RECOVERED, Recorder, rounded_duration, stamp
 from fairlead.model import ServiceKey
 from fairlead.plan.members import listed
 from fairlead.state import State
@@ -109,7 +109,7 @@ async def watch_returned(
                 )
                 since.setdefault(key, stamp(datetime.now(UTC)))
         for key in returned.over():
-            passed = lasted(since.pop(key, ""), datetime.now(UTC))
+            passed = rounded_duration(since.pop(key, ""), datetime.now(UTC))
             if (service := state.services.get(key)) is not None:
                 end = f"gateway {gateway}: {PACKETS_RETURNED} no longer holds, after {passed}"
                 recorder.event(key, service.metadata.uid, "Normal", RECOVERED, end)

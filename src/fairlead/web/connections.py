@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fairlead.net.listening import EVERYWHERE, listen
-from fairlead.net.sources import Crowd
+from fairlead.net.sources import ConnectionsBySource
 
 MOST, MOST_FROM_ONE = 64, 16
 ACCEPTS = 8
@@ -27,7 +27,7 @@ class Connections:
 
     def __init__(self, make_protocol: MakeProtocol) -> None:
         self._make_protocol = make_protocol
-        self._crowd = Crowd[asyncio.Transport]()
+        self._by_source = ConnectionsBySource[asyncio.Transport]()
         self._sources: dict[asyncio.Transport, str] = {}
         self._beginning: set[asyncio.Task[None]] = set()
 
@@ -57,15 +57,18 @@ class Connections:
         transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]  # of one read, as asyncio's transports have it
         self._forget_closed()
         self._sources[transport] = source
-        self._crowd.add(source, transport)
-        if self._crowd.count(source) > MOST_FROM_ONE:
-            self._crowd.oldest(source).abort()
-        elif len(self._sources) > MOST and (crowded := self._crowd.crowded()) is not None:
+        self._by_source.add(source, transport)
+        if self._by_source.count(source) > MOST_FROM_ONE:
+            self._by_source.oldest(source).abort()
+        elif (
+            len(self._sources) > MOST
+            and (crowded := self._by_source.oldest_of_largest()) is not None
+        ):
             crowded.abort()
 
     def _forget_closed(self) -> None:
         for transport in [each for each in self._sources if each.is_closing()]:
-            self._crowd.remove(self._sources.pop(transport), transport)
+            self._by_source.remove(self._sources.pop(transport), transport)
 
 
 @asynccontextmanager

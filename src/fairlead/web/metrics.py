@@ -5,6 +5,7 @@ In: what the role shows. Out: metric families, read when a scrape asks, in a thr
 change meanwhile is copied first, in one step."""
 
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Protocol, get_args
 
@@ -22,7 +23,7 @@ class Shown(Protocol):
     def outcomes(self) -> dict[ServiceKey, Outcome]: ...
 
     @property
-    def intents(self) -> dict[ServiceKey, object]: ...
+    def intents(self) -> Mapping[ServiceKey, object]: ...
 
     @property
     def drift(self) -> int: ...
@@ -100,7 +101,7 @@ class ServicesCollector(Collector):
         )
         balancers = [
             intent
-            for intent in self._shown.intents.copy().values()
+            for intent in dict(self._shown.intents).values()
             if isinstance(intent, LoadBalancer)
         ]
         found = Counter(

@@ -1,16 +1,16 @@
 """/healthz, /readyz, /metrics and /state of one role.
 
 In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process
-lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON: each
-Service with what was planned and what became of it, the traffic counters, and the age of each
-watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does: `synced` is what
-/readyz itself says, `current` fails while a watch is stale. `current` does not affect /readyz: a
-gateway that has lost the API server forwards as well as before. Both are made in a thread, from
-copies: of 10,000 Services they take a second, during which the role goes on with its work. Callers
-that come while one is being made share it. Each connection is for one request, and `connections`
-bounds their number. Invariants: /state, which names every node and its address, is for callers on
-the host itself (or, in a pod, inside the pod), whichever address the server listens on; /metrics is
-for these callers, and for the networks that the configuration names."""
+lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON
+(`role_state`): each Service with what was planned and what became of it, what each component shows,
+and the age of each watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does:
+`synced` is what /readyz itself says, `current` fails while a watch is stale. `current` does not
+affect /readyz: a gateway that has lost the API server forwards as well as before. Both are made in
+a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its
+work. Callers that come while one is being made share it. Each connection is for one request, and
+`connections` bounds their number. Invariants: /state, which names every node and its address, is
+for callers on the host itself (or, in a pod, inside the pod), whichever address the server listens
+on; /metrics is for these callers, and for the networks that the configuration names."""
 
 import asyncio
 import ipaddress
@@ -25,7 +25,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -39,8 +39,18 @@ from prometheus_client import (
 from fairlead.drivers import Component
 from fairlead.errors import Refused
 from fairlead.kube.freshness import Freshness
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.net.address import split_host_port
+from fairlead.role_state import (
+    PART_FIELDS,
+    STATES,
+    VERSION,
+    ApiServerContact,
+    Role,
+    RoleState,
+    ServiceState,
+    WatchState,
+)
 from fairlead.web.connections import serving
 from fairlead.web.metrics import FreshnessCollector, RoleCollector, ServicesCollector
 
@@ -61,7 +71,7 @@ class Steps(Protocol):
 class View:
     """The latest of everything, for showing only."""
 
-    def __init__(self, role: str, node_name: str) -> None:
+    def __init__(self, role: Role, node_name: str) -> None:
         self.role = role
         self.node_name = node_name
         self.registry = CollectorRegistry()
@@ -69,9 +79,9 @@ class View:
         """Whether a role that follows no loop is ready to take over from one that does."""
         self.components: list[Component] = []
         """Those that are open, in the order in which they were opened."""
-        self.host: Callable[[], Sequence[object]] = tuple
-        """Settings of the host that do harm, see `drivers.host`."""
-        self.intents: dict[ServiceKey, object] = {}
+        self.host: Callable[[], Sequence[Finding]] = tuple
+        """What is wrong with the host, see `drivers.host`."""
+        self.intents: dict[ServiceKey, LoadBalancer | NodeService] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
         self.freshness: Freshness | None = None
@@ -93,14 +103,6 @@ class View:
             self.components.append(component)
             shown.callback(self.components.remove, component)
             yield
-
-    def traffic(self) -> dict[str, object]:
-        """What the open components show of themselves, under the names of their fields."""
-        shown: dict[str, object] = {}
-        for component in self.components.copy():
-            if (status := component.status()) is not None:
-                shown |= msgspec.to_builtins(status)
-        return shown
 
     def follow(self, loop: "Steps | None") -> None:
         """Show whether this loop is in step; None: there is none to follow, and nothing is known
@@ -124,7 +126,9 @@ class View:
         return self._loop.drift if self._loop is not None else 0
 
     def record(
-        self, intents: Mapping[ServiceKey, object], outcomes: Mapping[ServiceKey, Outcome]
+        self,
+        intents: Mapping[ServiceKey, LoadBalancer | NodeService],
+        outcomes: Mapping[ServiceKey, Outcome],
     ) -> None:
         """Take in a report of the loop."""
         for key, outcome in outcomes.items():
@@ -153,37 +157,36 @@ class View:
             else "",
         }
 
-    def _knowledge(self) -> dict[str, object]:
-        """The age of each watch, and of the API server's last answer."""
-        if self.freshness is None:
-            return {}
-        stale = self.freshness.stale()
-        ages = {
-            name: {"age_s": round(age_s, 1), "stale": name in stale}
-            for name, age_s in self.freshness.ages().items()
-        }
-        answer_age_s = round(self.freshness.answer_age_s, 1)
-        return {
-            "current": not stale,
-            "api_server": {"answered_s_ago": answer_age_s},
-            "watches": ages,
-        }
-
-    def state(self) -> dict[str, object]:
-        """For `/state`."""
+    def state(self) -> RoleState:
+        """For `/state`. May be called from any thread."""
         intents, outcomes = self.intents.copy(), self.outcomes.copy()
-        services = {
-            str(key): {"plan": intents.get(key), "outcome": outcomes.get(key)}
-            for key in sorted(intents.keys() | outcomes.keys())
+        # Which fields there are, and what their types are, depends on the role.
+        fields: dict[str, Any] = {
+            "services": {
+                str(key): ServiceState(intents.get(key), outcomes.get(key))
+                for key in sorted(intents.keys() | outcomes.keys())
+            }
         }
-        return {
-            "role": self.role,
-            "node": self.node_name,
-            "ready": self.ready,
-            "services": services,
-            "traffic": self.traffic(),
-            "host": self.host(),
-        } | self._knowledge()
+        for component in self.components.copy():
+            if (part := component.status()) is not None:
+                fields[PART_FIELDS[type(part)]] = part
+        if self.freshness is not None:
+            stale = self.freshness.stale()
+            fields |= {
+                "current": not stale,
+                "api_server": ApiServerContact(round(self.freshness.answer_age_s, 1)),
+                "watches": {
+                    name: WatchState(round(age_s, 1), name in stale)
+                    for name, age_s in self.freshness.ages().items()
+                },
+            }
+        return STATES[self.role](
+            version=VERSION,
+            node=self.node_name,
+            ready=self.ready,
+            host=tuple(self.host()),
+            **fields,
+        )
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ async def serve(pin_path: Path, options: Options) -> None:
             await driver.apply(driver.diff(driver.render({intent.service: intent}), before))
         actual = await driver.read(None)
         answer = {
-            "interfaces": [tuple(each) for each in driver.interfaces],
+            "interfaces": [msgspec.structs.astuple(each) for each in driver.interfaces],
             # Without `spec` and the other fields that are not in the maps.
             "actual": sorted(
                 (
@@ -62,7 +62,8 @@ async def serve(pin_path: Path, options: Options) -> None:
                 for key, each in actual.items()
             ),
             "counters": sorted(
-                (str(key), *each[:3]) for key, each in driver.counters.services().items()
+                (str(key), each.packets, each.bytes, each.flows)
+                for key, each in driver.counters.services().items()
             ),
             "drops": driver.counters.drops(),
         }

@@ -260,7 +260,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
             for wanted in ("xdp", "xdp-generic"):
                 made = driver(attach_kind=wanted)
                 with pytest.raises(
-                    Refused, match=r"XDP program direct \(id \d+, generic\) is there already"
+                    Refused, match=r"XDP program direct \(id \d+, generic\) is already attached"
                 ):
                     await made.open()
             made = driver()

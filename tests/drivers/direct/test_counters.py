@@ -4,11 +4,12 @@ process."""
 import pytest
 from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
 
-from fairlead.drivers.direct.counters import Counters, NodeTraffic, ServiceTraffic
+from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.net.elf import read_object
+from fairlead.role_state import NodeTraffic, ServiceTraffic
 
 pytestmark = pytest.mark.root
 

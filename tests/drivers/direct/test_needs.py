@@ -5,7 +5,7 @@ import pytest
 from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
 
 from fairlead.drivers.direct.host_network.requirements import needs_of
-from fairlead.drivers.host import findings
+from fairlead.drivers.host import harmful_settings
 
 IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "ipv6"))
 
@@ -29,10 +29,11 @@ def test_a_limit_without_space_for_another_neighbour_is_too_small(
     ]
     limits = {IPV4: "1024", IPV6: "1024"}
     assert [
-        (each.setting, each.should) for each in findings(needs_of(next_hops), limits.get)
+        (each.need.setting, each.need.should)
+        for each in harmful_settings(needs_of(next_hops), limits.get)
     ] == found
     enough = dict(found)
-    assert findings(needs_of(next_hops), (limits | enough).get) == ()
+    assert harmful_settings(needs_of(next_hops), (limits | enough).get) == ()
 
 
 @pytest.mark.root

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fairlead.drivers.host import findings
+from fairlead.drivers.host import harmful_settings
 from fairlead.drivers.nodeproxy.needs import LIMIT, needs, needs_of
 from fairlead.lab import namespace
 
@@ -30,9 +30,11 @@ TRACK = (
 def test_a_table_that_is_more_than_half_full_is_to_grow(
     flows: int, limit: str, found: list[str]
 ) -> None:
-    assert [each.should for each in findings(needs_of(flows), {LIMIT: limit}.get)] == found
+    assert [
+        each.need.should for each in harmful_settings(needs_of(flows), {LIMIT: limit}.get)
+    ] == found
     for enough in found:
-        assert findings(needs_of(flows), {LIMIT: enough}.get) == ()
+        assert harmful_settings(needs_of(flows), {LIMIT: enough}.get) == ()
 
 
 @pytest.mark.root
@@ -56,6 +58,6 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
             )
             # The kernel says the limit everywhere, so a node in a namespace of its own is told of
             # it too.
-            assert findings([need]) == ()
+            assert harmful_settings([need]) == ()
     finally:
         namespace.delete(name)

@@ -242,9 +242,9 @@ class Planner:
             return f"refused: {_plain(asked.message, wish)}"
         assert isinstance(asked.settings, OctaviaSettings)
         assert isinstance(base.settings, OctaviaSettings)
-        if notes := [note.message for note in asked.notes if note.reason == WITHOUT_EFFECT]:
+        if notes := [str(note) for note in asked.notes if note.code == WITHOUT_EFFECT]:
             return f"no effect: {_plain(notes[0].partition('no effect: ')[2], wish)}"
-        if notes := [note.message for note in asked.notes if note.reason == SKIPPED]:
+        if notes := [str(note) for note in asked.notes if note.code == SKIPPED]:
             return f"when it is made; to a live one it is told: {notes[0]}"
         if asked.settings.elsewhere != base.settings.elsewhere:
             return "the Service moves to that load balancer"

@@ -10,7 +10,6 @@ from tests.openstack import clients
 from tests.openstack.octavia import Octavia
 
 from fairlead.lab.ports import free_port
-from fairlead.roles.octavia import BalancerHealth
 from fairlead.web import View, serve
 
 PROGRAM = Path(sys.executable).with_name("fairlead")
@@ -19,7 +18,7 @@ PROGRAM = Path(sys.executable).with_name("fairlead")
 async def status(site: Site) -> list[str]:
     await site.driver.read(None)  # as an audit does
     view, address = View("controller", ""), f"127.0.0.1:{free_port()}"
-    with view.showing(BalancerHealth(site.driver)):
+    with view.showing(site.driver):
         async with serve(view, address):
             run = await asyncio.create_subprocess_exec(
                 PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE

@@ -71,7 +71,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         assert [await answers(each) for each in (*moved.addresses, VIP)] == [True, True, False]
         assert successor.haproxy.master_pid() == pid
         assert successor.servers.keys() == set(CONFIG.servers)
-        assert successor.shown()["addresses"] == ["203.0.113.6:6443", "[2001:db8:f::6]:6443"]
+        assert successor.status().addresses == ("203.0.113.6:6443", "[2001:db8:f::6]:6443")
 
         following = asyncio.ensure_future(successor.run())
         await asyncio.sleep(0)

@@ -414,7 +414,7 @@ def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
         ip("node", "link", "add", "fairlead", "type", "bridge")
         made = driver("vxlan")
         await made.open()
-        with pytest.raises(Refused, match="none of VXLAN's"):
+        with pytest.raises(Refused, match="is not a VXLAN device"):
             await bring(made, intent(WEB, *VIP.values()))
         assert "bridge" in ip("node", "-d", "link", "show", "fairlead")
         ip("node", "link", "del", "fairlead")

@@ -89,9 +89,7 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         sysctl.write(name, "1")
         assert not arrives()
         found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        assert [(each.setting, each.should) for each in found] == [
-            ("net/ipv4/conf/front/rp_filter", "2")
-        ]
+        assert [each.remedy for each in found] == ["sysctl -w net/ipv4/conf/front/rp_filter=2"]
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
@@ -172,12 +170,10 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
         assert VIP in met()
         found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        names = {
-            each.setting.rpartition("/")[2]: each.should
-            for each in found
-            if "/front/" in each.setting
+        assert {each.remedy for each in found if "/front/" in each.subject} == {
+            "sysctl -w net/ipv4/conf/front/arp_ignore=1",
+            "sysctl -w net/ipv4/conf/front/arp_announce=2",
         }
-        assert names == {"arp_ignore": "1", "arp_announce": "2"}
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
         assert VIP in met()  # it asks in the name of the address
         Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))

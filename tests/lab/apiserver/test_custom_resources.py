@@ -12,8 +12,8 @@ from tests.lab.apiserver.conftest import CIDRS
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
 from fairlead.kube.objects import Resource
-from fairlead.kube.own import ADDRESS_GRANTS, ADDRESS_POOLS, grant_name
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.registry import MERGE_PATCH, STRATEGIC_MERGE_PATCH

@@ -18,7 +18,7 @@ from fairlead.drivers.direct.driver import DirectDriver, remove_pins
 from fairlead.drivers.direct.host_network.next_hops import Rules
 from fairlead.drivers.direct.host_network.probe_paths import ProbePaths
 from fairlead.drivers.direct.maps.pins import Sizes
-from fairlead.drivers.direct.peers.peers import NoPeers, Peers
+from fairlead.drivers.direct.peers.peers import Peers
 from fairlead.drivers.direct.peers.tls import PeerTLS
 from fairlead.drivers.direct.spec import DirectActual, DirectSpec, ListenerSpec
 
@@ -28,7 +28,6 @@ __all__ = [
     "DirectDriver",
     "DirectSpec",
     "ListenerSpec",
-    "NoPeers",
     "PeerTLS",
     "Peers",
     "ProbePaths",

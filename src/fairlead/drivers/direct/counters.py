@@ -8,7 +8,6 @@ listener names the node any more (see `maps.nodes`)."""
 from array import array
 from collections.abc import Iterable, Mapping
 from operator import add
-from typing import NamedTuple
 
 from fairlead.drivers.direct.host_network.next_hops import WAY_NAMES
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
@@ -17,6 +16,7 @@ from fairlead.drivers.direct.maps.quota import Filled
 from fairlead.drivers.direct.maps.records import COUNTER, DROPS, NOWHERE, NextHop
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
+from fairlead.role_state import NodeTraffic, ServiceTraffic
 
 FLOW_TABLES = (
     "connections",
@@ -28,37 +28,6 @@ FLOW_TABLES = (
 MESSAGES = {"echo_reply": "ECHO_ANSWERED", "too_big": "TOLD_TOO_BIG", "refusal": "TOLD_REFUSED"}
 """Packets that the data plane itself creates: the kind in metrics, and the member of `enum event`
 in bpf/structs.h that counts them."""
-
-
-class Traffic(NamedTuple):
-    """The traffic that was forwarded. `flows`: new TCP and SCTP connections, and new UDP flows."""
-
-    packets: int = 0
-    bytes: int = 0
-    flows: int = 0
-
-
-class ServiceTraffic(NamedTuple):
-    """The traffic of all listeners of a Service. `drops`: dropped packets by reason; only reasons
-    that occurred."""
-
-    packets: int
-    bytes: int
-    flows: int
-    drops: Mapping[str, int]
-
-
-class NodeTraffic(NamedTuple):
-    """The traffic that was sent to a node. `forwarding` and `next_hops`: the forwarding methods and
-    the addresses of the next hops, at most one for each address family. `returned`: packets that
-    came back to this gateway after they had been sent to this node."""
-
-    forwarding: tuple[str, ...]
-    next_hops: tuple[str, ...]
-    packets: int
-    bytes: int
-    flows: int
-    returned: int = 0
 
 
 class Counters:

@@ -23,7 +23,6 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from fairlead.config import AttachKind
@@ -32,7 +31,7 @@ from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
-from fairlead.drivers.direct.host_network.attach import Attachment, Attachments, Programs
+from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
@@ -59,6 +58,7 @@ from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
+from fairlead.role_state import DrainState, InterfaceState, ResourceState, TrafficState
 from fairlead.turns import gently, in_turns, parts
 
 log = structlog.get_logger()
@@ -95,20 +95,6 @@ Batching = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[Ser
 
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
 """Copies tables and flow entries of peers into the maps."""
-
-
-class DirectStatus(msgspec.Struct, frozen=True):
-    """The fields of `/state` that the data plane fills; see `Counters`."""
-
-    services: Mapping[str, object]
-    nodes: Mapping[str, object]
-    drops: Mapping[str, int]
-    messages: Mapping[str, int]
-    untracked: int
-    unsent: int
-    resources: Mapping[str, object]
-    draining: Sequence[object]
-    interfaces: Sequence[object]
 
 
 class DirectDriver(Component):
@@ -308,7 +294,7 @@ class DirectDriver(Component):
         self._retry_services_of_nodes(await networks.find_ways())
 
     @property
-    def interfaces(self) -> tuple[Attachment, ...]:
+    def interfaces(self) -> tuple[InterfaceState, ...]:
         """What is attached to each interface, and why."""
         return self._attachments.shown
 
@@ -530,32 +516,29 @@ class DirectDriver(Component):
         tables, _, _ = self._opened()
         return tables.draining()
 
-    def status(self) -> DirectStatus:
-        """Return the counters, draining nodes, and attached programs."""
+    def status(self) -> TrafficState:
+        """For `/state`. May be called from any thread."""
         counters = self.counters
-        return DirectStatus(
-            {str(key): each._asdict() for key, each in counters.services().items()},
-            {name: each._asdict() for name, each in counters.nodes().items()},
-            counters.drops(),
-            counters.messages(),
-            counters.untracked(),
-            counters.unsent(),
-            {name: filled._asdict() for name, filled in counters.resources().items()},
-            [_drain(each) for each in self.draining()],
-            [each._asdict() for each in self.interfaces],
+        return TrafficState(
+            services={str(key): traffic for key, traffic in counters.services().items()},
+            nodes=counters.nodes(),
+            drops=counters.drops(),
+            messages=counters.messages(),
+            untracked=counters.untracked(),
+            unsent=counters.unsent(),
+            resources={
+                name: ResourceState(filled.used, filled.most)
+                for name, filled in counters.resources().items()
+            },
+            draining=tuple(
+                DrainState(str(each.service), str(each.listener), each.node, round(each.left_s, 1))
+                for each in self.draining()
+            ),
+            interfaces=self.interfaces,
         )
 
     def collectors(self) -> tuple[TrafficCollector]:
         return (TrafficCollector(lambda: self.counters),)
-
-
-def _drain(each: Draining) -> Mapping[str, object]:
-    return {
-        "service": str(each.service),
-        "listener": str(each.listener),
-        "node": each.node,
-        "left_s": round(each.left_s, 1),
-    }
 
 
 async def _actual(

@@ -39,7 +39,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 
-from fairlead.net.nfnetlink import Expression, remember_ipv6
+from fairlead.net.nfnetlink import Expression, update_ipv6_map
 
 TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
@@ -153,7 +153,7 @@ def written_raw(chain: str) -> tuple[Expression, ...]:
     """The rule of `remember6_10800_17`, which libnftables cannot write; nothing for other
     chains."""
     kind, _, timeout_s = chain.rpartition("_")[0].partition("_")
-    return remember_ipv6(affinity_map(chain), int(timeout_s)) if kind == "remember6" else ()
+    return update_ipv6_map(affinity_map(chain), int(timeout_s)) if kind == "remember6" else ()
 
 
 def affinity_map(chain: str) -> str:

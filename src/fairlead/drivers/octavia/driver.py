@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import structlog
 
+from fairlead.drivers import Component
 from fairlead.drivers.octavia import diff as differences
 from fairlead.drivers.octavia.apply import PATIENT, Looks, Pace, StillWorking
 from fairlead.drivers.octavia.attempts import Attempts
@@ -27,7 +28,7 @@ from fairlead.drivers.octavia.balancers import (
 )
 from fairlead.drivers.octavia.changes import Blocked, Call, Change, Write
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.health import Health, healths
+from fairlead.drivers.octavia.health import healths
 from fairlead.drivers.octavia.locate import Locator
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.memory import Memory, Rounds
@@ -39,6 +40,7 @@ from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.model import DONE, ExistingLoadBalancer, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cloud import Claimant
+from fairlead.role_state import LoadBalancerHealth, OctaviaState
 
 log = structlog.get_logger()
 
@@ -51,7 +53,7 @@ AGAIN_S = 0.01
 NOTHING = Found(())
 
 
-class OctaviaDriver:
+class OctaviaDriver(Component):
     """Implements fairlead.drivers.Driver."""
 
     name = "octavia"
@@ -150,10 +152,14 @@ class OctaviaDriver:
             for address in balancer.shown
         }
 
-    def health(self) -> list[Health]:
+    def health(self) -> list[LoadBalancerHealth]:
         """How all are by Octavia's account, when they were seen last. May be called from any
         thread."""
         return healths(self._memory.known.copy(), self._memory.ages_s())
+
+    def status(self) -> OctaviaState:
+        """For `/state`. May be called from any thread."""
+        return OctaviaState(tuple(self.health()))
 
     async def _read_all(self) -> None:
         self._memory.begin()

@@ -1,45 +1,23 @@
 """How load balancers and their members are by Octavia's own account, and where that is another than
 the API's.
 
-In: what was found of each Service. Out: Healths, for whoever shows them. Pure. operating_status,
-see Octavia's API: ONLINE, DRAINING (no weight), DEGRADED (some member fails), ERROR (a member
-fails, or all do), NO_MONITOR (nobody asks), OFFLINE (no word has come yet, or it is switched off).
-A member has weight where the Kubernetes API says that pods on its node are ready."""
+In: what was found of each Service. Out: the LoadBalancerHealth of each, for `/state`. Pure.
+operating_status, see Octavia's API: ONLINE, DRAINING (no weight), DEGRADED (some member fails),
+ERROR (a member fails, or all do), NO_MONITOR (nobody asks), OFFLINE (no word has come yet, or it is
+switched off). A member has weight where the Kubernetes API says that pods on its node are ready."""
 
 from collections.abc import Iterator, Mapping
 
 from fairlead.drivers.octavia.balancers import BalancerState, Found, FoundPool
-from fairlead.model import ServiceKey, Value
+from fairlead.model import ServiceKey
+from fairlead.role_state import LoadBalancerHealth, MemberHealth
 
 FAILS = ("ERROR", "OFFLINE")
 
 
-class MemberHealth(Value, frozen=True):
-    """`asked`: whether a monitor asks it."""
-
-    address: str
-    port: int
-    weight: int
-    operating: str
-    asked: bool
-
-
-class Health(Value, frozen=True):
-    """Of one load balancer. `members`: of each listener, `TCP/80`. `seen_s_ago`: so old is this."""
-
-    service: str
-    id: str
-    provider: str
-    address: str
-    operating: str
-    members: Mapping[str, tuple[MemberHealth, ...]]
-    doubts: tuple[str, ...]
-    seen_s_ago: float
-
-
 def healths(
     known: Mapping[ServiceKey, Found], seen_s_ago: Mapping[ServiceKey, float]
-) -> list[Health]:
+) -> list[LoadBalancerHealth]:
     return [
         _health(key, balancer, seen_s_ago.get(key, 0.0))
         for key in sorted(known)
@@ -47,7 +25,7 @@ def healths(
     ]
 
 
-def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Health:
+def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> LoadBalancerHealth:
     pools = {pool.id: pool for pool in balancer.pools}
     members = {
         f"{each.protocol}/{each.port}": _members(pools[each.pool_id])
@@ -55,7 +33,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Heal
         if each.pool_id in pools
     }
     doubts = tuple(_doubts(balancer, members))
-    return Health(
+    return LoadBalancerHealth(
         str(key),
         balancer.id,
         balancer.provider,

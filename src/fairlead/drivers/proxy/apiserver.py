@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from fairlead.config import ApiServerConfig
@@ -30,6 +28,7 @@ from fairlead.drivers.proxy.render import Paths, bind_words, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
+from fairlead.role_state import ApiServersState, ApiServerState
 
 log = structlog.get_logger()
 
@@ -78,21 +77,6 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
     return with_global("\n    ".join([f"listen {SECTION}", *lines]) + "\n", paths)
 
 
-class ApiServer(NamedTuple):
-    """What HAProxy finds of one. `state`: ready, not ready, away. `open`: connections now;
-    `connections`: all so far, of the worker that runs."""
-
-    state: str
-    open: int = 0
-    connections: int = 0
-
-
-class ApiServersStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the balancer; empty where there is none."""
-
-    api: Mapping[str, object]
-
-
 class ApiServerBalancer(Component):
     """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's
     configuration and sockets; its path has 80 characters at most."""
@@ -102,7 +86,7 @@ class ApiServerBalancer(Component):
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
         self.haproxy = Haproxy(folder)
-        self.servers: Mapping[str, ApiServer] = {}
+        self.servers: Mapping[str, ApiServerState] = {}
         """What was last seen of each API server, by `address:port` as it is configured."""
         self._problem = ""
         self._shield: tuple[list[ProxyKey], str] | None = None
@@ -137,9 +121,6 @@ class ApiServerBalancer(Component):
         gone = await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
         return ("the API server's balancer",) if gone else ()
 
-    def status(self) -> ApiServersStatus:
-        return ApiServersStatus(self.shown())
-
     def collectors(self) -> tuple[ApiServersCollector]:
         return (ApiServersCollector(lambda: self.servers),)
 
@@ -147,7 +128,7 @@ class ApiServerBalancer(Component):
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # Of an address that the host has for other purposes too, nothing else is to be kept away.
-        brought = [key for key in keys if not await localroutes.borne(key.address)]
+        brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
         wanted = {key.address for key in brought}
         if (brought, shield.shown(shield.API_TABLE)) != self._shield:
             shield.put(brought, shield.API_TABLE)
@@ -178,17 +159,16 @@ class ApiServerBalancer(Component):
                     log.info("API server", server=server, state=now.state)
             self.servers = found
 
-    def shown(self) -> dict[str, object]:
+    def status(self) -> ApiServersState:
         """For `/state`; nothing where there is no balancer."""
         if self._config is None:
-            return {}
-        servers = {server: found._asdict() for server, found in self.servers.items()}
-        return {"addresses": [str(key) for key in _keys(self._config)], "servers": servers}
+            return ApiServersState()
+        return ApiServersState(tuple(map(str, _keys(self._config))), self.servers)
 
 
-def _found(row: Mapping[str, str]) -> ApiServer:
+def _found(row: Mapping[str, str]) -> ApiServerState:
     state = row["status"].partition(" ")[0]
-    return ApiServer(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
+    return ApiServerState(_STATES.get(state, state), int(row["scur"] or 0), int(row["stot"] or 0))
 
 
 def _name(server: str) -> str:

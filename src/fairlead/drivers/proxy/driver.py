@@ -40,10 +40,11 @@ from fairlead.drivers.proxy.spec import (
     TellCut,
 )
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.model import DONE, LoadBalancer, Note, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
 from fairlead.plan.proxying import ended
 from fairlead.plan.proxying import switched as switched_note
+from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
 log = structlog.get_logger()
 
@@ -54,13 +55,6 @@ LOOK_S = 5.0
 REMOVE_S = 60.0
 """Servers whose last connection has ended are removed so often: HAProxy tells all connections for
 it, 10,000 in 80 ms."""
-
-
-class ProxyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What `/state` shows of HAProxy."""
-
-    proxied: Mapping[str, object]
-    proxy_worker: Mapping[str, object]
 
 
 class ProxyDriver(Component):
@@ -218,11 +212,14 @@ class ProxyDriver(Component):
             gone = await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
             return ("the balancer of class fairlead.io/proxy",) if gone else ()
 
-    def status(self) -> ProxyStatus:
-        services = self.counters.services()
-        return ProxyStatus(
-            {str(key): traffic._asdict() for key, traffic in services.items()},
-            self.counters.worker._asdict(),
+    def status(self) -> ProxyState:
+        """For `/state`. May be called from any thread."""
+        return ProxyState(
+            {
+                str(key): ProxiedTraffic(*traffic)
+                for key, traffic in self.counters.services().items()
+            },
+            WorkerState(*self.counters.worker),
         )
 
     def collectors(self) -> tuple[ProxyCollector]:
@@ -443,7 +440,7 @@ class ProxyDriver(Component):
 
 
 def _with_note(
-    outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Note
+    outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Finding
 ) -> dict[ServiceKey, Outcome]:
     told = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
     return {**outcomes, service: told}

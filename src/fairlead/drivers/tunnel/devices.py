@@ -37,7 +37,7 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
 async def have(devices: Sequence[Vxlan]) -> None:
     """Make or repair these devices, and take those away that are ours and not among them."""
     for device in devices:
-        await vxlan.have(device)
+        await vxlan.ensure(device)
     # Only where it is missing: setting it again would be told as a change, to us among others.
     there = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()
     for device in devices:

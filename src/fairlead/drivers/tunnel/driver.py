@@ -35,6 +35,7 @@ from fairlead.net.link_events import LinkChanges, LinkEvents
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 from fairlead.plan.service import PROXY_HEALTH_PORT
+from fairlead.role_state import TunnelState
 
 log = structlog.get_logger()
 
@@ -57,17 +58,6 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         what = f"health port {self.opening}" if isinstance(self.opening, int) else self.opening
         return f"tunnel: {self.verb} {what} for {self.service}"
-
-
-class TunnelShown(msgspec.Struct, frozen=True):
-    kind: str
-    packets: Mapping[str, int]
-
-
-class TunnelStatus(msgspec.Struct, frozen=True):
-    """What `/state` shows of the tunnel's end: its kind, and packets by what became of them."""
-
-    tunnel: TunnelShown
 
 
 class TunnelDriver(Component):
@@ -172,9 +162,6 @@ class TunnelDriver(Component):
     async def remove(self) -> list[str]:
         return await remove_tunnel()
 
-    def status(self) -> TunnelStatus:
-        return TunnelStatus(TunnelShown(self._tunnel.kind, self.counters()))
-
     def collectors(self) -> tuple[TunnelCollector]:
         return (TunnelCollector(self.counters),)
 
@@ -232,6 +219,10 @@ class TunnelDriver(Component):
         return {
             str(each["name"]): int(each["packets"]) for each in records if isinstance(each, dict)
         }
+
+    def status(self) -> TunnelState:
+        """For `/state`. May be called from any thread."""
+        return TunnelState(self._tunnel.kind, self.counters())
 
     async def _publish(self, published: Collection[Opening]) -> None:
         added, removed = (

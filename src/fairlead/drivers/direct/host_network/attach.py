@@ -24,6 +24,7 @@ from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program, maps_of
 from fairlead.net.routes import Interface
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
+from fairlead.role_state import InterfaceState
 
 Mode = Literal["tc", "xdp", "xdp-generic"]
 
@@ -42,14 +43,6 @@ class Choice(NamedTuple):
     """`mode`: tc alone, or XDP in front of it."""
 
     mode: Mode
-    why: str
-
-
-class Attachment(NamedTuple):
-    """What an interface has, for showing."""
-
-    name: str
-    attach: Mode
     why: str
 
 
@@ -110,7 +103,7 @@ class Attachments:
         self._priority = priority
         self._indexes: dict[str, int] = {}
         self._tags: dict[tuple[int, int], bytes] = {}
-        self.shown: tuple[Attachment, ...] = ()
+        self.shown: tuple[InterfaceState, ...] = ()
         """What each interface has."""
 
     @property
@@ -165,7 +158,7 @@ class Attachments:
                 )
             for interface, choice in chosen:
                 shown.append(
-                    Attachment(interface.name, *await self._front(interface, choice, fast))
+                    InterfaceState(interface.name, *await self._front(interface, choice, fast))
                 )
         self._indexes = {each.name: each.number for each in there}
         self.shown = tuple(shown)

@@ -3,7 +3,7 @@
 In: (node, address) pairs, events of routes, interfaces and neighbours. Out: a `NextHop` for each, or
 why there is none; and word of what changed. The kernel's neighbour table is not in use where XDP
 forwards, because the kernel does not see those packets: so a neighbour that XDP needs is looked for
-when it is not known and whenever the kernel grows unsure of it. One that does not answer is left
+when it is not known and whenever the kernel grows unconfirmed of it. One that does not answer is left
 alone for a while: what is sent to it meanwhile goes by the kernel, which asks for it itself.
 Invariant: a way has a hardware address only where XDP may send to it (the interface bears our
 program) and the neighbour is known; without one the XDP program leaves the packet to the tc
@@ -44,7 +44,7 @@ class HostNetwork:
     def __init__(self, rules: Rules, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = rules
         self._clock = clock
-        self._routing = Routing(passing_over=blackhole.PROTOCOL)
+        self._routing = Routing(ignored_protocol=blackhole.PROTOCOL)
         self._neighbours: dict[tuple[int, str], Neighbour] = {}
         self._watched: dict[tuple[int, str], float] = {}
         """Neighbours that XDP needs, and when each was last looked for."""
@@ -94,7 +94,7 @@ class HostNetwork:
         place = (way.interface, way.next_hop)
         self._watched.setdefault(place, -math.inf)
         known = self._neighbours.get(place)
-        if known is None or known.unsure or not known.mac:
+        if known is None or known.unconfirmed or not known.mac:
             self._look_for(place, known)
         return known.mac if known else b""
 
@@ -112,7 +112,7 @@ class HostNetwork:
         with suppress(
             Unavailable
         ):  # the interface is down or gone: an event of its own says when that is over
-            self._routing.look_for(*place)
+            self._routing.resolve(*place)
 
     async def news(self) -> NetworkChanges:
         """Wait until something is to be looked at again."""
@@ -132,7 +132,7 @@ class HostNetwork:
                 if not each.mac:
                     del self._neighbours[place]
                 continue
-            if each.unsure:
+            if each.unconfirmed:
                 self._look_for(place, each)
             if each.mac != (before.mac if before else b""):
                 yield place

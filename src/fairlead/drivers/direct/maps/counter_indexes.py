@@ -54,8 +54,8 @@ class CounterIndexPool:
 
     def notice(self, indexes: Iterable[int]) -> None:
         """Find out of all of these where packets have been counted, many at a time."""
-        unsure = [index for index in indexes if index not in self.used]
-        for index, counts in self._statistics.rows(unsure):
+        unconfirmed = [index for index in indexes if index not in self.used]
+        for index, counts in self._statistics.rows(unconfirmed):
             if any(
                 array("Q", counts)[:: TRAFFIC.size // COUNTER.size]
             ):  # the first of a CPU's counters is that of packets

@@ -39,9 +39,9 @@ from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, words
 from fairlead.drivers.direct.spec import ListenerKey
 from fairlead.errors import Unavailable
-from fairlead.model import Value
 from fairlead.net.address import split_host_port
 from fairlead.net.bpf import Map
+from fairlead.role_state import PeersState, PeerState
 
 log = structlog.get_logger()
 
@@ -67,29 +67,6 @@ SEASONED_S = 30.0
 """The word of a peer that has followed the cluster for less than this never counts against our own
 tables. And for so long one that has begun tells each that comes what happened while no process was
 there."""
-
-
-class Peer(Value, frozen=True):
-    """Another gateway, as it is shown."""
-
-    address: str
-    connected: bool
-    problem: str = ""
-
-
-class PeersStatus(Value, frozen=True):
-    """What `/state` shows of the other gateways."""
-
-    peers: tuple[Peer, ...]
-
-
-class NoPeers(Component):
-    """A gateway that is alone."""
-
-    name = "no peers"
-
-    def status(self) -> PeersStatus:
-        return PeersStatus(())
 
 
 class Peers(Component):
@@ -119,7 +96,7 @@ class Peers(Component):
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
-        self._heard = {each: Peer(each, False) for each in peers if each != listen}
+        self._heard = {each: PeerState(each, False) for each in peers if each != listen}
         self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
         self._told: dict[ListenerKey, TablesMessage] = {}
         self._recent = Recent()
@@ -131,12 +108,13 @@ class Peers(Component):
         """FlowsMessage that came to be here and were told to others."""
 
     @property
-    def shown(self) -> list[Peer]:
+    def shown(self) -> list[PeerState]:
         """The other gateways."""
         return list(self._heard.values())
 
-    def status(self) -> PeersStatus:
-        return PeersStatus(tuple(self.shown))
+    def status(self) -> PeersState:
+        """For `/state`. May be called from any thread."""
+        return PeersState(tuple(self.shown), self.followers)
 
     def collectors(self) -> tuple[PeersCollector]:
         return (PeersCollector(self),)
@@ -385,7 +363,7 @@ class Peers(Component):
                     )
                 case CompleteMessage():
                     behind, known = False, ()
-                    self._heard[peer] = Peer(peer, True)
+                    self._heard[peer] = PeerState(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
 
@@ -400,9 +378,9 @@ class Peers(Component):
         return any(each.connected for each in self._heard.values())
 
     def _lost(self, peer: str, problem: str) -> None:
-        if self._heard[peer] != Peer(peer, False, problem):
+        if self._heard[peer] != PeerState(peer, False, problem):
             log.warning("not following a gateway", peer=peer, problem=problem)
         was_connected = self._connected
-        self._heard[peer] = Peer(peer, False, problem)
+        self._heard[peer] = PeerState(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()

@@ -1,9 +1,9 @@
-"""Read what a list or a watch brings: one item or line at a time into a key and an object. Pure.
+"""Decode the items of a list and the events of a watch, one by one, into a key and an object. Pure.
 
-In: bytes from the API server. Out: tagged values. The envelope is read apart from the object, for
-the objects of BOOKMARK and ERROR lack the fields that the type demands, and one object that cannot
-be read must not cost the others. Follows the API concepts, sections "Efficient detection of
-changes", "Watch bookmarks" and "Streaming lists" (KEP-3157)."""
+In: bytes from the API server. Out: tagged values. The envelope is decoded apart from the object:
+the objects of BOOKMARK and ERROR events lack required fields of the type, and one object that
+cannot be decoded must not affect the others. Follows the API concepts, sections "Efficient
+detection of changes", "Watch bookmarks" and "Streaming lists" (KEP-3157)."""
 
 from typing import Any, Generic, Literal
 
@@ -17,8 +17,9 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class Item(msgspec.Struct, Generic[ObjectT], frozen=True):
-    """An object as the server has it, or (`gone`) as it last was. `object` is None if it cannot be
-    read: `problem` says why."""
+    """An object in its present state, or (`gone`) in its last state before it was deleted.
+
+    `object` is None if it cannot be decoded; `problem` then states why."""
 
     key: ObjectKey
     version: str
@@ -28,15 +29,15 @@ class Item(msgspec.Struct, Generic[ObjectT], frozen=True):
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """Everything up to `version` has been told; `complete`: this ends the initial state of a
-    streamed list."""
+    """The watch is current up to `version`. `complete`: the initial state of a streamed list ends
+    here."""
 
     version: str
     complete: bool
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Something without even a name."""
+    """An item whose name cannot be decoded either."""
 
     problem: str
 
@@ -47,7 +48,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bare(msgspec.Struct, frozen=True, gc=False):
-    """What any object has."""
+    """The fields that every object has."""
 
     metadata: ObjectMeta
 
@@ -64,7 +65,7 @@ BARE_STATUS = msgspec.json.Decoder(BareStatus)
 def read_item(
     decoder: msgspec.json.Decoder[ObjectT], data: msgspec.Raw, *, gone: bool = False
 ) -> Item[ObjectT] | Unreadable:
-    """One object of a list or of an event."""
+    """Decode one object of a list or of an event."""
     try:
         object_ = decoder.decode(data)
     except msgspec.DecodeError as problem:
@@ -79,12 +80,14 @@ def read_item(
 def read_line(
     decoder: msgspec.json.Decoder[ObjectT], line: bytes
 ) -> Item[ObjectT] | Bookmark | Unreadable:
-    """One line of a watch. Raises what an ERROR event means (`Expired` for 410), and Unavailable
-    for what is no event."""
+    """Decode one line of a watch.
+
+    Raise the error that an ERROR event stands for (`Expired` for 410), and Unavailable for a line
+    that is not an event."""
     try:
         event = ENVELOPE.decode(line)
     except msgspec.DecodeError as problem:
-        raise ServerUnavailable(f"the watch brought a line that is no event: {problem}") from None
+        raise ServerUnavailable(f"the watch sent a line that is not an event: {problem}") from None
     match event.type:
         case "ERROR":
             raise error_of(event.object)
@@ -105,7 +108,7 @@ def read_bookmark(data: msgspec.Raw) -> Bookmark | Unreadable:
 
 
 def error_of(status: msgspec.Raw) -> FairleadError:
-    """What the object of an ERROR event means: the same as an answer with its code."""
+    """Return the error that an ERROR event stands for: the same as for a response with its code."""
     try:
         code = BARE_STATUS.decode(status).code
     except msgspec.DecodeError:
@@ -118,13 +121,14 @@ def key_of(metadata: ObjectMeta) -> ObjectKey:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a version is from before another one of the same kind. One that is no number is
-    neither before nor after."""
+    """Return whether a version is older than another one of the same kind; False if either is not a
+    number."""
     return 0 < version_number(version) < version_number(other)
 
 
 def same_but_version(old: Any, new: Any) -> bool:
-    """Whether nothing that is read differs but the resourceVersion, as after a node's heartbeat."""
+    """Return whether the decoded fields are equal except for resourceVersion, as after a node's
+    heartbeat."""
     if old.metadata.resource_version == new.metadata.resource_version:
         return bool(old == new)
     metadata = msgspec.structs.replace(new.metadata, resource_version=old.metadata.resource_version)

@@ -1,9 +1,10 @@
-"""Fairlead's own kinds, of group `fairlead.io`: AddressPool and AddressGrant.
+"""Fairlead's CRDs, of group `fairlead.io`: AddressPool and AddressGrant.
 
 In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both kinds are
-cluster-scoped; what they demand of their fields is in `deploy/crds`. An AddressPool has addresses
-to hand out. An AddressGrant is the lock on one address, and bears its name: who has not made it, or
-is not written in it, may not publish the address."""
+cluster-scoped; `deploy/crds` validates their fields. An AddressPool has addresses to assign. An
+AddressGrant is the lock on one address, and its name is derived from the address. An
+address must not be published without its AddressGrant, nor for a Service that the grant does not
+list."""
 
 import ipaddress
 
@@ -16,12 +17,15 @@ from fairlead.model import ServiceKey
 
 GROUP_VERSION = "fairlead.io/v1alpha1"
 POOL_FINALIZER = "fairlead.io/addresses-in-use"
-"""On an AddressPool: it stays until nobody holds an address of it, and says meanwhile who does."""
+"""Finalizer of an AddressPool: it stays while Services hold its addresses, and its status lists the
+holders."""
 
 
 class AddressPoolSpec(Fields, frozen=True):
-    """The fields of `config.PoolConfig`. What a selector says and is not known here makes the pool
-    unreadable: a restriction must not be overlooked."""
+    """The fields of `config.PoolConfig`.
+
+    An unknown field of a selector makes the pool unreadable, because a restriction must not be
+    ignored."""
 
     addresses: tuple[str, ...] = ()
     auto_assign: bool = True
@@ -30,8 +34,9 @@ class AddressPoolSpec(Fields, frozen=True):
 
 
 class KeptAddresses(Fields, frozen=True):
-    """The addresses of a pool that a namespace keeps for deleted Services. `since`: of the oldest;
-    `until`: when the first one becomes free."""
+    """The addresses of a pool that a namespace keeps for deleted Services.
+
+    `since`: since when the oldest is kept; `until`: when the first one becomes free."""
 
     namespace: str
     addresses: int
@@ -40,7 +45,7 @@ class KeptAddresses(Fields, frozen=True):
 
 
 class AddressPoolStatus(Fields, frozen=True):
-    """Counts are capped at what an int64 holds."""
+    """The status of a pool. Counts are limited to the range of an int64."""
 
     assigned_ipv4: int = msgspec.field(default=0, name="assignedIPv4")
     assigned_ipv6: int = msgspec.field(default=0, name="assignedIPv6")
@@ -62,12 +67,14 @@ class AddressPool(Fields, frozen=True):
 
 
 class Holder(Fields, frozen=True):
-    """A Service that has these ports (`TCP/80`, sorted) of an address. Without `uid` it is a
-    Service that is gone: the address is kept for the next one of its name.
+    """A Service that holds these ports (`TCP/80`, sorted) of an address.
 
-    `kept_since` is the time since which the address is kept (RFC 3339); empty if it was kept before
-    this field existed. `service_version` is the resourceVersion that the Service had when more was
-    granted to it than it showed: only over that version may more be published (see
+    Without `uid` the Service has been deleted, and the address is kept for the next Service of that
+    name.
+
+    `kept_since` is the time since which the address is kept (RFC 3339); it is empty if the address
+    was kept before this field existed. `service_version` is the resourceVersion of the Service when
+    it was granted more than its status showed: more may be published only over that version (see
     `drivers.grants`)."""
 
     namespace: str
@@ -96,13 +103,13 @@ class AddressGrant(Fields, frozen=True):
 
     @property
     def is_lock(self) -> bool:
-        """Whether it is the lock on its address: it bears that name, and says the address as all of
-        Fairlead does."""
+        """Whether this grant is the lock on its address: the address is in canonical form, and the
+        name of the grant is derived from it."""
         address = read_address(self.spec.address)
         return address == self.spec.address and self.metadata.name == grant_name(address)
 
     def holder(self, key: ServiceKey) -> Holder | None:
-        """The entry of this Service."""
+        """Return the entry of this Service, or None."""
         return next((each for each in self.spec.holders if each.key == key), None)
 
 
@@ -111,6 +118,6 @@ ADDRESS_GRANTS = Resource(GROUP_VERSION, "AddressGrant", "addressgrants", False,
 
 
 def grant_name(address: str) -> str:
-    """The name of the AddressGrant of an address: a DNS name, one for each address however it is
-    written."""
+    """Return the name of the AddressGrant of an address: a DNS name, the same for every notation of
+    the address."""
     return ipaddress.ip_address(address).exploded.replace(":", "-")

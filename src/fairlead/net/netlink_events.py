@@ -1,7 +1,7 @@
-"""What rtnetlink tells without being asked.
+"""Subscribe to events of rtnetlink.
 
-In: groups of events, and the events that need not be told. Out: events as they come. Follows
-netlink(7)."""
+In: multicast groups, and a filter for events that are not needed. Out: events as they arrive.
+Follows netlink(7)."""
 
 import asyncio
 import ctypes
@@ -18,30 +18,31 @@ _STEP, _KIND_AT = struct.Struct("=HBBI"), 4
 _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x15, 0x06
 
 
-class Heard(NamedTuple):
-    """Kind and body of each event, in order. `lost`: there were more than could be told."""
+class Events(NamedTuple):
+    """Kind and body of each event, in order. `lost`: the kernel dropped further events."""
 
     events: Sequence[tuple[int, bytes]]
     lost: bool
 
 
-class Passed(NamedTuple):
-    """Events that nobody wants to hear: of these kinds, with that byte in their body."""
+class IgnoredEvents(NamedTuple):
+    """A filter for events that are not needed: events of these kinds with the byte `value` at
+    offset `at` of their body."""
 
     kinds: tuple[int, ...]
     at: int
     value: int
 
     def program(self) -> bytes:
-        """As a socket filter (classic BPF), which begins at the message's header and drops what it
-        answers 0 for."""
+        """Return the filter as a socket filter (classic BPF). Its data begins with the message
+        header; a result of 0 drops the message."""
         tests = [
             (_JUMP_IF_EQUAL, len(self.kinds) - 1 - number, 0, kind)
             for number, kind in enumerate(self.kinds)
         ]
         tests[-1] = (_JUMP_IF_EQUAL, 0, 2, self.kinds[-1])
         steps = [
-            (_LOAD_BYTE, 0, 0, _KIND_AT),  # the low one; kinds of rtnetlink are below 256
+            (_LOAD_BYTE, 0, 0, _KIND_AT),  # the low byte; kinds of rtnetlink are below 256
             *tests,
             (_LOAD_BYTE, 0, 0, HEADER_BYTES + self.at),
             (_JUMP_IF_EQUAL, 1, 0, self.value),
@@ -51,38 +52,37 @@ class Passed(NamedTuple):
         return b"".join(_STEP.pack(*each) for each in steps)
 
 
-class Hearing:
-    """What rtnetlink tells of these groups from now on, in the network namespace in which it was
-    made. Close it.
+class Subscription:
+    """A subscription to multicast groups of rtnetlink, in the network namespace in which it was
+    created. Close it after use.
 
-    passed: what the kernel need not tell. A thousand changes of one's own would take the room of
-    those that matter."""
+    `ignored`: events that the kernel drops. Otherwise a thousand changes made by this process could
+    fill the socket's buffer, and other events would be lost."""
 
-    def __init__(self, groups: Sequence[int], passed: Passed | None = None) -> None:
+    def __init__(self, groups: Sequence[int], ignored: IgnoredEvents | None = None) -> None:
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
         )
         self._socket.setblocking(False)
-        if passed is not None:
-            program = ctypes.create_string_buffer(passed.program())
+        if ignored is not None:
+            program = ctypes.create_string_buffer(ignored.program())
             filtering = struct.pack("HP", len(program.raw) // _STEP.size, ctypes.addressof(program))
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
-        self._socket.bind((0, 0))  # without a port of its own it would be passed over
+        self._socket.bind((0, 0))  # an unbound socket does not receive multicasts
         for group in groups:
             self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, group)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BYTES)
-        except (
-            PermissionError
-        ):  # in a container without the right; overruns are noticed all the same
+        except PermissionError:
+            # A container without CAP_NET_ADMIN gets a smaller buffer; overruns are reported anyway.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
 
     def close(self) -> None:
-        """Give the socket back. May be repeated."""
+        """Close the socket. May be called repeatedly."""
         self._socket.close()
 
-    async def next(self) -> Heard:
-        """Wait for the next events; all that have been told by then."""
+    async def next(self) -> Events:
+        """Wait for events. Return all that have arrived."""
         events: list[tuple[int, bytes]] = []
         try:
             data = await asyncio.get_running_loop().sock_recv(self._socket, RECEIVE_BYTES)
@@ -90,8 +90,8 @@ class Hearing:
                 events += ((kind, body) for kind, _, _, body in messages(data))
                 data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
-            return Heard(events, lost=False)
+            return Events(events, lost=False)
         except OSError as error:
             if error.errno == errno.ENOBUFS:
-                return Heard(events, lost=True)
+                return Events(events, lost=True)
             raise

@@ -1,0 +1,246 @@
+"""What roles show of themselves: each state is read back as it was, and an answer that would be
+misread is refused by name."""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from fairlead.drivers import Component
+from fairlead.errors import Refused
+from fairlead.model import (
+    Backend,
+    Finding,
+    HealthCheck,
+    Listener,
+    LoadBalancer,
+    Member,
+    NodeService,
+    NodeServicePort,
+    Outcome,
+    ProxySettings,
+    ServiceKey,
+    UnservedPort,
+)
+from fairlead.role_state import (
+    PART_FIELDS,
+    STATES,
+    VERSION,
+    ApiServerContact,
+    ApiServersState,
+    ApiServerState,
+    ControllerState,
+    DrainState,
+    GatewayState,
+    InterfaceState,
+    LoadBalancerHealth,
+    MemberHealth,
+    NodeState,
+    NodeTraffic,
+    OctaviaState,
+    Part,
+    PeersState,
+    PeerState,
+    ProbedNode,
+    ProbesState,
+    ProxiedTraffic,
+    ProxyState,
+    ResourceState,
+    RoleState,
+    ServiceState,
+    ServiceTraffic,
+    TrafficState,
+    TunnelState,
+    WatchState,
+    WorkerState,
+    decode,
+)
+from fairlead.web import View
+
+KEY = ServiceKey("default", "web")
+LATE = Finding("NoReadyEndpoints", "it has no endpoint", "error", blocks="Ready", at_start=True)
+BALANCER = LoadBalancer(
+    KEY,
+    "uid",
+    "fairlead.io/proxy",
+    ("203.0.113.1", "2001:db8::1"),
+    (Listener("IPv4", 80, "TCP", "Local", 30080, (Member("node1", "192.0.2.21", 2),)),),
+    settings=ProxySettings(header="v2"),
+    notes=(LATE,),
+    unserved_ports=(UnservedPort(53, "UDP", "fairlead.io/ProtocolNotSupported"),),
+)
+NODE_SERVICE = NodeService(
+    KEY,
+    "uid",
+    "Cluster",
+    "Local",
+    (
+        NodeServicePort(
+            "IPv4",
+            "TCP",
+            80,
+            "http",
+            ("10.96.0.1",),
+            ("203.0.113.1",),
+            (),
+            30080,
+            (Backend("10.244.0.5", 8080, local=True),),
+            (),
+        ),
+    ),
+    health_check=HealthCheck(30090, 1),
+)
+HARM = Finding("HostSettingHarmful", "x is 1", subject="sysctl x", remedy="sysctl -w x=2")
+COMMON: dict[str, Any] = {
+    "version": VERSION,
+    "ready": True,
+    "host": (HARM,),
+    "current": False,
+    "api_server": ApiServerContact(41.5),
+    "watches": {"services": WatchState(3.0, stale=False), "nodes": WatchState(43.0, stale=True)},
+}
+GATEWAY = GatewayState(
+    **COMMON,
+    node="gw1",
+    services={
+        "default/web": ServiceState(BALANCER, Outcome("unavailable", "no route", in_part=True)),
+        "default/gone": ServiceState(None, None),
+    },
+    traffic=TrafficState(
+        services={"default/web": ServiceTraffic(3, 180, 1, {"forbidden": 2})},
+        nodes={"node1": NodeTraffic(("l2",), ("192.0.2.21",), 3, 180, 1, 5)},
+        drops={"fragment": 2},
+        messages={"echo_reply": 4},
+        untracked=7,
+        unsent=8,
+        resources={"listeners": ResourceState(1, 100)},
+        draining=(DrainState("default/web", "203.0.113.1:80/TCP", "node2", 299.9),),
+        interfaces=(InterfaceState("eth0", "tc", "it is a veth"),),
+    ),
+    proxy=ProxyState({"default/web": ProxiedTraffic(9, 2, 30, 40, 1, 0)}, WorkerState(1, 2, 99)),
+    api_servers=ApiServersState(
+        ("203.0.113.5:6443",), {"192.0.2.1:6443": ApiServerState("ready", 3, 8)}
+    ),
+    peers=PeersState((PeerState("192.0.2.12:7946", False, "refused"),), 1),
+    probes=ProbesState((ProbedNode("node1", "192.0.2.21", "route", "up"),)),
+)
+NODE = NodeState(
+    **COMMON,
+    node="node1",
+    services={"default/web": ServiceState(NODE_SERVICE, Outcome("done"))},
+    tunnel=TunnelState("ipip", {"taken_out": 5}),
+)
+CONTROLLER = ControllerState(
+    **COMMON,
+    node="",
+    services={"default/web": ServiceState(BALANCER, Outcome("refused", "no such pool"))},
+    octavia=OctaviaState(
+        (
+            LoadBalancerHealth(
+                "default/web",
+                "8ea0",
+                "amphora",
+                "198.51.100.1",
+                "ONLINE",
+                {"TCP/80": (MemberHealth("192.0.2.21", 30080, 1, "ERROR", asked=True),)},
+                ("pods are ready, and Octavia says ERROR",),
+                1.5,
+            ),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("state", [GATEWAY, NODE, CONTROLLER], ids=lambda each: type(each).__name__)
+def test_a_state_is_read_back_as_it_was(state: RoleState) -> None:
+    assert decode(msgspec.json.encode(state), "GET /state") == state
+    plain = msgspec.to_builtins(state)
+    empty = [
+        name
+        for name in type(state).__struct_fields__
+        if not plain[name] and name not in ("node", "current")
+    ]
+    assert empty == [], "every field of it is tried here"
+
+
+@pytest.mark.parametrize("role", STATES)
+def test_an_answer_without_the_later_fields_is_read(role: str) -> None:
+    state = decode(
+        msgspec.json.encode({"role": role, "version": VERSION, "node": "n", "ready": False}), ""
+    )
+    assert (state.current, state.host, state.services, state.watches) == (True, (), {}, {})
+
+
+def test_fields_that_are_not_known_are_passed_over() -> None:
+    body = msgspec.json.decode(msgspec.json.encode(GATEWAY)) | {"later": 1}
+    assert decode(msgspec.json.encode(body), "GET /state") == GATEWAY
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"version": VERSION + 1},
+            f"gateway gw1 answered with version {VERSION + 1} of its state, and version {VERSION} "
+            "was expected; run the `fairlead` of the same release",
+        ),
+        ({"version": None}, "the answer is not the state of a role"),
+        ({"role": "ghost"}, f"ghost gw1 answered with a state that does not fit version {VERSION}"),
+        ({"ready": "yes"}, "Expected `bool`, got `str` - at `$.ready`"),
+    ],
+)
+def test_an_answer_that_would_be_misread_is_refused_by_name(
+    changes: dict[str, object], words: str
+) -> None:
+    body = msgspec.json.decode(msgspec.json.encode(GATEWAY)) | changes
+    with pytest.raises(Refused) as refusal:
+        decode(msgspec.json.encode(body), "GET http://127.0.0.1:9441/state")
+    assert str(refusal.value).startswith("GET http://127.0.0.1:9441/state: ")
+    assert words in str(refusal.value)
+
+
+def test_an_answer_from_before_versions_is_refused_by_name() -> None:
+    body = b'{"role": "node", "node": "node1", "ready": true, "services": {}, "traffic": {}}'
+    with pytest.raises(Refused, match=f"node node1 answered with version 0 .* version {VERSION}"):
+        decode(body, "GET /state")
+
+
+@pytest.mark.parametrize("body", [b"ok\n", b"", b"[1]"])
+def test_an_answer_of_another_program_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused, match="is not the state of a role"):
+        decode(body, "GET /state")
+
+
+def test_every_part_has_its_place() -> None:
+    assert set(PART_FIELDS) == set(get_args(Part))
+    places = {name for type_ in STATES.values() for name in type_.__struct_fields__}
+    assert set(PART_FIELDS.values()) <= places
+
+
+class Shows(Component):
+    """A component that shows this part."""
+
+    def __init__(self, part: Part | None) -> None:
+        self._part = part
+
+    def status(self) -> Part | None:
+        return self._part
+
+
+def test_a_view_shows_what_its_components_add() -> None:
+    view = View("gateway", "gw1")
+    assert GATEWAY.peers is not None
+    peers = GATEWAY.peers
+    view.host = lambda: (HARM,)
+    view.record({KEY: BALANCER}, {KEY: Outcome("done")})
+    alone = GatewayState(
+        version=VERSION,
+        node="gw1",
+        ready=False,
+        host=(HARM,),
+        services={"default/web": ServiceState(BALANCER, Outcome("done"))},
+    )
+    with view.showing(Shows(None)), view.showing(Shows(peers)):
+        together = msgspec.structs.replace(alone, peers=peers)
+        assert decode(msgspec.json.encode(view.state()), "") == together
+    assert decode(msgspec.json.encode(view.state()), "") == alone
