@@ -277,7 +277,7 @@ def direct_driver(
     section = config.gateway
     return DirectDriver(
         selectors,
-        wanted=section.attach,
+        attach_kind=section.attach,
         rules=rules_of(config),
         pin_path=Path(section.pin_path),
         drain_s=section.drain_timeout_s,
@@ -286,7 +286,7 @@ def direct_driver(
         sizes=Sizes(
             section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
         ),
-        share=section.namespace_share,
+        namespace_share=section.namespace_share,
     )
 
 
@@ -305,7 +305,7 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
             }
             try:
                 if nodes != told:
-                    await direct.among(nodes)
+                    await direct.set_cluster_nodes(nodes)
                     told = nodes
             except FairleadError as error:
                 log.warning(
