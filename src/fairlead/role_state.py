@@ -24,9 +24,8 @@ PlanT = TypeVar("PlanT", LoadBalancer, NodeService)
 
 
 class ServiceTraffic(Value, frozen=True):
-    """The traffic of a Service's listeners. `flows`: TCP and SCTP connections that were opened, and
-    new UDP flows. `drops`: the number of dropped packets by reason, only for reasons that occurred.
-    """
+    """The traffic of all listeners of a Service. `flows`: new TCP and SCTP connections, and new UDP
+    flows. `drops`: dropped packets by reason; only reasons that occurred."""
 
     packets: int
     bytes: int
@@ -35,11 +34,11 @@ class ServiceTraffic(Value, frozen=True):
 
 
 class NodeTraffic(Value, frozen=True):
-    """The traffic that was sent to a node. `ways` and `next_hops`: the forwarding methods and the
-    next-hop addresses, for each family of the node. `returned`: packets that came back to this
-    gateway after it had sent them to this node."""
+    """The traffic that was sent to a node. `forwarding` and `next_hops`: the forwarding methods and
+    the addresses of the next hops, at most one for each address family. `returned`: packets that
+    came back to this gateway after they had been sent to this node."""
 
-    ways: tuple[str, ...]
+    forwarding: tuple[str, ...]
     next_hops: tuple[str, ...]
     packets: int
     bytes: int
@@ -73,16 +72,16 @@ class InterfaceState(Value, frozen=True):
 
 
 class TrafficState(Value, frozen=True):
-    """The part of the eBPF data plane. `untracked`: new flows that got no entry because of the rate
-    limit. `untold`: new entries that were not sent to peers because there were too many in a short
-    time."""
+    """The part of the eBPF data plane. `untracked`: new flows without a flow entry, because the
+    rate limit was reached. `unsent`: new entries that were not sent to peers, because there were
+    too many in a short time."""
 
     services: Mapping[str, ServiceTraffic] = {}
     nodes: Mapping[str, NodeTraffic] = {}
     drops: Mapping[str, int] = {}
     messages: Mapping[str, int] = {}
     untracked: int = 0
-    untold: int = 0
+    unsent: int = 0
     resources: Mapping[str, ResourceState] = {}
     draining: tuple[DrainState, ...] = ()
     interfaces: tuple[InterfaceState, ...] = ()
@@ -117,7 +116,7 @@ class ProxyState(Value, frozen=True):
 
 
 class ApiServerState(Value, frozen=True):
-    """The state of one API server, as HAProxy sees it. `state`: ready, not ready, away. `open`:
+    """The state of one API server, as HAProxy sees it. `state`: ready, not ready, down. `open`:
     open connections. `connections`: the total of the present HAProxy worker."""
 
     state: str

@@ -120,7 +120,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert gateway.traffic is not None
         assert gateway.proxy is not None
         assert gateway.traffic.draining[0].node == "node2"
-        assert gateway.traffic.nodes["node1"].ways == ("l2",)
+        assert gateway.traffic.nodes["node1"].forwarding == ("l2",)
         assert gateway.proxy.services["default/shop"].open == 2
         assert gateway.api_servers == ApiServersState(
             ("203.0.113.5:6443", "[2001:db8::5]:6443"),

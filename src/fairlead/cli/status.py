@@ -214,8 +214,8 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
         click.echo(f"used: {', '.join(used)}")
     if traffic.untracked:
         click.echo(f"new flows without an entry, over the limit: {traffic.untracked}")
-    if traffic.untold:
-        click.echo(f"new entries not sent to peers, over the limit: {traffic.untold}")
+    if traffic.unsent:
+        click.echo(f"new entries not sent to peers, over the limit: {traffic.unsent}")
 
 
 def _used(name: str, resource: ResourceState) -> str:
@@ -260,7 +260,7 @@ def _nodes(traffic: TrafficState) -> None:
     rows = [
         (
             name,
-            ", ".join(each.ways),
+            ", ".join(each.forwarding),
             ", ".join(each.next_hops),
             *map(str, (each.flows, each.packets, each.bytes)),
         )

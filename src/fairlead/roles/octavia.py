@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
@@ -91,7 +91,7 @@ def octavia_loop(
     config: Config,
     state: State,
     writer: ServiceWriter,
-    newest: NewestServices,
+    newest: ServiceCache,
     recorder: Recorder,
     report: Report[ServiceKey, LoadBalancer],
     view: View,
@@ -133,7 +133,9 @@ def octavia_loop(
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         return plan_cloud(state, config, keys)
 
-    def licence(key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
+    def publish_precondition(
+        key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
+    ) -> str:
         """Return the resource version over which the addresses may be published: any version of the
         Service with this uid, because the addresses are assigned by the cloud. Raise Conflict if
         the Service is gone or was recreated."""
@@ -147,7 +149,7 @@ def octavia_loop(
         writer,
         newest,
         recorder,
-        licence,
+        publish_precondition,
         driver.addresses,
         loop=OCTAVIA.loop,
     )
