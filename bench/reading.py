@@ -29,7 +29,7 @@ from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.role_state import Role
 from fairlead.roles.controller import Planner
-from fairlead.roles.planned import Planned
+from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
@@ -107,7 +107,7 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
         case "controller":
             return Planner(state, config)
         case "gateway":
-            return Planned(state, config).confirmed
+            return PlanCache(state, config).confirmed
         case _:
             return partial(plan_node, state, fixture.node_name(0))
 

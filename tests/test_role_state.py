@@ -142,7 +142,7 @@ CONTROLLER = ControllerState(
                 "amphora",
                 "198.51.100.1",
                 "ONLINE",
-                {"TCP/80": (MemberHealth("192.0.2.21", 30080, 1, "ERROR", asked=True),)},
+                {"TCP/80": (MemberHealth("192.0.2.21", 30080, 1, "ERROR", monitored=True),)},
                 ("pods are ready, and Octavia says ERROR",),
                 1.5,
             ),

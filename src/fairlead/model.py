@@ -25,7 +25,7 @@ confirmed yet that the node serves. `down`: no new connections, because the node
 """
 
 
-Verdict = Literal["up", "unready", "down", "flapping", "unasked", "believed"]
+Verdict = Literal["up", "unready", "down", "flapping", "probe_failed", "assumed_up"]
 """The result of the probes of a node's health port. `up`: the node serves. `unready`: the host
 answers, but the node does not serve. `down`: the host does not answer. `flapping`: the node serves,
 but stopped serving more than once recently. `probe_failed`: this gateway could not send the probe.

@@ -29,7 +29,7 @@ from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import DONE, Outcome
 from fairlead.state import DirtyKeys, Subscribers
-from fairlead.turns import gently, in_turns, parts
+from fairlead.turns import in_background, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -49,10 +49,10 @@ Turns = Callable[[Iterable[Sequence[KeyT]]], AsyncIterator[Sequence[KeyT]]]
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
-MOST_AT_ONCE = 100
+THREAD_THRESHOLD = 100
 """The changes of more Services than this are computed in a thread, because other tasks would wait
 for 10 ms or more."""
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 """How many times the parts of one batch are halved because the other side is unavailable. It may be
 unavailable for some Services or for all."""
 
@@ -75,7 +75,7 @@ class Pace(NamedTuple):
     plan_slice: int = 0
 
 
-USUAL = Pace()
+DEFAULT_PACE = Pace()
 
 
 class Source(Protocol[KeyT]):
@@ -109,7 +109,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         drivers: Sequence[Driver[KeyT, IntentT, Any, Any, Any]],
         report: Report[KeyT, IntentT],
         *,
-        pace: Pace = USUAL,
+        pace: Pace = DEFAULT_PACE,
         large: Callable[[KeyT], bool] = lambda _: False,
     ) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """The number of Services that one pass carries; 0: all that are ready."""
         self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
-        self._ready_alone: dict[KeyT, None] = {}
+        self._ready_large: dict[KeyT, None] = {}
         """The large Services to plan and apply, in their order, and the Services that were large
         when they were last applied."""
         self._were_large: set[KeyT] = set()
@@ -144,7 +144,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._compared = asyncio.Event()
         self._backoffs: dict[KeyT, Backoff] = {}
         self._retries: dict[KeyT, asyncio.TimerHandle] = {}
-        self._looks: dict[KeyT, asyncio.TimerHandle] = {}
+        self._requeues: dict[KeyT, asyncio.TimerHandle] = {}
         """Timers of Services that are done, but for which a driver has work to do at a later time.
         """
 
@@ -153,22 +153,22 @@ class Loop(Component, Generic[KeyT, IntentT]):
         try:
             with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
-                    group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
+                    group.create_task(self._audit_forever(dirty), name=f"{self.name} audit")
+                    group.create_task(self._plan_forever(dirty), name=f"{self.name} plan")
                     for number in range(self._pace.parallel):
-                        group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
-                    group.create_task(self._work_alone_for_ever(dirty), name=f"{self.name} large")
+                        group.create_task(self._work_forever(dirty), name=f"{self.name} {number}")
+                    group.create_task(self._work_large_forever(dirty), name=f"{self.name} large")
         finally:
-            for timer in (*self._retries.values(), *self._looks.values()):
+            for timer in (*self._retries.values(), *self._requeues.values()):
                 timer.cancel()
 
-    async def _plan_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _plan_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan dirty Services. A Service that is still waiting for its pass gets the new intent."""
         while True:
             keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
-                self._let_wait_alone(alone)
+                self._queue_alone(alone)
                 keys = keys.difference(alone)
             planned = await self._plan_all(sorted(keys), in_turns)
             # An audit may have begun between two slices, and have cleared the set.
@@ -181,14 +181,14 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """Return whether the Service is large, or was: removing what it had takes as long."""
         return self._large(key) or key in self._were_large
 
-    def _let_wait_alone(self, keys: Iterable[KeyT]) -> None:
+    def _queue_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
             # It may have been planned before it became large.
             self._ready.pop(key, None)
-            self._ready_alone[key] = None
+            self._ready_large[key] = None
         self._some_ready.set()
 
-    async def _work_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _work_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         await self._compared.wait()
         while True:
             batch = self._next_batch()
@@ -203,16 +203,16 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 self._busy -= batch.keys()
                 self._some_ready.set()
 
-    async def _work_alone_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _work_large_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan and apply large Services, one after the other."""
         await self._compared.wait()
         while True:
-            key = next((key for key in self._ready_alone if key not in self._busy), None)
+            key = next((key for key in self._ready_large if key not in self._busy), None)
             if key is None:
                 self._some_ready.clear()
                 await self._some_ready.wait()
                 continue
-            del self._ready_alone[key]
+            del self._ready_large[key]
             self._busy.add(key)
             try:
                 planned = await asyncio.to_thread(self._plan, [key])
@@ -233,7 +233,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._were_large.update(filter(self._large, batch))
         return batch
 
-    async def _audit_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _audit_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
@@ -253,9 +253,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         Services as done."""
         everything = list(self._state.services)
         # The role is not ready before the first audit, so only later audits run in the background.
-        turns = gently if self._compared.is_set() else in_turns
+        turns = in_background if self._compared.is_set() else in_turns
         # What this audit reads about these Services may be from before their pass.
-        self._planned_since = {*self._busy, *self._ready, *self._ready_alone}
+        self._planned_since = {*self._busy, *self._ready, *self._ready_large}
         planned = await self._plan_all(everything, turns)
         intents = {
             key: intent for key, intent in planned.items() if not isinstance(intent, Refused)
@@ -282,17 +282,19 @@ class Loop(Component, Generic[KeyT, IntentT]):
             parts(list(intents.keys() - differ), self._pace.plan_slice or len(intents) or 1)
         ):
             later = self._in_passes()
-            alike = [key for key in some if key not in later]
-            for key in alike:
+            unchanged_keys = [key for key in some if key not in later]
+            for key in unchanged_keys:
                 self.failing.pop(key, None)
-            self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
+            self._report(
+                {key: intents[key] for key in unchanged_keys}, dict.fromkeys(unchanged_keys, DONE)
+            )
         # A Service is not planned again for its pass unless its objects may have changed since the
         # audit planned it.
         unchanged = {
             key for key in differ.intersection(everything) - self._planned_since if key not in dirty
         }
         alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
-        self._let_wait_alone(sorted(alone))
+        self._queue_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
         # A Service that has changed meanwhile, or whose last pass failed, differs as well. Neither
         # is a change that others made to the data plane.
@@ -300,7 +302,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
             key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
         }
         if not self._compared.is_set():
-            self._take_in(dirty, differ)
+            self._add_changed(dirty, differ)
         self._some_ready.set()
         # This comes before the keys are marked: the first pass applies the intents, and the next
         # pass removes what no Service needs.
@@ -308,7 +310,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         dirty.mark(differ - unchanged)
         if self._at_start is None:
             self._at_start = set(differ)
-            self._note_start(())
+            self._record_start(())
         elif drifted:
             self.drift += len(drifted)
             log.warning(
@@ -321,7 +323,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
     def _in_passes(self) -> set[KeyT]:
         """Return the Services that were planned since the last audit began, or that wait for their
         pass or are in it."""
-        return {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
+        return {*self._busy, *self._ready, *self._ready_large, *self._planned_since}
 
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]
@@ -369,7 +371,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
             differ.update(change.service for change in changes)
         return differ
 
-    def _take_in(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
+    def _add_changed(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
         """Add the Services that have changed since they were planned to the first pass, in their
         present form."""
         changed = [key for key in differ if key in dirty and key not in self._ready]
@@ -377,7 +379,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         dirty.mark(planned.keys() - set(changed))
         self._ready |= {key: planned.get(key) for key in changed}
 
-    def _note_start(self, done: Collection[KeyT]) -> None:
+    def _record_start(self, done: Collection[KeyT]) -> None:
         if self._at_start is not None and not self.settled.is_set():
             self._at_start.difference_update(done)
             if not self._at_start:
@@ -400,14 +402,14 @@ class Loop(Component, Generic[KeyT, IntentT]):
         # Removals come first, because another Service may need what they release (an address, a
         # port).
         for driver in reversed(self._drivers):
-            await self._bring(driver, gone, {}, outcomes, dirty)
+            await self._apply_driver(driver, gone, {}, outcomes, dirty)
         for driver in self._drivers:
-            await self._bring(driver, intents.keys(), intents, outcomes, dirty)
+            await self._apply_driver(driver, intents.keys(), intents, outcomes, dirty)
         self._report(intents, {key: outcomes.get(key, DONE) for key in batch})
         self._schedule(batch, outcomes, dirty)
-        self._note_start(batch.keys())
+        self._record_start(batch.keys())
 
-    async def _bring(
+    async def _apply_driver(
         self,
         driver: Driver[KeyT, IntentT, Any, Any, Any],
         keys: Collection[KeyT],
@@ -423,7 +425,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
 
         async def work() -> None:
             for some in waiting:
-                await self._bring_some(driver, some, intents, outcomes, dirty)
+                await self._apply_batch(driver, some, intents, outcomes, dirty)
 
         if len(keys) <= (driver.batch or len(keys)):
             await work()
@@ -432,7 +434,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
             for _ in range(self._pace.parallel):
                 group.create_task(work())
 
-    async def _bring_some(
+    async def _apply_batch(
         self,
         driver: Driver[KeyT, IntentT, Any, Any, Any],
         keys: Sequence[KeyT],
@@ -447,7 +449,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
             _join(outcomes, dict.fromkeys(keys, _outcome_of(error)))
             return
         wanted = {key: intents[key] for key in keys if key in intents}
-        if len(keys) > MOST_AT_ONCE or any(map(self._is_large, keys)):
+        if len(keys) > THREAD_THRESHOLD or any(map(self._is_large, keys)):
             changes = await asyncio.to_thread(_changes, driver, wanted, actual)
         else:
             changes = _changes(driver, wanted, actual)
@@ -470,15 +472,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
             group = groups.popleft()
             services = sorted({change.service for change in group})
             try:
-                told = await driver.apply(group)
+                reported = await driver.apply(group)
             except FairleadError as error:
-                if len(services) > 1 and (isinstance(error, Refused) or splits < MOST_SPLITS):
+                if len(services) > 1 and (isinstance(error, Refused) or splits < MAX_SPLITS):
                     splits += 1
                     half = set(services[: len(services) // 2])
                     groups.append([change for change in group if change.service in half])
                     groups.append([change for change in group if change.service not in half])
                     continue
-                told = dict.fromkeys(services, _outcome_of(error))
+                reported = dict.fromkeys(services, _outcome_of(error))
             else:
                 log.info(
                     "applied",
@@ -487,7 +489,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                     changes=len(group),
                     first=str(services[0]),
                 )
-            for key, outcome in told.items():
+            for key, outcome in reported.items():
                 if outcome.state != "done" or outcome.notes:
                     outcomes[key] = outcome
                 if outcome.state == "done" and outcome.again_s:
@@ -517,9 +519,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
     def _requeue(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
         """Mark the Service as dirty after this delay. Later passes do not cancel the timer, because
         the driver need not request it again."""
-        if (handle := self._looks.pop(key, None)) is not None:
+        if (handle := self._requeues.pop(key, None)) is not None:
             handle.cancel()
-        self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
+        self._requeues[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
     def _schedule(
         self, keys: Collection[KeyT], outcomes: Mapping[KeyT, Outcome], dirty: DirtyKeys[KeyT]

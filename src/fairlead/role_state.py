@@ -155,7 +155,7 @@ class ProbedNode(Value, frozen=True):
 
     node: str
     address: str
-    way: str
+    path: str
     verdict: Verdict
 
 
@@ -173,19 +173,19 @@ class TunnelState(Value, frozen=True):
 
 
 class MemberHealth(Value, frozen=True):
-    """A member of an Octavia load balancer. `operating`: its operating status. `asked`: whether a
+    """A member of an Octavia load balancer. `operating`: its operating status. `monitored`: whether a
     health monitor checks it."""
 
     address: str
     port: int
     weight: int
     operating: str
-    asked: bool
+    monitored: bool
 
 
 class LoadBalancerHealth(Value, frozen=True):
     """One load balancer as Octavia showed it `seen_s_ago` seconds ago. `members`: the members by
-    listener (`TCP/80`). `doubts`: messages about ready pods that Octavia reports as failed."""
+    listener (`TCP/80`). `discrepancies`: messages about ready pods that Octavia reports as failed."""
 
     service: str
     id: str
@@ -193,7 +193,7 @@ class LoadBalancerHealth(Value, frozen=True):
     address: str
     operating: str
     members: Mapping[str, tuple[MemberHealth, ...]]
-    doubts: tuple[str, ...]
+    discrepancies: tuple[str, ...]
     seen_s_ago: float
 
 

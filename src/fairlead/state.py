@@ -86,7 +86,7 @@ class Subscribers(Generic[KeyT]):
             self._all.remove(dirty)
 
     @contextmanager
-    def telling(self, other: Markable[KeyT]) -> Iterator[None]:
+    def subscribed(self, other: Markable[KeyT]) -> Iterator[None]:
         """Subscribe `other` during the block."""
         self._all.append(other)
         try:
@@ -103,7 +103,7 @@ class Subscribers(Generic[KeyT]):
             each.mark(keys)
 
 
-_WORSE: Sequence[Verdict] = ("up", "believed", "unasked", "flapping", "unready", "down")
+_WORSE: Sequence[Verdict] = ("up", "assumed_up", "probe_failed", "flapping", "unready", "down")
 """Each verdict is worse than the previous one."""
 
 
@@ -143,7 +143,7 @@ class State:
         self.tunnels: dict[str, str] = {}
         """The type of the tunnel through which this gateway reaches and probes a node, by the
         address of the node. Nodes without a tunnel are absent."""
-        self.believing = False
+        self.trust_api = False
         """Whether the API server is trusted about health ports without a probe result. A starting
         gateway does so if it has too many health ports to probe them all before it serves traffic.
         """
@@ -161,7 +161,7 @@ class State:
         if not self._missing:
             self.whole.set()
 
-    def lack(self, source: str) -> None:
+    def mark_absent(self, source: str) -> None:
         """Record that the API server does not serve the resource type of `source`: it counts as
         empty until `synced` is called."""
         if source not in self.absent:
@@ -200,12 +200,12 @@ class State:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
     def verdict_of(self, address: str, port: int) -> Verdict | None:
-        return self._verdicts.get((address, port, False), "believed" if self.believing else None)
+        return self._verdicts.get((address, port, False), "assumed_up" if self.trust_api else None)
 
     def routed_verdict_of(self, address: str, port: int) -> Verdict | None:
         """Return the verdict for connections that follow the routes of this host to the node, even
         if forwarded packets use a tunnel."""
-        return self._verdicts.get((address, port, True), "believed" if self.believing else None)
+        return self._verdicts.get((address, port, True), "assumed_up" if self.trust_api else None)
 
     def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
         """Return the worst of the last verdicts for each path of probes, by the node's address and
@@ -364,7 +364,7 @@ class State:
             self._verdicts[address, port, routed] = verdict
         # Plans treat both verdicts alike, and after a start there may be a hundred thousand such
         # results.
-        if (before, verdict) != ("believed", "up"):
+        if (before, verdict) != ("assumed_up", "up"):
             self.subscribers.mark(tuple(services))
 
     def observe_load_balancer(

@@ -32,7 +32,7 @@ async def in_turns(work: Iterable[T]) -> AsyncIterator[T]:
         yield part
 
 
-async def gently(work: Iterable[T]) -> AsyncIterator[T]:
+async def in_background(work: Iterable[T]) -> AsyncIterator[T]:
     """Yield the parts. After each part, pause for a multiple (`REST`) of the CPU time that it took
     to create and process the part. CPU time is counted because a process that has to wait for a CPU
     need not pause longer for that."""

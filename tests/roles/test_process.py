@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
-from fairlead.roles.process import run_until_signalled, spare_the_collector
+from fairlead.roles.process import run_until_signalled, tune_garbage_collector
 from fairlead.state import State
 
 
@@ -31,7 +31,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     of many events."""
     state = State(("services",))
     state.synced("services")
-    await spare_the_collector(state, state.whole)
+    await tune_garbage_collector(state, state.whole)
     assert gc.isenabled()
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
@@ -49,7 +49,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 @pytest.mark.usefixtures("collector")
 async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
     state = State(("services",))
-    task = asyncio.ensure_future(spare_the_collector(state, state.whole, within_s=0.01))
+    task = asyncio.ensure_future(tune_garbage_collector(state, state.whole, within_s=0.01))
     await asyncio.sleep(0)
     assert not gc.isenabled()
     await asyncio.sleep(0.05)

@@ -40,7 +40,7 @@ COMMANDS = {
 }
 
 
-OF_THE_SOURCE_TREE = frozenset({"demo", "lab"})
+SOURCE_TREE_ONLY = frozenset({"demo", "lab"})
 """Commands that are missing in the wheel and in the image, because these do not include the lab."""
 
 PLUGIN_NAMES = {"kubectl-fairlead": "kubectl fairlead"}
@@ -51,12 +51,12 @@ class Commands(click.Group):
     """A group whose commands are loaded from the table above when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if is_here(name)]
+        return [name for name in COMMANDS if is_installed(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        if not is_here(cmd_name):
+        if not is_installed(cmd_name):
             return _absent(cmd_name)
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
@@ -67,9 +67,9 @@ class Commands(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-def is_here(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Return whether this installation has the command."""
-    return name not in OF_THE_SOURCE_TREE or importlib.util.find_spec("fairlead.lab") is not None
+    return name not in SOURCE_TREE_ONLY or importlib.util.find_spec("fairlead.lab") is not None
 
 
 def _absent(name: str) -> click.Command:

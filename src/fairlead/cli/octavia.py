@@ -160,7 +160,7 @@ async def _collect(
                     await everything_of(cloud, owner),
                     await everything_at_neutron(cloud, owner),
                 )
-                found += _judged(owner, balancers, theirs, None, kept)
+                found += _leftovers(owner, balancers, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
         finally:
             cloud.close()
@@ -176,30 +176,30 @@ async def _collect(
                 await everything_at_neutron(cloud, owner),
             )
             services = await client.list(SERVICES)
-            alive = {
+            existing = {
                 (ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid)
                 for each in services
             }
             return await _answer(
-                cloud, _judged(owner, balancers, theirs, alive, kept), (uid,), delete
+                cloud, _leftovers(owner, balancers, theirs, existing, kept), (uid,), delete
             )
         finally:
             cloud.close()
 
 
-def _judged(
+def _leftovers(
     owner: "Owner",
     balancers: "list[BalancerState]",
     theirs: "Theirs",
-    alive: "Collection[tuple[ServiceKey, str]] | None",
+    existing: "Collection[tuple[ServiceKey, str]] | None",
     kept: bool,
 ) -> "list[Either]":
     """Return the leftovers in the order of their deletion."""
     from fairlead.drivers.octavia.leftovers import judged
     from fairlead.drivers.octavia.network_leftovers import judged_at_neutron
 
-    found = judged(balancers, owner, alive)
-    keys = None if alive is None else {key for key, _ in alive}
+    found = judged(balancers, owner, existing)
+    keys = None if existing is None else {key for key, _ in existing}
     going = {each.balancer.port_id for each in found if each.whole}
     return [*found, *judged_at_neutron(theirs, owner, keys, going, kept=kept)]
 

@@ -78,7 +78,7 @@ def _prepare(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collector() -> Iterator[None]:
     """Disable the garbage collector while modules are loaded. The modules all stay, and the
     collector would traverse them repeatedly, which takes a fifth of the time of loading them."""
     gc.disable()
@@ -182,7 +182,7 @@ def gateway(
     gateway may start before its kubeconfig exists. When the process ends for any reason, the kernel
     and HAProxy continue, and the next start takes over. --cleanup removes everything."""
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
-    with _uncollected():
+    with _without_garbage_collector():
         from fairlead.roles.gateway import clean_up, run
         from fairlead.roles.presence import withdraw
         from fairlead.roles.process import run_until_signalled

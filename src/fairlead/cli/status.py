@@ -331,8 +331,8 @@ def _octavia(state: OctaviaState) -> None:
         rows,
     )
     for each in state.load_balancers:
-        for doubt in each.doubts:
-            click.echo(f"{each.service}: {doubt} (load balancer {each.id})")
+        for discrepancy in each.discrepancies:
+            click.echo(f"{each.service}: {discrepancy} (load balancer {each.id})")
 
 
 def _if_any(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -59,11 +59,11 @@ async def readable(client: Client, keep: Callable[[Service], Service | None]) ->
     found = []
     async for page in client.pages(SERVICES):
         for data in page.items or ():
-            told = read_item(decoder(SERVICES.type), data)
+            item = read_item(decoder(SERVICES.type), data)
             if (
-                isinstance(told, Item)
-                and told.object is not None
-                and (kept := keep(told.object)) is not None
+                isinstance(item, Item)
+                and item.object is not None
+                and (kept := keep(item.object)) is not None
             ):
                 found.append(kept)
     return found

@@ -70,10 +70,10 @@ async def run_components(components: Sequence[Component], view: View) -> None:
                     group.create_task(component.run(), name=component.name)
                 await asyncio.get_running_loop().create_future()  # until cancelled
         except BaseExceptionGroup as failed:
-            raise the_failure(failed) from None
+            raise root_error(failed) from None
 
 
-def the_failure(failed: BaseException) -> BaseException:
+def root_error(failed: BaseException) -> BaseException:
     """Return the single FairleadError in nested groups. Return the group itself if it has several
     errors, or an error that is a bug."""
     found = failed

@@ -210,7 +210,7 @@ async def work(
         its Warnings."""
         await loop.settled.wait()
         await gateways_known.wait()
-        events.resume(left_warned(state.services.values()))
+        events.resume(inherited_warnings(state.services.values()))
 
     with octavia_loop(
         config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
@@ -300,7 +300,7 @@ def conditions_loop(
     )
 
 
-def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
+def inherited_warnings(services: Iterable[Service]) -> Iterator[Warned]:
     """Yield the Warnings of the previous leader that still held when it ended, read from the
     conditions of Services."""
     for service in services:

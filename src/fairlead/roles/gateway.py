@@ -49,10 +49,10 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING,
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop, Pace
 from fairlead.role_state import ProbedNode, ProbesState
-from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.components import Context, Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
-from fairlead.roles.planned import Planned
+from fairlead.roles.plan_cache import PlanCache
+from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
 from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, Feed, freshness_of
@@ -67,7 +67,7 @@ SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
 """How long a problem must last before an Event reports it."""
-TELL_NODES_S = 1.0
+NODE_ADDRESSES_COALESCE_S = 1.0
 COALESCE_S = 0.002
 """How long after the previous pass a change waits for further changes. The value is small because a
 change costs the same alone as together with others, and changes that arrive during a pass are
@@ -150,8 +150,8 @@ def components(
     name, direct = view.node_name, plane.direct
     recorder = EventRecorder(client, "fairlead-gateway")
     report = reporter_of(view, state, recorder)
-    planned = Planned(state, config)
-    prober, ahead, probing = probing_of(config, state, plane, planned)
+    planned = PlanCache(state, config)
+    prober, prefetch, probing = probing_of(config, state, plane, planned)
     forwarding = Loop(
         "forwarding",
         state,
@@ -181,16 +181,16 @@ def components(
         Task("freshness", freshness.run),
         Task("presence", partial(announcer.run, resume=report.resume)),
         probing,
-        Task("prefetch", partial(ahead.run, state)),
+        Task("prefetch", partial(prefetch.run, state)),
         Probes(state),
         direct,
         Context("web", serve(view, listen, config.web.metrics_from)),
         Task("events", recorder.run),
         HostSettings(Host("gateway", adjust=False), view),
         *([peers] if peers is not None else []),
-        Task("cluster nodes", partial(tell_nodes, state, direct)),
+        Task("cluster nodes", partial(pass_node_addresses, state, direct)),
         Task("returned packets", returned),
-        FirstVerdicts(ahead, prober, state),
+        FirstVerdicts(prefetch, prober, state),
         forwarding,
         plane.proxy,
     ]
@@ -200,11 +200,11 @@ class Probing(NamedTuple):
     """The parts that probe the nodes."""
 
     prober: Prober
-    ahead: StartupPrefetch
+    prefetch: StartupPrefetch
     loop: Loop[ServiceKey, LoadBalancer]
 
 
-def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned) -> Probing:
+def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCache) -> Probing:
     """Return the prober and the loop that keeps the probes equal to the plan. This loop reports no
     outcomes; the loop that forwards reports them."""
     section, paths = config.gateway, plane.probe_paths
@@ -212,16 +212,16 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned)
         section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
     )
     prober = Prober(state.observe, command, paths.add)
-    ahead = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
+    prefetch = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
     loop = Loop(
         "probing",
         state.objects_only,
-        ahead.plan,
+        prefetch.plan,
         [prober],
         lambda _intents, _outcomes: None,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
     )
-    return Probing(prober, ahead, loop)
+    return Probing(prober, prefetch, loop)
 
 
 def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[LoadBalancer]:
@@ -245,15 +245,15 @@ def apiserver_balancer(config: Config) -> ApiServerBalancer:
 async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
     """Wait until `find` succeeds, and keep the load balancer of the API servers running meanwhile:
     the kubeconfig may be created by a process that needs this load balancer."""
-    told = ""
+    logged = ""
     while True:
         await apiserver.ensure()
         try:
             return find()
         except Refused as error:
-            if str(error) != told:
+            if str(error) != logged:
                 log.warning("waiting for access to the API server", problem=str(error))
-            told = str(error)
+            logged = str(error)
         await asyncio.sleep(ACCESS_S)
 
 
@@ -295,10 +295,10 @@ def direct_driver(
     )
 
 
-async def tell_nodes(state: State, direct: DirectDriver) -> None:
+async def pass_node_addresses(state: State, direct: DirectDriver) -> None:
     """Pass the addresses of all nodes to the driver whenever they change. If this host is a node
     too, packets from the other nodes have passed a gateway already."""
-    told: set[tuple[str, str]] = set()
+    logged: set[tuple[str, str]] = set()
     await state.whole.wait()
     with state.subscribers.subscription() as dirty:
         while True:
@@ -309,14 +309,14 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
                 if entry.type == "InternalIP"
             }
             try:
-                if nodes != told:
+                if nodes != logged:
                     await direct.set_cluster_nodes(nodes)
-                    told = nodes
+                    logged = nodes
             except FairleadError as error:
                 log.warning(
                     "cannot write the addresses of the nodes to the data plane", error=str(error)
                 )
-            await dirty.take(TELL_NODES_S)
+            await dirty.take(NODE_ADDRESSES_COALESCE_S)
 
 
 async def clean_up(config: Config) -> None:
@@ -359,22 +359,22 @@ class FirstVerdicts(Component):
 
     name = "first verdicts"
 
-    def __init__(self, ahead: StartupPrefetch, prober: Prober, state: State) -> None:
-        self._ahead = ahead
+    def __init__(self, prefetch: StartupPrefetch, prober: Prober, state: State) -> None:
+        self._prefetch = prefetch
         self._prober = prober
         self._state = state
 
     async def open(self) -> None:
-        await self._ahead.handed_on.wait()
+        await self._prefetch.done.wait()
         try:
-            async with asyncio.timeout_at(self._ahead.newest_s + FIRST_VERDICTS_S):
+            async with asyncio.timeout_at(self._prefetch.last_first_probe_s + FIRST_VERDICTS_S):
                 await self._prober.settled()
         except TimeoutError:
             log.info(
                 "trusting the API until all health ports have been probed", ports=self._prober.ports
             )
-            self._state.believing = True
+            self._state.trust_api = True
 
     async def run(self) -> None:
         await self._prober.settled()
-        self._state.believing = False
+        self._state.trust_api = False

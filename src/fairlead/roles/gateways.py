@@ -55,7 +55,7 @@ class Observed(msgspec.Struct):
 
     presence: Presence
     duration_s: float
-    vouched: bool
+    renewed: bool
     silent_s: float = 0.0
     unready_s: float = 0.0
 
@@ -64,7 +64,7 @@ class Observed(msgspec.Struct):
         return max(self.silent_s, self.unready_s) > self.duration_s
 
 
-class Silences:
+class GatewayLeases:
     """The gateways, and how long each has been silent. It has no clock: the caller passes the time
     to `advance`."""
 
@@ -74,7 +74,7 @@ class Silences:
         self.gateways: dict[ObjectKey, Observed] = {}
         self._most_s = most_s
 
-    def hear(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
+    def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
         """Process changed Leases. `first`: these Leases existed when the watch began."""
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
@@ -89,7 +89,7 @@ class Silences:
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
 
-    def listen(self, passed_s: float) -> None:
+    def advance(self, passed_s: float) -> None:
         """Count a time in which renewals could be observed."""
         for each in self.gateways.values():
             each.silent_s += min(passed_s, self._most_s)
@@ -99,7 +99,7 @@ class Silences:
     def decided(self) -> bool:
         """Whether it is known that at least one gateway is alive, or that none is."""
         alive = (each for each in self.gateways.values() if not each.expired)
-        return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(
+        return any(each.renewed for each in self.gateways.values() if not each.expired) or not any(
             alive
         )
 
@@ -125,7 +125,7 @@ class GatewayWatch:
         self.decided = asyncio.Event()
         self._state = state
         self._tick_s = section.lease_duration_s / 12
-        self._silences = Silences(section.lease_duration_s / 3)
+        self._leases = GatewayLeases(section.lease_duration_s / 3)
         self._reflector: Reflector[Lease] = Reflector(
             client,
             LEASES,
@@ -145,27 +145,27 @@ class GatewayWatch:
     async def _follow(self) -> None:
         first = True
         async for changed in self._reflector.changes():
-            self._listen()
-            self._silences.hear(changed, first=first)
+            self._advance()
+            self._leases.update(changed, first=first)
             first = False
-            self._tell()
+            self._publish()
 
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
             if self._reflector.synced:
-                self._listen()
-                self._tell()
+                self._advance()
+                self._publish()
 
-    def _listen(self) -> None:
+    def _advance(self) -> None:
         """Count the time up to the last delivery of the watch."""
         before_s, self._last_contact_s = self._last_contact_s, self._reflector.last_contact_s
-        self._silences.listen(max(0.0, self._last_contact_s - before_s))
+        self._leases.advance(max(0.0, self._last_contact_s - before_s))
 
-    def _tell(self) -> None:
-        if not self._silences.decided and not self.decided.is_set():
+    def _publish(self) -> None:
+        if not self._leases.decided and not self.decided.is_set():
             return
-        before, after = self._state.gateways, self._silences.value()
+        before, after = self._state.gateways, self._leases.value()
         if before is not None and before.alive != after.alive:
             log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
         self._state.update_gateways(after)

@@ -140,7 +140,7 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
     the node would stay unserved long after the problem is solved. Raise Refused if the Node has no
     InternalIP, and NotFound if the Node does not exist."""
     retry = Backoff(*API_RETRY_S)
-    told: type[Exception] | None = None
+    logged: type[Exception] | None = None
     while True:
         try:
             node = await client.get(NODES, ObjectKey("", node_name))
@@ -149,8 +149,8 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
             raise
         except (Unavailable, RefusedByServer) as problem:
             # Invalid credentials are logged by the connection.
-            if not isinstance(problem, Unauthenticated) and type(problem) is not told:
-                told = type(problem)
+            if not isinstance(problem, Unauthenticated) and type(problem) is not logged:
+                logged = type(problem)
                 level = log.error if isinstance(problem, RefusedByServer) else log.warning
                 level("waiting for the API server", problem=str(problem))
             await asyncio.sleep(retry.next_s())

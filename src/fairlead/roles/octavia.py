@@ -103,7 +103,7 @@ def octavia_loop(
     if config.octavia is None:
         # Without drivers, the loop can only report refusals.
         source = OctaviaServices(state, config, lambda _: False)
-        with state.subscribers.telling(source):
+        with state.subscribers.subscribed(source):
             yield Loop(
                 "octavia",
                 source,
@@ -155,7 +155,7 @@ def octavia_loop(
     )
     source = OctaviaServices(state, config, driver.knows)
     try:
-        with state.subscribers.telling(source), view.showing(driver):
+        with state.subscribers.subscribed(source), view.showing(driver):
             yield Loop(
                 "octavia",
                 source,

@@ -100,7 +100,7 @@ class Announcer:
         known = resume is None
         try:
             while True:
-                said = self._view.ready, self._view.working
+                announced = self._view.ready, self._view.working
                 # The first renewal replaces the record, so the previous record must be read before.
                 known = known or (resume is not None and await self._read_predecessor(resume))
                 answered = known and await self._renew()
@@ -108,7 +108,10 @@ class Announcer:
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
                 # A change of readiness must not wait for the next renewal, because the conditions
                 # of Services depend on it.
-                while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
+                while (
+                    time.monotonic() < until_s
+                    and (self._view.ready, self._view.working) == announced
+                ):
                     await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
@@ -123,7 +126,7 @@ class Announcer:
         except NotFound:
             return True
         except (FairleadError, TimeoutError) as problem:
-            self._tell(problem)
+            self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if before is not None:
             resume(before.warned)
@@ -147,7 +150,7 @@ class Announcer:
                     LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
                 )
         except (FairleadError, TimeoutError) as problem:
-            self._tell(problem)
+            self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if self._failing is not None:
             log.info("presence announced again", lease=str(self._key))
@@ -194,7 +197,7 @@ class Announcer:
             for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)
         ]
 
-    def _tell(self, problem: Exception) -> None:
+    def _log_failure(self, problem: Exception) -> None:
         """Log a failure once, until it changes or goes away. Refused credentials are logged by the
         connection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:

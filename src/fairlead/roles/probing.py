@@ -22,11 +22,11 @@ from fairlead.model import ServiceKey, Verdict
 from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
 
-GIVE_WAY = 5
+NICENESS = 5
 """The niceness of this process relative to the gateway. If both need the same CPU, the gateway's
 handling of an event has priority over probes. A probe that is late because of this process itself
 does not count as a failure of the node."""
-FREEZE_FROM = 1.1
+FREEZE_GROWTH = 1.1
 """The garbage collector is frozen again only when the number of targets has grown by this factor,
 because a start adds them in many parts."""
 
@@ -66,9 +66,9 @@ class Reports:
     ) -> None:
         """Report a verdict; see `monitor`."""
         self._changes.append(VerdictChange(address, port, verdict, tuple(services), routed))
-        self.tell()
+        self.schedule()
 
-    def tell(self) -> None:
+    def schedule(self) -> None:
         """Schedule a report."""
         if not self._due:
             self._due = True
@@ -87,12 +87,12 @@ async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
     decoder, frozen = msgspec.msgpack.Decoder(ProbeRequest), 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
-        reports.tell()  # The first report shows that this process is ready.
+        reports.schedule()  # The first report shows that this process is ready.
         while (request := await read(reader, decoder)) is not None:
             monitor.change(request.starts, request.stops)
             reports.requests += 1
-            reports.tell()
-            if monitor.targets > FREEZE_FROM * frozen:
+            reports.schedule()
+            if monitor.targets > FREEZE_GROWTH * frozen:
                 frozen = monitor.targets
                 # Otherwise the garbage collector would traverse up to a hundred thousand targets
                 # repeatedly.
@@ -104,7 +104,7 @@ def main() -> None:
     # A signal from a terminal is for the gateway, which ends this process when it is ready.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(GIVE_WAY)
+    os.nice(NICENESS)
     configure_logging()
     asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
 

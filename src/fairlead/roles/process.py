@@ -29,19 +29,19 @@ from fairlead.kube.objects import (
 )
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
-from fairlead.roles.components import the_failure
+from fairlead.roles.components import root_error
 from fairlead.state import State
 
 log = structlog.get_logger()
 
 START_S = 60.0
 """The garbage collector stays disabled for at most this time during a start."""
-YOUNG_SOON = 2
+SECOND_GENERATION_THRESHOLD = 2
 """The threshold of the second generation of the garbage collector: its collection follows after
 more than this number of collections of the youngest generation. The number does not change how
 often each object is traversed, but a small number means fewer objects at a time: with ten, all
 tasks waited for more than 10 ms."""
-FULL_SELDOM = 4000
+FULL_THRESHOLD = 4000
 """The threshold of a full collection: it follows after this number of collections of the second
 generation, of which there are fifteen in a thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
@@ -49,7 +49,7 @@ WITHOUT_SLICES = ("services", "nodes")
 """The sources of a role that does not need endpoints."""
 ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
 """The additional sources of a role that assigns addresses."""
-WITHOUT = {
+CONSEQUENCES = {
     ADDRESS_POOLS.plural: (
         "until it does, addresses are assigned only from the pools of the configuration"
     ),
@@ -66,11 +66,11 @@ def run_until_signalled(main: Coroutine[Any, Any, None]) -> None:
 async def _run(main: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(main)
     loop = asyncio.get_running_loop()
-    asked = False
+    signalled = False
 
     def stop(name: str) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal signalled
+        signalled = True
         log.info("stopping", signal=name)
         task.cancel()
 
@@ -79,11 +79,11 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not asked:
+        if not signalled:
             raise
     except BaseExceptionGroup as failed:
         # One of several tasks failed, and the others were cancelled because of it: raise its error.
-        raise the_failure(failed) from None
+        raise root_error(failed) from None
 
 
 def freshness_of(client: Client, config: Config) -> Freshness:
@@ -141,12 +141,12 @@ class Feed(Component):
                     (ADDRESS_POOLS, state.update_pools),
                     (ADDRESS_GRANTS, state.update_grants),
                 ):
-                    lacking = partial(_lack, state, kind.kind, kind.plural)
-                    group.create_task(follow(kind, update, on_absent=lacking))
-            group.create_task(spare_the_collector(state, self._started))
+                    record_absent = partial(_record_absent, state, kind.kind, kind.plural)
+                    group.create_task(follow(kind, update, on_absent=record_absent))
+            group.create_task(tune_garbage_collector(state, self._started))
 
 
-async def spare_the_collector(
+async def tune_garbage_collector(
     state: State, started: asyncio.Event, *, within_s: float = START_S
 ) -> None:
     """Exclude the objects of the start from garbage collection. There are hundreds of thousands of
@@ -169,17 +169,17 @@ async def spare_the_collector(
     await state.whole.wait()
     gc.freeze()
     youngest, _, _ = gc.get_threshold()
-    gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
+    gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
 
 
-def _lack(state: State, kind: str, plural: str) -> None:
+def _record_absent(state: State, kind: str, plural: str) -> None:
     """Record that the API server does not serve a CRD of Fairlead, and log it once."""
     if plural not in state.absent:
         log.error(
-            f"the API server does not serve {kind}: {WITHOUT[plural]}",
+            f"the API server does not serve {kind}: {CONSEQUENCES[plural]}",
             fix="kubectl apply --server-side -f deploy/crds",
         )
-    state.lack(plural)
+    state.mark_absent(plural)
 
 
 async def _follow(

@@ -25,7 +25,7 @@ from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceK
 from fairlead.state import State
 from fairlead.web import View
 
-Matter = tuple[str, str]
+Problem = tuple[str, str]
 """The reason of an Event, and its message without quantities."""
 
 START_S = 60.0
@@ -41,13 +41,13 @@ SETTLE_S = 10.0
 IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
 
 
-class Telling:
+class OngoingProblem:
     """A problem that lasts. `timer` writes its next Event."""
 
     def __init__(self, message: str, timer: asyncio.TimerHandle) -> None:
         self.message = message
         self.timer = timer
-        self.begun = False
+        self.written = False
         """Whether its first Event was written."""
 
 
@@ -83,13 +83,13 @@ class Reporter(Generic[IntentT]):
         self._recorder = recorder
         self._reason = reason
         self._removal_reason = removal_reason or reason
-        self._who = f"{who}: " if who else ""
+        self._prefix = f"{who}: " if who else ""
         self._notes: Callable[[IntentT], Iterable[Finding]] | None = notes
         self._patience_s = patience_s
         self._start_s = start_s
         self._remind_s = remind_s
         self._settle_s = settle_s
-        self._said: dict[ServiceKey, dict[Matter, Telling]] = {}
+        self._ongoing: dict[ServiceKey, dict[Problem, OngoingProblem]] = {}
         self._warned: dict[ServiceKey, dict[str, Warned]] = {}
         """The Warnings that were written and have not been followed by `Recovered`, by the reason
         of the Event."""
@@ -100,37 +100,39 @@ class Reporter(Generic[IntentT]):
     ) -> None:
         self._view.record(intents, outcomes)
         for key, outcome in outcomes.items():
-            self._tell_happened(key, outcome.notes)
-            said = self._said.pop(key, {})
+            self._write_notes(key, outcome.notes)
+            known = self._ongoing.pop(key, {})
             still = {
                 (each.code, without_numbers(str(each))): each
-                for each in self._to_say(intents.get(key), outcome)
+                for each in self._problems_of(intents.get(key), outcome)
             }
-            for over in said.keys() - still.keys():
-                said.pop(over).timer.cancel()
+            for ended in known.keys() - still.keys():
+                known.pop(ended).timer.cancel()
             patience_s = self._patience_s if outcome.state != "refused" else 0.0
-            for matter, note in sorted(still.items()):
-                if (telling := said.get(matter)) is None:
+            for problem, note in sorted(still.items()):
+                if (ongoing := known.get(problem)) is None:
                     wait_s = (
                         max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
                     )
-                    timer = asyncio.get_running_loop().call_later(wait_s, self._say, key, matter)
-                    said[matter] = Telling(str(note), timer)
-                elif telling.message != str(note):
-                    telling.message = str(note)
-                    if telling.begun:
-                        self._tell(key, note.code, telling.message)
-            if said:
-                self._said[key] = said
+                    timer = asyncio.get_running_loop().call_later(
+                        wait_s, self._write_due, key, problem
+                    )
+                    known[problem] = OngoingProblem(str(note), timer)
+                elif ongoing.message != str(note):
+                    ongoing.message = str(note)
+                    if ongoing.written:
+                        self._write_warning(key, note.code, ongoing.message)
+            if known:
+                self._ongoing[key] = known
             # A Service that waits is between two states, so its problems are not over yet.
             if outcome.state != "waiting":
                 self._end(
                     key,
-                    {reason for reason, _ in said},
+                    {reason for reason, _ in known},
                     forgotten=key not in intents and outcome.state == "done",
                 )
 
-    def _tell_happened(self, key: ServiceKey, notes: Iterable[Finding]) -> None:
+    def _write_notes(self, key: ServiceKey, notes: Iterable[Finding]) -> None:
         """Write an Event for each note about something that happened. Such a note has no end and is
         not repeated."""
         if (service := self._state.services.get(key)) is None:
@@ -141,12 +143,12 @@ class Reporter(Generic[IntentT]):
 
     def close(self) -> None:
         """Stop all reports, because another process writes them now."""
-        for said in self._said.values():
-            for telling in said.values():
-                telling.timer.cancel()
+        for known in self._ongoing.values():
+            for ongoing in known.values():
+                ongoing.timer.cancel()
         for timer in self._ending.values():
             timer.cancel()
-        self._said.clear()
+        self._ongoing.clear()
         self._warned.clear()
         self._ending.clear()
 
@@ -183,12 +185,12 @@ class Reporter(Generic[IntentT]):
             elif (key, reason) not in self._ending:
                 loop = asyncio.get_running_loop()
                 self._ending[key, reason] = loop.call_later(
-                    self._settle_s, self._say_end, key, reason
+                    self._settle_s, self._write_recovered, key, reason
                 )
         if forgotten:
             self._warned.pop(key, None)
 
-    def _say_end(self, key: ServiceKey, reason: str) -> None:
+    def _write_recovered(self, key: ServiceKey, reason: str) -> None:
         del self._ending[key, reason]
         warned = self._warned[key].pop(reason)
         if not self._warned[key]:
@@ -197,7 +199,7 @@ class Reporter(Generic[IntentT]):
         if service is None or service.metadata.uid != warned.uid:
             return
         passed = rounded_duration(warned.since, datetime.now(UTC))
-        message = f"{self._who}{reason} no longer holds, after {passed}"
+        message = f"{self._prefix}{reason} no longer holds, after {passed}"
         self._recorder.event(key, warned.uid, "Normal", RECOVERED, message)
 
     def _start_left_s(self, key: ServiceKey) -> float:
@@ -212,26 +214,26 @@ class Reporter(Generic[IntentT]):
             return 0.0
         return min(self._start_s, self._start_s - (datetime.now(UTC) - created).total_seconds())
 
-    def _to_say(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Finding]:
+    def _problems_of(self, intent: IntentT | None, outcome: Outcome) -> Iterable[Finding]:
         if outcome.state in ("refused", "unavailable"):
             # A message that comes from another component, such as kube-proxy, may name the host
             # already.
-            named = self._who and outcome.message.startswith(self._who.removesuffix(": "))
+            named = self._prefix and outcome.message.startswith(self._prefix.removesuffix(": "))
             removing = intent is None and outcome.state == "unavailable"
             reason = outcome.reason or (self._removal_reason if removing else self._reason)
-            yield Finding(reason, outcome.message if named else self._who + outcome.message)
+            yield Finding(reason, outcome.message if named else self._prefix + outcome.message)
         if intent is not None and self._notes is not None:
             yield from self._notes(intent)
 
-    def _say(self, key: ServiceKey, matter: Matter) -> None:
-        telling = self._said[key][matter]
-        telling.begun = True
-        telling.timer = asyncio.get_running_loop().call_later(
-            self._remind_s, self._say, key, matter
+    def _write_due(self, key: ServiceKey, problem: Problem) -> None:
+        ongoing = self._ongoing[key][problem]
+        ongoing.written = True
+        ongoing.timer = asyncio.get_running_loop().call_later(
+            self._remind_s, self._write_due, key, problem
         )
-        self._tell(key, matter[0], telling.message)
+        self._write_warning(key, problem[0], ongoing.message)
 
-    def _tell(self, key: ServiceKey, reason: str, message: str) -> None:
+    def _write_warning(self, key: ServiceKey, reason: str, message: str) -> None:
         if (service := self._state.services.get(key)) is not None:
             uid = service.metadata.uid
             self._recorder.event(key, uid, "Warning", reason, message)

@@ -14,24 +14,24 @@ class SharedReport:
 
     def __init__(self, report: Report[ServiceKey, LoadBalancer]) -> None:
         self._report = report
-        self._teller: dict[ServiceKey, str] = {}
+        self._last_reporter: dict[ServiceKey, str] = {}
         """The loop that sent the last report about each Service that is served, or is to be served.
         """
 
     def of(self, loop: str) -> Report[ServiceKey, LoadBalancer]:
-        def told(
+        def report(
             intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
         ) -> None:
             kept = {
                 key: outcome
                 for key, outcome in outcomes.items()
-                if self._says_something(loop, key, intents, outcome)
+                if self._is_relevant(loop, key, intents, outcome)
             }
             self._report({key: intent for key, intent in intents.items() if key in kept}, kept)
 
-        return told
+        return report
 
-    def _says_something(
+    def _is_relevant(
         self,
         loop: str,
         key: ServiceKey,
@@ -39,9 +39,9 @@ class SharedReport:
         outcome: Outcome,
     ) -> bool:
         if key in intents or outcome.state != "done":
-            self._teller[key] = loop
+            self._last_reporter[key] = loop
             return True
-        if self._teller.get(key, loop) != loop:
+        if self._last_reporter.get(key, loop) != loop:
             return False
-        self._teller.pop(key, None)
+        self._last_reporter.pop(key, None)
         return True

@@ -48,11 +48,11 @@ class Returned:
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        told = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
+        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
         self._quiet = {
             key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
-        } | dict.fromkeys(told, 0)
-        return told, sorted(returning)
+        } | dict.fromkeys(affected, 0)
+        return affected, sorted(returning)
 
     def over(self) -> list[ServiceKey]:
         """Return the Services with an Event from which no packets come back any more, each once."""
@@ -94,8 +94,8 @@ async def watch_returned(
         if (count := now.drops()["returned"]) != seen:
             services, nodes = await asyncio.to_thread(_read, now)
             seen = count
-        told, returning = returned.look(services, nodes)
-        for key in told:
+        affected, returning = returned.look(services, nodes)
+        for key in affected:
             if (service := state.services.get(key)) is not None:
                 recorder.event(
                     key,

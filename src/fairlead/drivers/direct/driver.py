@@ -59,7 +59,7 @@ from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
 from fairlead.role_state import DrainState, InterfaceState, ResourceState, TrafficState
-from fairlead.turns import gently, in_turns, parts
+from fairlead.turns import in_background, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -375,7 +375,7 @@ class DirectDriver(Component):
                 async with self._change_lock:
                     await (networks.reattach() if self._attached else self._attach())
             # The start of the process waits for the first read; nothing waits for an audit.
-            batching: Batching = gently if self._audited else in_turns
+            batching: Batching = in_background if self._audited else in_turns
             if self._audited:
                 await self._refresh_mirror()
             self._audited = True
@@ -396,7 +396,7 @@ class DirectDriver(Component):
         async with self._change_lock:
             known = tables.baseline()
         survey: Survey | None = None
-        async for part in gently(tables.survey_in_parts(known)):
+        async for part in in_background(tables.survey_in_parts(known)):
             survey = part
         assert survey is not None  # the last part is the complete survey
         next_hops = await networks.find_next_hops(survey.nodes.addresses())

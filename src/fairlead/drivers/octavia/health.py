@@ -32,7 +32,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Load
         for each in balancer.listeners
         if each.pool_id in pools
     }
-    doubts = tuple(_doubts(balancer, members))
+    discrepancies = tuple(_discrepancies(balancer, members))
     return LoadBalancerHealth(
         str(key),
         balancer.id,
@@ -40,7 +40,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Load
         balancer.address,
         balancer.operating,
         members,
-        doubts,
+        discrepancies,
         seen_s_ago,
     )
 
@@ -60,14 +60,14 @@ def _members(pool: FoundPool) -> tuple[MemberHealth, ...]:
     )
 
 
-def _doubts(
+def _discrepancies(
     balancer: BalancerState, members: Mapping[str, tuple[MemberHealth, ...]]
 ) -> Iterator[str]:
     ready = [
         (listener, each)
         for listener, some in members.items()
         for each in some
-        if each.weight and each.asked
+        if each.weight and each.monitored
     ]
     if ready and balancer.operating in FAILS:
         yield f"pods are ready, and Octavia calls the load balancer {balancer.operating}"

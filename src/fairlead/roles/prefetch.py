@@ -30,19 +30,19 @@ class StartupPrefetch:
         `precompute_tables`: called in a thread, with Services that have just been planned."""
         self._plan = plan
         self._prober = prober
-        self._foresee = precompute_tables
-        self.handed_on = asyncio.Event()
+        self._precompute_tables = precompute_tables
+        self.done = asyncio.Event()
         """Set when everything that existed at the start was processed."""
         self._planned: set[ServiceKey] = set()
         self._some = asyncio.Event()
-        self._asked: set[str] = set()
-        self.newest_s = 0.0
+        self._probed: set[str] = set()
+        self.last_first_probe_s = 0.0
         """The time at which the last node was probed for the first time, by the clock of the event
         loop."""
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """Return the plan of these Services."""
-        if not self.handed_on.is_set():
+        if not self.done.is_set():
             self._planned.update(keys)
             self._some.set()
         return self._plan(keys)
@@ -57,20 +57,22 @@ class StartupPrefetch:
             planned, self._planned = self._planned, set()
             # Plan again, because Services may have changed since: a probe that is started for an
             # outdated plan would not be stopped by the loop.
-            told = self._plan(planned)
-            intents = {key: each for key, each in told.items() if isinstance(each, LoadBalancer)}
-            await self._ask(intents)
-            await asyncio.to_thread(self._foresee, intents)
+            planned_now = self._plan(planned)
+            intents = {
+                key: each for key, each in planned_now.items() if isinstance(each, LoadBalancer)
+            }
+            await self._probe(intents)
+            await asyncio.to_thread(self._precompute_tables, intents)
             left -= planned
-        self.handed_on.set()
+        self.done.set()
 
-    async def _ask(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
+    async def _probe(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
         changes = self._prober.diff(self._prober.render(intents), await self._prober.read(intents))
         if not changes:
             return
         await self._prober.apply(changes)
         starts = (each for each in changes if isinstance(each, StartProbes))
         asked = {target.address for each in starts for target in each.targets}
-        if not asked <= self._asked:
-            self._asked |= asked
-            self.newest_s = asyncio.get_running_loop().time()
+        if not asked <= self._probed:
+            self._probed |= asked
+            self.last_first_probe_s = asyncio.get_running_loop().time()

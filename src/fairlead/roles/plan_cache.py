@@ -16,28 +16,28 @@ from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
 
 
-class Planned:
+class PlanCache:
     """A cache of plans. It subscribes to the State, which marks the Services to plan again."""
 
     def __init__(self, state: State, config: Config) -> None:
         self._state = state
         self._config = config
-        self._told: dict[ServiceKey, Unconfirmed | Refused] = {}
+        self._cached: dict[ServiceKey, Unconfirmed | Refused] = {}
         state.objects_only.subscribers.add(self)
 
     def mark(self, keys: Iterable[ServiceKey]) -> None:
         """Remove Services from the cache, because objects on which they depend have changed."""
         for key in keys:
-            self._told.pop(key, None)
+            self._cached.pop(key, None)
 
     def unconfirmed(
         self, keys: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """Return the plan of the loop that probes: which nodes are members does not depend on the
         results of probes."""
-        told = self._known(keys)
+        plans = self._plans_of(keys)
         return {
-            key: each if isinstance(each, Refused) else each.balancer for key, each in told.items()
+            key: each if isinstance(each, Refused) else each.balancer for key, each in plans.items()
         }
 
     def confirmed(
@@ -47,19 +47,19 @@ class Planned:
         have confirmed them."""
         return {
             key: each if isinstance(each, Refused) else self._confirmed(each)
-            for key, each in self._known(keys).items()
+            for key, each in self._plans_of(keys).items()
         }
 
-    def _confirmed(self, told: Unconfirmed) -> LoadBalancer:
+    def _confirmed(self, plans: Unconfirmed) -> LoadBalancer:
         """Confirm the members by the verdicts for the path of their traffic: the routes of this
         host if the gateway ends connections, otherwise the path of forwarded packets, which may be
         a tunnel."""
         state = self._state
-        if isinstance(told.balancer.settings, ProxySettings):
-            return confirmed(told, state.routed_verdict_of)
-        return confirmed(told, state.verdict_of, state.tunnels)
+        if isinstance(plans.balancer.settings, ProxySettings):
+            return confirmed(plans, state.routed_verdict_of)
+        return confirmed(plans, state.verdict_of, state.tunnels)
 
-    def _known(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
-        if new := [key for key in keys if key not in self._told]:
-            self._told.update(plan_gateway_unconfirmed(self._state, self._config, new))
-        return {key: self._told[key] for key in keys if key in self._told}
+    def _plans_of(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
+        if new := [key for key in keys if key not in self._cached]:
+            self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
+        return {key: self._cached[key] for key in keys if key in self._cached}
