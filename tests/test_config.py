@@ -1,4 +1,4 @@
-"""The configuration file: every mistake is named with its path."""
+"""The configuration file: every error names the path of the option."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The documents name what there is: every reason of an Event has its line in docs/status.md, every
-field of the configuration in docs/configuration.md, and links lead somewhere."""
+"""The documentation is complete: every reason of an Event has a row in docs/status.md, every field
+of the configuration has a row in docs/configuration.md, and all links have a target."""
 
 import ast
 import importlib
@@ -23,8 +23,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def codes(*others: str) -> Iterator[str]:
-    """The code of every Finding that the plan makes, but for these modules of it: a text, or a name
-    of the module."""
+    """Return the code of every Finding of the plan, without those of the excluded modules. A code
+    is a literal or a constant of the module."""
     for path in PLAN.glob("*.py"):
         if path.stem in others:
             continue
@@ -62,7 +62,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_every_field_of_the_configuration_has_its_row() -> None:
-    """Fields of the same name in several sections as often as there are."""
+    """A name of fields in several sections has a row for each section."""
     rows = re.findall(
         r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE
     )

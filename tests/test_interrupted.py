@@ -1,4 +1,4 @@
-"""A run that is told to end takes down the labs of all its processes first."""
+"""An interrupted test run deletes the labs of all its processes before it ends."""
 
 import signal
 import time

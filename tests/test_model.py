@@ -1,4 +1,4 @@
-"""A Finding as text, and what it is about."""
+"""The text of a Finding, and its subject."""
 
 import pytest
 

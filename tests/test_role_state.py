@@ -1,5 +1,5 @@
-"""What roles show of themselves: each state is read back as it was, and an answer that would be
-misread is refused by name."""
+"""The states of roles: each state is decoded to an equal value, and an answer that could be
+misinterpreted is rejected with an error that names its role."""
 
 from typing import Any, get_args
 
@@ -218,7 +218,7 @@ def test_every_part_has_its_place() -> None:
 
 
 class Shows(Component):
-    """A component that shows this part."""
+    """A component with this status."""
 
     def __init__(self, part: Part | None) -> None:
         self._part = part

@@ -1,5 +1,4 @@
-"""Work in parts leaves turns to others: as many as there are parts, and longer ones where it is
-nobody's concern."""
+"""Work in parts lets other tasks run after each part, and for longer if it is background work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable

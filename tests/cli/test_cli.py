@@ -1,4 +1,4 @@
-"""The commands as a user meets them: help that teaches, tables and JSON, clear refusals."""
+"""The commands from the view of a user: help texts, tables, JSON, and clear errors."""
 
 import json
 import subprocess
@@ -170,7 +170,7 @@ def test_plan_names_bad_input(text: str, words: str) -> None:
 
 
 def test_without_root_it_says_what_needs_it_and_what_works() -> None:
-    # A user namespace that maps nobody: the same files can be read, but it is not root.
+    # In a user namespace without a mapping the same files can be read, but the process is not root.
     unprivileged: list[str | Path] = ["unshare", "--user", PROGRAM]
     for command, words in (
         ("gateway", "fairlead plan"),

@@ -1,5 +1,5 @@
-"""`fairlead status` against a gateway's data plane: Services, nodes, who drains, what is
-attached."""
+"""`fairlead status` with the data plane of a gateway: Services, nodes, draining members,
+interfaces."""
 
 import asyncio
 import sys
@@ -46,7 +46,7 @@ async def status(*options: str) -> str:
 
 
 def happen(event: str, times: int) -> None:
-    """As if the program had counted it."""
+    """Write counters as if the eBPF program had counted packets."""
     number = read_object(pins.OBJECT).types.enumerators("event")[event]
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "events") as events:
@@ -132,7 +132,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
 
 
 class Shows(Component):
-    """A component that shows this part."""
+    """A component with this status."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

@@ -1,4 +1,4 @@
-"""When a gateway counts as gone: only time counts in which its renewals could be observed."""
+"""A gateway counts as gone only after a time in which its renewals could have been observed."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ DURATION_S = 30
 
 
 def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey, Lease | None]:
-    """A renewed Lease of a gateway."""
+    """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
     record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
     metadata = ObjectMeta(
@@ -48,7 +48,7 @@ def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
 
 
 def test_silence_counts_only_while_renewals_could_be_heard() -> None:
-    """The API server was away for an hour. When it is back gateways have time to renew."""
+    """After the API server was unreachable for an hour, gateways have time to renew."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     silences.advance(3600.0)
@@ -91,8 +91,7 @@ def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
 
 
 def test_a_gateway_that_was_gone_is_back_when_it_is_ready() -> None:
-    """Its machine has booted: the kernel there forwards nothing until the process has brought
-    everything."""
+    """Its host has booted: the kernel forwards nothing until the process has started completely."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     pass_time(silences, DURATION_S + 1)
@@ -113,7 +112,7 @@ def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
 
 
 def test_a_record_that_says_too_much_is_cut() -> None:
-    """It stands in conditions, and the API server takes none that is too long."""
+    """The text is shown in conditions, and the API server rejects conditions that are too long."""
     silences = GatewayLeases(MOST_S)
     refused = tuple(
         NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(1500)

@@ -1,5 +1,5 @@
-"""A cluster in which not all kinds of Fairlead are installed: the controller does what it can, and
-says what it cannot."""
+"""A cluster in which some CRDs of Fairlead are missing: the controller does the rest of its work
+and reports what it cannot do."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from fairlead.lab.apiserver import ApiServer
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """One without any kind of ours, and no controller."""
+    """A cluster without the CRDs of Fairlead and without a controller."""
     async with (
         ApiServer(service_cidrs=("10.96.0.0/16",)) as server,
         Client(access := Access(server.url)) as client,

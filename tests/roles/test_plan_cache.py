@@ -1,4 +1,4 @@
-"""What a gateway keeps of its plan is what planning anew would give, whatever changes."""
+"""The cached plan of a gateway equals a new plan after any changes."""
 
 import random
 from typing import Any
@@ -96,7 +96,7 @@ def some_node(draw: random.Random, name: str) -> Node:
 
 
 def step(draw: random.Random, state: State) -> None:
-    """Change something, anything."""
+    """Make a random change."""
     match draw.randrange(6):
         case 0:
             name = draw.choice(NAMES)

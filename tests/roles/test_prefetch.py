@@ -1,5 +1,4 @@
-"""A start asks nodes, and has tables made, slice by slice of its plan; what it leaves is for the
-loops."""
+"""A start probes nodes and computes tables slice by slice of its plan; the loops do the rest."""
 
 import asyncio
 from collections.abc import Collection, Mapping
