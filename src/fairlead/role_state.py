@@ -173,8 +173,8 @@ class TunnelState(Value, frozen=True):
 
 
 class MemberHealth(Value, frozen=True):
-    """A member of an Octavia load balancer. `operating`: its operating status. `monitored`: whether a
-    health monitor checks it."""
+    """A member of an Octavia load balancer. `operating`: its operating status. `monitored`: whether
+    a health monitor checks it."""
 
     address: str
     port: int
@@ -185,7 +185,8 @@ class MemberHealth(Value, frozen=True):
 
 class LoadBalancerHealth(Value, frozen=True):
     """One load balancer as Octavia showed it `seen_s_ago` seconds ago. `members`: the members by
-    listener (`TCP/80`). `discrepancies`: messages about ready pods that Octavia reports as failed."""
+    listener (`TCP/80`). `discrepancies`: messages about ready pods that Octavia reports as failed.
+    """
 
     service: str
     id: str
