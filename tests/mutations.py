@@ -165,7 +165,7 @@ MUTATIONS = (
         "bpf/outer.h",
         "0x45 << 24 | packet->traffic_class << 16 |",
         "0x45 << 24 |",
-        ("tests/drivers/tunnel/test_envelopes.py", *_WAYS),
+        ("tests/drivers/tunnel/test_decapsulator.py", *_WAYS),
     ),
     Mutation(
         "bpf/outer.h",
@@ -307,8 +307,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/drivers/liveness.py",
-        "self.falls = 1 if now_s - self.since_s >= QUIET_S else self.falls + 1",
-        "self.falls = self.falls + 1",
+        "self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1",
+        "self.failures = self.failures + 1",
         _LIVENESS,
     ),
     Mutation(
@@ -319,9 +319,9 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/drivers/liveness.py",
-        "    if answer.weight != 0:  # that it has no pods is nothing that it did wrong\n"
-        "        record.fall(now_s)",
-        "    record.fall(now_s)",
+        "    if answer.weight != 0:  # a target that reports zero endpoints has not failed\n"
+        "        record.record_failure(now_s)",
+        "    record.record_failure(now_s)",
         _LIVENESS,
     ),
 )

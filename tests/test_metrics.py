@@ -14,7 +14,7 @@ OWNERS = sorted(ROOT.rglob("metrics.py"))
 TEXT = (ROOT.parents[1] / "docs" / "metrics.md").read_text()
 SUFFIXES = {"CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info"}
 COUNTED = ("packets_total", "bytes_total", "flows_total")
-"""The suffixes that the function `_counted` appends to a prefix."""
+"""The suffixes that the function `_traffic_families` appends to a prefix."""
 
 
 def declared() -> Iterator[str]:
@@ -25,11 +25,14 @@ def declared() -> Iterator[str]:
         for call in ast.walk(function):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
                 continue
-            if call.func.id == "_counted":
+            if call.func.id == "_traffic_families":
                 yield from (f"{text_of(call)}_{name}" for name in COUNTED)
-            elif call.func.id == "_by":
+            elif call.func.id == "_labelled_family":
                 yield f"{text_of(call)}_total"
-            elif call.func.id in SUFFIXES and function.name not in ("_counted", "_by"):
+            elif call.func.id in SUFFIXES and function.name not in (
+                "_traffic_families",
+                "_labelled_family",
+            ):
                 yield text_of(call) + SUFFIXES[call.func.id]
 
 

@@ -566,7 +566,7 @@ async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> 
         reads = 0
 
         @property
-        def unread(self) -> bool:
+        def read_incomplete(self) -> bool:
             return 0 < self.reads < 3
 
         async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:

@@ -232,7 +232,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 log.warning("audit failed", loop=self.name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
-                if any(driver.unread for driver in self._drivers):
+                if any(driver.read_incomplete for driver in self._drivers):
                     await asyncio.sleep(backoff.next_s())
                     continue
                 backoff.reset()
@@ -478,7 +478,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 if outcome.state != "done" or outcome.notes:
                     outcomes[key] = outcome
                 if outcome.state == "done" and outcome.again_s:
-                    self._look_again(key, outcome.again_s, dirty)
+                    self._requeue(key, outcome.again_s, dirty)
         self._log_failures(driver.name, outcomes)
         return outcomes
 
@@ -501,7 +501,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 why=outcome.message,
             )
 
-    def _look_again(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
+    def _requeue(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
         """Passes in between do not put it off: they need not tell of it again."""
         if (handle := self._looks.pop(key, None)) is not None:
             handle.cancel()

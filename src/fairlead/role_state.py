@@ -24,8 +24,8 @@ PlanT = TypeVar("PlanT", LoadBalancer, NodeService)
 
 
 class ServiceTraffic(Value, frozen=True):
-    """What a Service's listeners got. `flows`: TCP and SCTP connections that opened, UDP flows that
-    were new. `drops`: packets for them that were dropped, by reason, where there were any."""
+    """The traffic of all listeners of a Service. `flows`: new TCP and SCTP connections, and new UDP
+    flows. `drops`: dropped packets by reason; only reasons that occurred."""
 
     packets: int
     bytes: int
@@ -34,11 +34,11 @@ class ServiceTraffic(Value, frozen=True):
 
 
 class NodeTraffic(Value, frozen=True):
-    """What was sent to a node, and how: the kinds of its ways and the next-hop addresses, for each
-    of its families. `returned`: packets that came back to this gateway after they had been sent to
-    this node."""
+    """The traffic that was sent to a node. `forwarding` and `next_hops`: the forwarding methods and
+    the addresses of the next hops, at most one for each address family. `returned`: packets that
+    came back to this gateway after they had been sent to this node."""
 
-    ways: tuple[str, ...]
+    forwarding: tuple[str, ...]
     next_hops: tuple[str, ...]
     packets: int
     bytes: int
@@ -72,15 +72,16 @@ class InterfaceState(Value, frozen=True):
 
 
 class TrafficState(Value, frozen=True):
-    """The part of the eBPF data plane. `untracked`: new flows that got no entry, because the limit
-    was reached. `untold`: new entries that peers were not told of, because they came too fast."""
+    """The part of the eBPF data plane. `untracked`: new flows without a flow entry, because the limit
+    of new entries was reached. `unsent`: new entries that were not sent to peers, because they were
+    made too fast."""
 
     services: Mapping[str, ServiceTraffic] = {}
     nodes: Mapping[str, NodeTraffic] = {}
     drops: Mapping[str, int] = {}
     messages: Mapping[str, int] = {}
     untracked: int = 0
-    untold: int = 0
+    unsent: int = 0
     resources: Mapping[str, ResourceState] = {}
     draining: tuple[DrainState, ...] = ()
     interfaces: tuple[InterfaceState, ...] = ()
@@ -114,7 +115,7 @@ class ProxyState(Value, frozen=True):
 
 
 class ApiServerState(Value, frozen=True):
-    """What HAProxy finds of one API server. `state`: ready, not ready, away. `open`: connections
+    """What HAProxy finds of one API server. `state`: ready, not ready, down. `open`: connections
     now; `connections`: all so far, of the worker that runs."""
 
     state: str

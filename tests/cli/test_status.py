@@ -95,7 +95,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
             "counters are the Service's: once"
         )
-        assert "NODE WAY NEXT HOP FLOWS PACKETS BYTES" in lines
+        assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
             "who drains"
@@ -120,7 +120,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
         assert gateway.traffic is not None
         assert gateway.proxy is not None
         assert gateway.traffic.draining[0].node == "node2"
-        assert gateway.traffic.nodes["node1"].ways == ("l2",)
+        assert gateway.traffic.nodes["node1"].forwarding == ("l2",)
         assert gateway.proxy.services["default/shop"].open == 2
         assert gateway.api_servers == ApiServersState(
             ("203.0.113.5:6443", "[2001:db8::5]:6443"),

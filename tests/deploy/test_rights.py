@@ -24,10 +24,10 @@ from tests.deploy.life import POD, ROLES, Life, Use, allowed, service, until
 
 import fairlead
 from fairlead.config import Config
-from fairlead.drivers.grants import Give, GrantDriver
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
+from fairlead.drivers.grants import AddHolder, GrantDriver
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Refused
 from fairlead.kube.client import Client
@@ -220,14 +220,14 @@ async def find_existing_grant(life: Life) -> None:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
         state.update_services({ObjectKey(*service.key): service})
-        newest = NewestServices(state)
-        grants = NewestGrants(state)
-        keeping = Keeping(
+        newest = ServiceCache(state)
+        grants = GrantCache(state)
+        keeping = KeptAddresses(
             client, state, grants, EventRecorder(client, "fairlead-controller"), limits_of(Config())
         )
         driver = GrantDriver(client, ServiceWriter(client, newest), newest, grants, keeping)
         (address,) = await life.addresses("web")
-        give = Give(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
+        give = AddHolder(service.key, service.metadata.uid, Grant(address, ("TCP/80", "TCP/81")))
         with pytest.raises(Conflict):
             await driver.apply([give])
 

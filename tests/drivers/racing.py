@@ -15,10 +15,10 @@ import msgspec
 from fairlead.config import Config
 from fairlead.drivers import Driver
 from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import GrantDriver
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import FairleadError, Refused
@@ -152,19 +152,19 @@ class Racer:
                 self.state.lack(resource.plural)
             else:
                 self.watches[resource.plural] = Watch(server, kind, resource, update)
-        newest = NewestServices(self.state)
+        newest = ServiceCache(self.state)
         writer = ServiceWriter(self.client, newest)
-        newest_grants = NewestGrants(self.state)
+        grant_cache = GrantCache(self.state)
         self.now = datetime.now(UTC)
-        keeping = Keeping(
-            self.client, self.state, newest_grants, self, limits_of(config), now=lambda: self.now
+        keeping = KeptAddresses(
+            self.client, self.state, grant_cache, self, limits_of(config), now=lambda: self.now
         )
-        grants = GrantDriver(self.client, writer, newest, newest_grants, keeping)
+        grants = GrantDriver(self.client, writer, newest, grant_cache, keeping)
         self.grants = grants
         self.drivers: list[Driver[ServiceKey, LoadBalancer, Any, Any, Any]] = [
             ClaimDriver(writer, newest, self),
             grants,
-            PublishDriver(writer, newest, self, grants.licence, grants.granted),
+            PublishDriver(writer, newest, self, grants.publish_precondition, grants.granted),
         ]
         self.planner = Planner(self.state, config)
         self._task: asyncio.Task[None] | None = None

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from fairlead.drivers.claim import ClaimDriver
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import GrantDriver
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Unavailable
@@ -33,7 +33,7 @@ NAME = ObjectKey("default", "web")
 ADDRESS = ("203.0.113.1",)
 TAKEN_BACK = (
     "publish no address on Service default/web",
-    "take 203.0.113.1 back from Service default/web",
+    "revoke the grant of 203.0.113.1 to Service default/web",
 )
 
 
@@ -45,14 +45,14 @@ class Bench:
         self.client = client
         self.state = State(())
         self.said: list[tuple[str, str]] = []
-        self.newest = NewestServices(self.state)
+        self.newest = ServiceCache(self.state)
         self.writer = writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
-        grants = NewestGrants(self.state)
-        keeping = Keeping(client, self.state, grants, self, KeepLimits(10, 30))
+        grants = GrantCache(self.state)
+        keeping = KeptAddresses(client, self.state, grants, self, KeepLimits(10, 30))
         self.grants = GrantDriver(client, writer, self.newest, grants, keeping)
         self.publish = PublishDriver(
-            writer, self.newest, self, self.grants.licence, self.grants.granted
+            writer, self.newest, self, self.grants.publish_precondition, self.grants.granted
         )
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:

@@ -463,7 +463,7 @@ async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Swi
         healthy=lambda: True,
         command=command(),
         proxy_port=0,
-        look_again=lost.extend,
+        requeue=lost.extend,
     )
     async with running(made) as driver:
         port = free_port()
@@ -563,12 +563,12 @@ def test_the_word_of_a_role_counts_for_a_while() -> None:
         return [health.answer(port, Request("GET", "/healthz")).status for port in (30000, 10256)]
 
     assert statuses() == [503, 503]
-    health.hear(Update(healthy=True, eligible=True))
+    health.store(Update(healthy=True, eligible=True))
     now_s = VALID_S
     assert statuses() == [200, 200]
     now_s = VALID_S + 1
     assert statuses() == [503, 503]
-    health.hear(Update(healthy=True, eligible=True, endpoints={30000: 0}))
+    health.store(Update(healthy=True, eligible=True, endpoints={30000: 0}))
     assert statuses() == [503, 200]
 
 

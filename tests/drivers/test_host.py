@@ -90,5 +90,5 @@ def test_roles_remember_apart(tmp_path: Path) -> None:
 def test_what_cannot_be_written_says_how_else() -> None:
     with pytest.raises(Refused, match="sysctl -w net/ipv4/conf/lo/rp_filter=x"):
         sysctl.write(FILTER, "x")
-    with pytest.raises(Conflict, match="no setting"):
+    with pytest.raises(Conflict, match="does not exist"):
         sysctl.write(GONE.setting, "1")

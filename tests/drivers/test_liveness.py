@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.drivers.liveness import DWELL, NodeLiveness, Target
+from fairlead.drivers.liveness import PROBES_IN_A_ROW, NodeLiveness, Target
 from fairlead.model import Verdict
 from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
@@ -27,7 +27,7 @@ class Node:
             self.liveness.add(target, local=local)
 
     def hear(self, target: Target, answer: Answer) -> dict[Target, Verdict]:
-        self.liveness.asking(target)
+        self.liveness.probe_started(target)
         return dict(self.liveness.judge(target, answer, self.now_s))
 
     def turn(self, answers: dict[Target, Answer]) -> tuple[Target, dict[Target, Verdict]]:
@@ -65,8 +65,8 @@ def test_at_first_what_is_not_good_may_still_become_so() -> None:
 def test_a_question_that_could_not_be_sent_is_said_only_where_nothing_was_proved() -> None:
     node = Node(A, B)
     node.hear(A, GOOD)
-    assert dict(node.liveness.could_not_ask(A, node.now_s)) == {}
-    assert dict(node.liveness.could_not_ask(B, node.now_s)) == {B: "unasked"}
+    assert dict(node.liveness.probe_not_sent(A, node.now_s)) == {}
+    assert dict(node.liveness.probe_not_sent(B, node.now_s)) == {B: "unasked"}
     assert node.hear(B, GOOD) == {B: "up"}
 
 
@@ -182,7 +182,7 @@ def test_rotation_asks_everybody_in_turn() -> None:
 
 def test_removed_while_asked() -> None:
     node = Node(A, B)
-    node.liveness.asking(A)
+    node.liveness.probe_started(A)
     node.liveness.remove(A)
     assert dict(node.liveness.judge(A, GOOD, 0.0)) == {}
     assert node.liveness.next(0.0) is not None
@@ -306,8 +306,12 @@ def test_of_many_targets_one_stands_for_the_machine_for_a_while() -> None:
     good = dict.fromkeys(targets, GOOD)
     for _ in targets:
         node.turn(good)
-    asked = [node.turn(good)[0] for _ in range(20 * DWELL)]
-    assert {asked.count(target) for target in targets} <= {DWELL - 1, DWELL, DWELL + 1}
+    asked = [node.turn(good)[0] for _ in range(20 * PROBES_IN_A_ROW)]
+    assert {asked.count(target) for target in targets} <= {
+        PROBES_IN_A_ROW - 1,
+        PROBES_IN_A_ROW,
+        PROBES_IN_A_ROW + 1,
+    }
     assert sum(one != other for one, other in pairwise(asked)) <= 20  # so often another one
 
 
@@ -323,7 +327,7 @@ def test_of_many_targets_an_unwell_one_is_asked_every_other_time() -> None:
     while node.liveness.verdict(targets[7]) != "up":
         node.turn(answers)
     assert node.now_s - began_s <= 2 * INTERVAL_S + 1e-9
-    assert [node.turn(answers)[0] for _ in range(20)].count(targets[7]) <= DWELL
+    assert [node.turn(answers)[0] for _ in range(20)].count(targets[7]) <= PROBES_IN_A_ROW
 
 
 def test_among_many_targets_a_hanging_one_hides_no_death() -> None:

@@ -199,7 +199,7 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         assert sum(each.done() for each in ended) == held[1] < len(ended)
         gateway.start()
         await until("another gateway process", gateway.ready)
-        await until("what it shows", lambda: is_found(gateway, "ready", "away"))
+        await until("what it shows", lambda: is_found(gateway, "ready", "down"))
         other.server.send(signal.SIGCONT)
         await until("the API server again", lambda: is_found(gateway, "ready", "ready"))
         for each in ended:

@@ -257,7 +257,7 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
 WALL_CLOCK = {"time", "time_ns", "now", "utcnow", "today", "fromtimestamp"}
 SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
-    "drivers/keeping.py": "keptSince, and whether the days of a kept address are over",
+    "drivers/kept_addresses.py": "keptSince, and whether the days of a kept address are over",
     "drivers/health_answers.py": "the answer of the health port, as kube-proxy's",
     "kube/access.py": (
         "an exec plug-in says until when its credential holds; it is turned into a duration at once"

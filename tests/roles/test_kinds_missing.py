@@ -57,7 +57,7 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
         await cluster.apply("web")
         await cluster.described(
             "web",
-            "does not know the kind AddressGrant",
+            "CRD AddressGrant, the lock on addresses, is not installed",
             "kubectl apply --server-side -f deploy/crds",
         )
     assert [each["event"] for each in logs if "does not know A" in each["event"]] == [
@@ -77,7 +77,7 @@ async def test_addressgrants_that_were_removed_and_installed_again_work_again(
     assert await cluster.addresses("first") == ["203.0.113.20"]
     await cluster.kubectl("delete", "crd", "addressgrants.fairlead.io")
     await cluster.apply("second")
-    await cluster.described("second", "does not know the kind AddressGrant")
+    await cluster.described("second", "CRD AddressGrant, the lock on addresses, is not installed")
     await install(cluster, "addressgrants")
     assert await cluster.addresses("second") == ["203.0.113.21"]
     assert await cluster.addresses("first") == ["203.0.113.20"]

@@ -95,7 +95,7 @@ class Role:
             node_addresses=NodeAddresses(NODE, self.state.nodes, ()),
             pod_cidrs=("10.0.0.0/8",),
             precedence_of=partial(service_precedence, self.state.services),
-            look_again=self.state.subscribers.mark,
+            requeue=self.state.subscribers.mark,
         )
 
 
@@ -373,7 +373,7 @@ async def test_cleaning_up(
 ) -> None:
     """Twice: the second time there is nothing to do, and nothing is made to be removed."""
     await clean_up()
-    assert "the table inet fairlead: this node serves no Services now" in "".join(
+    assert "the table inet fairlead: this node no longer serves Services" in "".join(
         capsys.readouterr()
     )
     await clean_up()

@@ -55,7 +55,7 @@ class Traffic:
     def untracked(self) -> int:
         return 0
 
-    def untold(self) -> int:
+    def unsent(self) -> int:
         return 0
 
     def entries(self) -> Mapping[str, Filled]:

@@ -213,8 +213,8 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
         click.echo(f"used: {', '.join(used)}")
     if traffic.untracked:
         click.echo(f"new flows without an entry, over the limit: {traffic.untracked}")
-    if traffic.untold:
-        click.echo(f"entries that peers were not told of, as they came too fast: {traffic.untold}")
+    if traffic.unsent:
+        click.echo(f"entries that peers were not told of, as they came too fast: {traffic.unsent}")
 
 
 def _used(name: str, resource: ResourceState) -> str:
@@ -259,14 +259,14 @@ def _nodes(traffic: TrafficState) -> None:
     rows = [
         (
             name,
-            ", ".join(each.ways),
+            ", ".join(each.forwarding),
             ", ".join(each.next_hops),
             *map(str, (each.flows, each.packets, each.bytes)),
         )
         for name, each in traffic.nodes.items()
     ]
     click.echo()
-    draw(("NODE", "WAY", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
+    draw(("NODE", "FORWARDING", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
 
 
 def _probed(probes: ProbesState) -> None:

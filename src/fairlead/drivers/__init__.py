@@ -1,87 +1,88 @@
-"""What a driver is: the four methods by which the loop makes one kind of thing be as planned. What
-a component is: a part of a role that has a life of its own.
+"""The interfaces `Driver` and `Component`.
 
-A driver turns Intents (a `LoadBalancer`, a `NodeService`) into its own Specs, compares them with
-what is there and applies the difference. `render` and `diff` are pure; `read` and `apply` are the
-only I/O. The same shape serves a kernel, where all dirty Services go in one transaction, and a
-cloud API, where each write locks one load balancer for seconds: a driver says how many Services one
-`apply` may carry (`batch`), the loop (`reconcile.py`) how many `apply`s may run at once. Drivers stand in a
-chain, in the order in which things must come to be; the loop takes things away in the opposite
-order.
+A driver makes one kind of thing equal to the plan. It renders intents (a `LoadBalancer`, a
+`NodeService`) into its own specs, compares the specs with what exists, and applies the difference.
+`render` and `diff` are pure; `read` and `apply` are the only I/O. The interface suits a kernel,
+where all dirty Services are changed in one transaction, and a cloud API, where each write locks one
+load balancer for seconds: the driver limits how many Services one `apply` carries (`batch`), and
+the loop (`reconcile.py`) how many calls of `apply` run at once. Drivers form a chain, in the order
+in which things must be created; the loop deletes in the reverse order.
 
-A role is a list of components, most of which are drivers too. `roles.components` opens them in the
-order of the list and closes them in the opposite order."""
+A component is a part of a role with a life of its own. A role is a list of components, and most of
+them are drivers. `roles.components` opens them in the order of the list and closes them in the
+reverse order."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fairlead.model import Outcome, ServiceKey
 
-if TYPE_CHECKING:  # the processes beside a role load none of these
+if TYPE_CHECKING:  # the helper processes of a role need none of these imports
     from prometheus_client.registry import Collector
 
     from fairlead.drivers.need import Need
     from fairlead.role_state import Part
 
-LookAgain = Callable[[Collection[ServiceKey]], None]
-"""How a driver says that it has to see these Services again, although nothing in the cluster has
-changed: a node came within reach, memory was released, a process has died. A role passes
-`State.subscribers.mark`, and the next pass of the loop carries the Services. What is known during a
-pass is an Outcome instead."""
+Requeue = Callable[[Collection[ServiceKey]], None]
+"""Called by a driver to have these Services reconciled again although nothing in the cluster has
+changed: a node became reachable, memory was released, or a process ended. A role passes
+`State.subscribers.mark`, so that the next pass of the loop includes the Services. What a driver
+learns during a pass, it returns as an Outcome instead."""
 
 
-def never_again(_: Collection[ServiceKey]) -> None:
-    """The `LookAgain` of a driver without a loop."""
+def no_requeue(_: Collection[ServiceKey]) -> None:
+    """The `Requeue` of a driver without a loop."""
 
 
 class Component:
-    """A part of a role with a life of its own. A subclass overrides what it has of this.
+    """A part of a role with a life of its own. A subclass overrides the methods that it needs.
 
-    `close` and `remove` must work whatever has become of `open`: it may have failed half way, or
-    have been cancelled."""
+    `close` and `remove` must work after every result of `open`, which may have failed half way or
+    been cancelled."""
 
     name = ""
-    """For logs and the names of tasks."""
+    """Name in logs, and of the component's task."""
     batch = 0
-    """Of a driver: see `Driver.batch`."""
+    """Drivers only: see `Driver.batch`."""
 
     @property
-    def unread(self) -> bool:
-        """Of a driver: see `Driver.unread`."""
+    def read_incomplete(self) -> bool:
+        """Drivers only: see `Driver.read_incomplete`."""
         return False
 
     async def open(self) -> None:
-        """Get ready, or wait until the role may go on. The components before this one are open and
-        run meanwhile; the components after it are not open yet."""
+        """Prepare the component, or wait until the role may continue. The components before it in
+        the list are open and running; the components after it are not open yet."""
 
     async def run(self) -> None:
-        """The component's own work, from when it is open until the role ends and cancels it. It may
-        return early. An error ends the role."""
+        """Do the component's own work from the end of `open` until the role ends and cancels it.
+        The method may return early. An error ends the role."""
 
     async def close(self) -> None:
-        """Let go of everything; what serves packets goes on serving."""
+        """Release all resources of the process. Whatever forwards packets stays in place."""
 
     async def remove(self) -> Sequence[str]:
-        """Take away everything of this kind that is here, whichever process left it. Returns what
-        there was, in words. Needs no `open`, and leaves nothing to close."""
+        """Remove everything of this kind from the host, also what other processes left. Return
+        descriptions of what was removed. Needs no `open`, and leaves nothing to close."""
         return ()
 
     def status(self) -> "Part | None":
-        """What `/state` shows of it, in the field that `role_state.PART_FIELDS` names. None:
-        nothing. Called in a thread while the component is open."""
+        """Return the part of `/state` that describes the component, which appears in the field that
+        `role_state.PART_FIELDS` names; None adds nothing. Called in a thread while the component is
+        open."""
         return None
 
     def collectors(self) -> "Sequence[Collector]":
-        """Its metrics. Asked for once, when the component is open."""
+        """Return the collectors of its metrics. Called once, when the component is open."""
         return ()
 
     async def requirements(self) -> "Collection[Need]":
-        """What the component needs of its host at present. Called while it is open."""
+        """Return what the component currently requires of its host. Called while it is open."""
         return ()
 
 
 class Key(Protocol):
-    """What a loop is keyed by: a ServiceKey mostly, or the name of a pool."""
+    """The key of a loop: mostly a ServiceKey; in the loop of pools, the name of a pool."""
 
     def __hash__(self) -> int: ...
 
@@ -93,11 +94,11 @@ KeyT_co = TypeVar("KeyT_co", bound=Key, covariant=True)
 
 
 class Change(Protocol[KeyT_co]):
-    """One step of a driver. `str(change)` is the command it stands for."""
+    """One step of a driver. `str(change)` is the command that it stands for."""
 
     @property
     def service(self) -> KeyT_co:
-        """The Service it is for, or whatever the loop is keyed by: a failure is reported there."""
+        """The key in the loop, mostly a Service, to which a failure of the change is attributed."""
 
 
 IntentT = TypeVar("IntentT", contravariant=True)
@@ -107,39 +108,43 @@ ChangeT = TypeVar("ChangeT", bound=Change[Any])
 
 
 class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
-    """One kind of thing that serves Services. Every method may be repeated at any time."""
+    """A driver makes one kind of thing equal to the plan. Every method may be repeated at any
+    time."""
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name in logs and metrics."""
 
     @property
     def batch(self) -> int:
-        """How many Services one `apply` may carry. 0: all that are dirty, in one transaction."""
+        """Maximum number of Services in one `apply`. 0: all dirty Services, in one transaction."""
 
     @property
-    def unread(self) -> bool:
-        """Whether the last whole `read` could not read everything and went on without: the loop
-        reads everything again soon."""
+    def read_incomplete(self) -> bool:
+        """Whether the last full `read` was incomplete, because a part could not be read. The loop
+        then soon reads everything again."""
 
     def render(self, intents: Mapping[KeyT, IntentT]) -> Mapping[KeyT, SpecT]:
-        """What should be, in the driver's own terms. Pure. A Service that needs nothing may be left
-        out."""
+        """Return the desired state in the driver's own terms. Pure. A Service that needs nothing
+        may be left out."""
 
     def diff(
         self, desired: Mapping[KeyT, SpecT], actual: Mapping[KeyT, ActualT]
     ) -> Sequence[ChangeT]:
-        """The steps from `actual` to `desired`, in order. Pure. What is in `actual` alone is to go.
-        Equal: no step."""
+        """Return the ordered steps from `actual` to `desired`. Pure. A key that is only in `actual`
+        is to be removed. There is no step where both are equal."""
 
     async def read(self, keys: Collection[KeyT] | None) -> Mapping[KeyT, ActualT]:
-        """What is there now, of these Services, or (None) of all that carry our mark. None reads
-        the thing itself, and refreshes what the driver knows; the loop does so at its start and at
-        every audit. With keys a driver may answer from what it knows, if that is cheaper. May run
-        beside `apply`."""
+        """Return what exists for these keys; with None, everything that carries our mark.
+
+        With None, `read` queries the thing itself and refreshes what the driver knows; the loop
+        does so at its start and at every audit. With keys, the driver may answer from what it
+        knows, if that is cheaper. `read` may run concurrently with `apply`."""
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[KeyT, Outcome]:
-        """Carry the changes out. A Service that cannot be served gets an Outcome of its own, the
-        others go on; those that are done need none. One that no Change is for may get one too, to
-        be looked at again. Raises Refused or Unavailable where nothing can be said of single
-        Services: the loop then halves the batch until the one at fault stands alone."""
+        """Carry out the changes. Return the Outcomes of Services that were not simply done: a
+        Service that cannot be served does not hold up the others. A Service without a change may
+        get an Outcome too, to be reconciled again.
+
+        Raise Refused or Unavailable where a failure cannot be attributed to single Services. The
+        loop then halves the batch until the failing Service is alone in it."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict
 from fairlead.kube.events import Recorder
@@ -69,7 +69,7 @@ class ClaimDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: NewestServices,
+        newest: ServiceCache,
         recorder: Recorder,
         *,
         loop: LoopName = "services",

@@ -1,10 +1,10 @@
-"""The conditions of a Service: what became of what it asks for, for those who look at the object
-and not at Events.
+"""The driver of the conditions of Services, which show the result of each request on the object
+itself, for readers who do not look at Events.
 
-In: conditions by Service. Out: `status.conditions`, a list keyed by type, of which we own those of
-our own domain and leave others alone. A Service that shows conditions of ours and is none of ours
-any more loses them. Invariants: a field manager of its own, which owns nothing else;
-`lastTransitionTime` moves only when `status` does."""
+In: conditions by Service. Out: `status.conditions`, a list keyed by type. The driver owns the types
+of our own domain and leaves other types alone. A Service that we no longer serve loses our
+conditions. Invariants: the field manager is used for nothing else; `lastTransitionTime` changes
+only when `status` does."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import stamp
 from fairlead.kube.objects import Condition, Service
@@ -23,14 +23,14 @@ FIELD_MANAGER = "fairlead-conditions"
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """What the Service of this uid shows, sorted."""
+    """The conditions on the Service with this uid, sorted."""
 
     uid: str
     conditions: tuple[ServiceCondition, ...]
 
 
 class ShowConditions(msgspec.Struct, frozen=True):
-    """Show exactly these; none: take ours away."""
+    """Show exactly these conditions. An empty tuple removes our conditions."""
 
     service: ServiceKey
     uid: str
@@ -53,15 +53,15 @@ class ConditionsDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: NewestServices,
+        services: ServiceCache,
         *,
         undecided: Callable[[Service], bool] = lambda _: False,
     ) -> None:
-        """`undecided`: whether it is too early to say what a Service should show; then it keeps
-        what it shows."""
+        """`undecided`: whether it is too early to decide what a Service should show; its conditions
+        are then left unchanged."""
         self._undecided = undecided
         self._writer = writer
-        self._newest = newest
+        self._services = services
 
     def render(self, intents: Mapping[ServiceKey, Conditions]) -> Mapping[ServiceKey, Conditions]:
         return intents
@@ -84,14 +84,14 @@ class ConditionsDriver(Component):
         ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Conditions]:
-        """What is known of the conditions of ours."""
+        """Return our conditions on the Services, as far as we know them."""
         actual = {}
-        for key, service in self._newest.of(keys).items():
+        for key, service in self._services.of(keys).items():
             if self._undecided(service):
                 continue
             if found := tuple(
                 sorted(
-                    _seen(each)
+                    _shown_condition(each)
                     for each in service.status.conditions
                     if each.type in CONDITION_TYPES
                 )
@@ -102,7 +102,7 @@ class ConditionsDriver(Component):
     async def apply(self, changes: Sequence[ShowConditions]) -> Mapping[ServiceKey, Outcome]:
         for change in changes:
             now = stamp(datetime.now(UTC))
-            services = self._newest.of([change.service]).values()
+            services = self._services.of([change.service]).values()
             before = {each.type: each for service in services for each in service.status.conditions}
             status = {
                 "conditions": [
@@ -118,9 +118,9 @@ class ConditionsDriver(Component):
         return {}
 
 
-def _seen(condition: Condition) -> ServiceCondition:
-    # Whatever text somebody may have written there: it only has to differ from what should be
-    # there.
+def _shown_condition(condition: Condition) -> ServiceCondition:
+    # Another client may have written any text as the status. Such a text only has to differ from
+    # the desired status, so "Unknown" stands for it.
     status: ConditionStatus = (
         "True"
         if condition.status == "True"

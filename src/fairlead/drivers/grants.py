@@ -1,22 +1,20 @@
-"""AddressGrants: the locks on addresses, one object for each address that is given.
+"""The driver of AddressGrants: the locks on addresses, one object for each granted address.
 
-In: LoadBalancers with their grants. Out: AddressGrants that name the Service and its ports; and the
-licence for whoever publishes addresses. It comes after the claim and before the publication, and
-goes after what was published is taken back.
+In: LoadBalancers with their grants. Out: AddressGrants that name the Service and its ports, and the
+precondition under which `drivers.publish` may publish addresses. The driver comes after the claim
+and before the publication. A grant is removed after its address is no longer published.
 
-Invariant: of all controllers, at whatever moments their calls arrive, no two ever show the same
-port of an address on two Services. It rests on these rules, each of which a version of an object
-enforces at the API server:
-- An AddressGrant is created (409: it is there already), or changed and deleted over the version
+Invariant: for all controllers, and every order in which their calls arrive, no two Services ever
+show the same port of an address. The invariant rests on these rules, each of which the API server
+enforces through the version of an object:
+
+- An AddressGrant is created (409 if it exists), or it is changed and deleted at exactly the version
   that was read.
-- A port is published over exactly the version of the Service that its entry in the grant was
-  written for
-  (`serviceVersion`), or over a version that shows it already.
-- A port is taken out of a grant only when the Service is gone, or when a version of it later than
-  `serviceVersion` does not
-  show the port: then no publication over the older version can still succeed, and a later one needs
-  the grant again.
-"""
+- A port is published over exactly the version of the Service for which its entry in the grant was
+  written (`serviceVersion`), or over a version that shows the port already.
+- A port is removed from a grant only when the Service is gone, or when a version of the Service
+  later than `serviceVersion` does not show the port. Then a publication over the older version can
+  no longer succeed, and a later one needs the grant again."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -24,9 +22,9 @@ import msgspec
 import structlog
 
 from fairlead.drivers import Component
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Conflict, Unavailable
 from fairlead.kube.answers import NotFound
@@ -44,23 +42,25 @@ FIELD_MANAGER = "fairlead-grants"
 RELEASING_ANNOTATION = "fairlead.io/releasing"
 
 NO_LOCKS = (
-    "the API server does not know the kind AddressGrant, the lock on addresses: none is "
-    "given until it does"
+    "the CRD AddressGrant, the lock on addresses, is not installed: no address is granted until "
+    "it is"
 )
-INSTALL = "install Fairlead's custom resources: kubectl apply --server-side -f deploy/crds"
+INSTALL = "install Fairlead's CRDs: kubectl apply --server-side -f deploy/crds"
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """What a Service is to hold."""
+    """The grants that a Service should have."""
 
     uid: str
     grants: tuple[Grant, ...]
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a Service holds. `standing`: None if there is no Service of this name. `lapsed`: why
-    addresses are no longer kept for it; `undated`: addresses without a record since when they are
-    kept."""
+    """The grants that name a Service.
+
+    - `standing`: the version of the Service; None if there is no Service of this name.
+    - `lapsed`: why addresses are no longer kept for it, by address.
+    - `undated`: kept addresses without a record of since when they are kept."""
 
     standing: Standing | None
     grants: tuple[AddressGrant, ...]
@@ -68,7 +68,9 @@ class Held(msgspec.Struct, frozen=True):
     undated: frozenset[str] = frozenset()
 
 
-class Give(msgspec.Struct, frozen=True):
+class AddHolder(msgspec.Struct, frozen=True):
+    """Grant an address with certain ports to a Service."""
+
     service: ServiceKey
     uid: str
     grant: Grant
@@ -77,18 +79,19 @@ class Give(msgspec.Struct, frozen=True):
         return f"grant {self.grant.address} {','.join(self.grant.ports)} to Service {self.service}"
 
 
-class TakeBack(msgspec.Struct, frozen=True):
-    """Take an address, or the ports that are not in `leave`, from a Service."""
+class RemoveHolder(msgspec.Struct, frozen=True):
+    """Remove a Service from the grant of an address. With `leave`, remove only its ports that are
+    not in `leave`."""
 
     service: ServiceKey
     address: str
     leave: Grant | None = None
 
     def __str__(self) -> str:
-        return f"take {self.address} back from Service {self.service}"
+        return f"revoke the grant of {self.address} to Service {self.service}"
 
 
-class EndKeeping(msgspec.Struct, frozen=True):
+class FreeKept(msgspec.Struct, frozen=True):
     """Free an address that is kept for a deleted Service."""
 
     service: ServiceKey
@@ -99,8 +102,8 @@ class EndKeeping(msgspec.Struct, frozen=True):
         return f"stop keeping {self.address} for Service {self.service}: {self.why}"
 
 
-class DateKeeping(msgspec.Struct, frozen=True):
-    """Record the present time as the one since which an address is kept."""
+class DateKept(msgspec.Struct, frozen=True):
+    """Record the present time as the time since which an address is kept."""
 
     service: ServiceKey
     address: str
@@ -109,7 +112,7 @@ class DateKeeping(msgspec.Struct, frozen=True):
         return f"record since when {self.address} is kept for Service {self.service}"
 
 
-Change = Give | TakeBack | EndKeeping | DateKeeping
+Change = AddHolder | RemoveHolder | FreeKept | DateKept
 
 
 class GrantDriver(Component):
@@ -122,22 +125,22 @@ class GrantDriver(Component):
         self,
         client: Client,
         writer: ServiceWriter,
-        newest: NewestServices,
-        grants: NewestGrants,
-        keeping: Keeping,
+        services: ServiceCache,
+        grants: GrantCache,
+        keeping: KeptAddresses,
         *,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fence` is called before each write, and raises if it must not be made: we do not lead
-        any more."""
+        """`fence` is called before each write, and raises if this process is no longer the
+        leader."""
         self._client = client
         self._writer = writer
-        self._newest = newest
+        self._services = services
         self._grants = grants
-        self._keeping = keeping
+        self._kept = keeping
         self._dates_are_kept = True
-        """Whether the API server stores `keptSince`: an older definition of AddressGrant does not
-        have the field."""
+        """Whether the API server stores `keptSince`. An older version of the CRD lacks the
+        field."""
         self._fence = fence
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Granted]:
@@ -156,14 +159,14 @@ class GrantDriver(Component):
                 if known is None or not locks.settled(
                     known.spec, key, wanted.uid, grant, held.standing
                 ):
-                    changes.append(Give(key, wanted.uid, grant))
+                    changes.append(AddHolder(key, wanted.uid, grant))
                 if known is None or not locks.surplus(known.spec, key, grant):
                     continue
                 if not locks.shows_surplus(known.spec, key, grant, held.standing):
-                    changes.append(TakeBack(key, grant.address, grant))
+                    changes.append(RemoveHolder(key, grant.address, grant))
             for address, known in there.items():
-                # What is still shown is taken back when `publish`, which comes next, has taken it
-                # out of the status.
+                # An address that the Service still shows keeps its grant until `publish`, the next
+                # driver, has removed it from the status.
                 shown = (
                     key in desired
                     and held.standing is not None
@@ -171,20 +174,20 @@ class GrantDriver(Component):
                 )
                 if locks.is_kept(known.spec, key):
                     if address in held.lapsed:
-                        changes.append(EndKeeping(key, address, held.lapsed[address]))
+                        changes.append(FreeKept(key, address, held.lapsed[address]))
                     elif address in held.undated:
-                        changes.append(DateKeeping(key, address))
+                        changes.append(DateKept(key, address))
                 elif not shown:
-                    changes.append(TakeBack(key, address))
+                    changes.append(RemoveHolder(key, address))
         return changes
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Held]:
-        """What is known: the API server tells of every change, and the lock is tried when it is
-        taken."""
+        """Return the grants as the watch or our own last write shows them. That suffices, because
+        the API server checks the version when a grant is written."""
         if keys is None:
-            self._newest.forget_answers()
+            self._services.forget_answers()
             self._grants.forget_answers()
-        services = self._newest.of(keys)
+        services = self._services.of(keys)
         held = {}
         for key in self._grants.holders() | services.keys() if keys is None else keys:
             service, grants = services.get(key), self._grants.of(key)
@@ -196,14 +199,15 @@ class GrantDriver(Component):
             lapsed = {
                 address: why
                 for address, holder in kept.items()
-                if (why := self._keeping.lapsed(holder))
+                if (why := self._kept.lapsed(holder))
             }
             undated = frozenset(
                 address
                 for address, holder in kept.items()
                 if self._dates_are_kept and not holder.kept_since
             )
-            # One whose holder is long gone, and that is kept for it, is as it should be.
+            # Kept addresses of a deleted Service need no change unless one has lapsed or has no
+            # date.
             if grants and (service is not None or len(kept) < len(grants) or lapsed or undated):
                 held[key] = Held(standing_of(service), grants, lapsed, undated)
             elif service is not None and key in services:
@@ -215,26 +219,28 @@ class GrantDriver(Component):
             raise Unavailable(NO_LOCKS, fix=INSTALL)
         for change in changes:
             match change:
-                case Give():
-                    await self._give(change)
-                case TakeBack():
-                    await self._take_back(change)
-                case EndKeeping():
-                    await self._end_keeping(change)
-                case DateKeeping():
-                    await self._date_keeping(change)
+                case AddHolder():
+                    await self._add_holder(change)
+                case RemoveHolder():
+                    await self._remove_holder(change)
+                case FreeKept():
+                    await self._free_kept(change)
+                case DateKept():
+                    await self._date_kept(change)
         return {}
 
     def granted(self, key: ServiceKey) -> Collection[str]:
-        """The addresses that are locked for this Service."""
+        """Return the addresses that are granted to this Service."""
         return {grant.spec.address for grant in self._grants.of(key)}
 
-    def licence(self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
-        """The version of the Service over which this may be published. Raises Conflict if it may
-        not."""
-        service = self._newest.of([key]).get(key)
+    def publish_precondition(
+        self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
+    ) -> str:
+        """Return the version of the Service over which `ingress` may be published. Raise Conflict
+        if a port of it is not granted for this version, or if the Service was recreated."""
+        service = self._services.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
-            raise Conflict(f"Service {key} is another one now")
+            raise Conflict(f"Service {key} was deleted or recreated")
         shown = shown_by(service)
         for entry in ingress:
             address = shown_address(entry) or entry.ip
@@ -245,21 +251,23 @@ class GrantDriver(Component):
                 uid,
                 service.metadata.resource_version,
             )
-            # An entry that names no ports stands for all of them.
-            asked = {f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None}
-            if missing := (asked if entry.ports else ports_of(service)) - allowed:
+            # An entry without ports stands for all ports of the Service.
+            requested = {
+                f"{port.protocol}/{port.port}" for port in entry.ports if port.error is None
+            }
+            if missing := (requested if entry.ports else ports_of(service)) - allowed:
                 ports, version = ", ".join(sorted(missing)), service.metadata.resource_version
                 raise Conflict(
                     f"{address} {ports} is not granted for version {version} of Service {key}"
                 )
         return service.metadata.resource_version
 
-    async def _give(self, change: Give) -> None:
+    async def _add_holder(self, change: AddHolder) -> None:
         key, address = change.service, change.grant.address
-        service = self._newest.of([key]).get(key)
+        service = self._services.of([key]).get(key)
         standing = standing_of(service)
         if standing is None or standing.uid != change.uid:
-            raise Conflict(f"Service {key} is another one now")
+            raise Conflict(f"Service {key} was deleted or recreated")
         known = self._grants.named(grant_name(address))
         if known is None:
             spec = locks.with_holder(AddressGrantSpec(address), key, change.grant, standing)
@@ -268,29 +276,29 @@ class GrantDriver(Component):
             try:
                 self._grants.note(await self._client.create(ADDRESS_GRANTS, made))
             except Conflict:
-                await self._prove_lock(made)
+                await self._check_lock(made)
                 raise
             return
         former = known.holder(key)
         if former is not None and former.uid not in ("", change.uid):
-            await self._prove_gone(key, former.uid)
+            await self._check_gone(key, former.uid)
         await self._replace(known, locks.with_holder(known.spec, key, change.grant, standing))
 
-    async def _take_back(self, change: TakeBack) -> None:
+    async def _remove_holder(self, change: RemoveHolder) -> None:
         key = change.service
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(key) if known is not None else None
         if known is None or holder is None:
             return
-        service = self._newest.of([key]).get(key)
+        service = self._services.of([key]).get(key)
         standing = standing_of(service)
         if standing is None or standing.uid != holder.uid:
             if holder.uid:
-                await self._prove_gone(key, holder.uid)
+                await self._check_gone(key, holder.uid)
             keep = known.spec.keep
         else:
             if locks.may_be_published(standing, holder):
-                standing = await self._outdate(key, standing)
+                standing = await self._bump_version(key, standing)
             if not locks.releasable(standing, holder, change.address, change.leave):
                 raise Conflict(f"Service {key} still shows {change.address}")
             keep = service is not None and keeps(service)
@@ -299,19 +307,19 @@ class GrantDriver(Component):
                 known, locks.without_holder(known.spec, key, change.leave, keep=False)
             )
             return
-        async with self._keeping.deciding:
-            keep = await self._keeping.may_keep(key, holder.uid, known)
+        async with self._kept.deciding:
+            keep = await self._kept.may_keep(key, holder.uid, known)
             await self._write(
                 known,
-                locks.without_holder(known.spec, key, None, keep=keep, since=self._keeping.since),
+                locks.without_holder(known.spec, key, None, keep=keep, since=self._kept.since),
             )
 
-    async def _end_keeping(self, change: EndKeeping) -> None:
+    async def _free_kept(self, change: FreeKept) -> None:
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
             return
-        await self._keeping.prove_lapsed(holder)
+        await self._kept.check_lapsed(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
         log.info(
             "address is no longer kept",
@@ -320,11 +328,13 @@ class GrantDriver(Component):
             why=change.why,
         )
 
-    async def _date_keeping(self, change: DateKeeping) -> None:
+    async def _date_kept(self, change: DateKept) -> None:
+        """Record since when the address is kept. An API server whose CRD lacks the field drops it
+        without an error; in that case log a warning and do not try again."""
         known = self._grants.named(grant_name(change.address))
         if known is None:
             return
-        await self._replace(known, locks.dated(known.spec, change.service, self._keeping.since))
+        await self._replace(known, locks.dated(known.spec, change.service, self._kept.since))
         written = self._grants.named(grant_name(change.address))
         if (
             written is not None
@@ -333,11 +343,11 @@ class GrantDriver(Component):
             and not holder.kept_since
         ):
             self._dates_are_kept = False
-            why = "the definition of AddressGrant is older than this controller"
+            why = "the CRD AddressGrant is older than this controller"
             log.warning(f"addresses are kept without a time limit: {why}", fix=INSTALL)
 
     async def _write(self, known: AddressGrant, spec: AddressGrantSpec) -> None:
-        """Make the lock what it should be; without holders it goes."""
+        """Write the grant, or delete it if it has no holders."""
         if spec.holders:
             await self._replace(known, spec)
             return
@@ -361,12 +371,12 @@ class GrantDriver(Component):
             )
         except NotFound:
             self._grants.note_deletion(known)
-            raise Conflict(f"AddressGrant {known.metadata.name} was deleted meanwhile") from None
+            raise Conflict(f"AddressGrant {known.metadata.name} was deleted") from None
         self._grants.note(answer)
 
-    async def _prove_lock(self, wanted: AddressGrant) -> None:
-        """Somebody else has made it. Raises Unavailable if that is no lock on the address, so that
-        it stays in the way."""
+    async def _check_lock(self, wanted: AddressGrant) -> None:
+        """Check an AddressGrant that another process has created. Raise Unavailable if it has our
+        name but is not a lock on the address: it will stay in the way."""
         name = wanted.metadata.name
         try:
             found = await self._client.get(ADDRESS_GRANTS, ("", name))
@@ -374,34 +384,37 @@ class GrantDriver(Component):
             return
         if not found.is_lock:
             raise Unavailable(
-                f"AddressGrant {name} is to be the lock on {wanted.spec.address}, but names "
+                f"AddressGrant {name} should be the lock on {wanted.spec.address}, but it names "
                 f"{found.spec.address!r}",
-                fix=f"delete it, `kubectl delete addressgrant {name}`, and it is made anew",
+                fix=f"delete it with `kubectl delete addressgrant {name}`; it is then recreated",
             )
 
-    async def _prove_gone(self, key: ServiceKey, uid: str) -> None:
-        """That we do not know a Service is no proof: the watch may be behind. Raises Conflict if it
-        is there."""
+    async def _check_gone(self, key: ServiceKey, uid: str) -> None:
+        """Ask the API server whether the Service is gone, because the watch may lag behind. Raise
+        Conflict if the Service with this uid exists."""
         try:
             found = await self._client.get(SERVICES, key)
         except NotFound:
             return
         if found.metadata.uid == uid:
-            raise Conflict(f"Service {key} is there, but not yet known")
+            raise Conflict(f"Service {key} exists, but the watch has not shown it yet")
 
-    async def _outdate(self, key: ServiceKey, standing: Standing) -> Standing:
-        """Move the Service to a new version, so that no publication over the one that a grant was
-        written for can still succeed. It happens when a Service is given up before anything was
-        published, and changed in nothing."""
+    async def _bump_version(self, key: ServiceKey, standing: Standing) -> Standing:
+        """Create a new version of the Service, and return that version. A publication over the
+        version for which the grant was written can then no longer succeed.
+
+        This is needed when a Service is released before anything was published on it, and nothing
+        else has changed it. An annotation is written and removed again."""
         marked = {"annotations": {RELEASING_ANNOTATION: str(standing.version)}}
         for metadata in (marked, None):
             await self._writer.apply(
                 key, standing.uid, field_manager=FIELD_MANAGER, metadata=metadata
             )
-        return standing_of(self._newest.of([key]).get(key)) or standing
+        return standing_of(self._services.of([key]).get(key)) or standing
 
 
 def standing_of(service: Service | None) -> Standing | None:
+    """Return the version of the Service that we know, with the ports that it shows."""
     if service is None:
         return None
     return Standing(service.metadata.uid, service.metadata.version, shown_by(service))

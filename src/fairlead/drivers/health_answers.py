@@ -1,9 +1,10 @@
-"""What the health ports of a node answer, and the messages from the role to the answering process.
+"""The answers of a node's health ports, and the messages between the role and the answering
+process.
 
 In: Updates. Out: answers as kube-proxy gives them (pkg/proxy/healthcheck): 200 while there are
-ready local endpoints and the node proxy is in step, else 503, with the number in the header
-`X-Load-Balancing-Endpoint-Weight`. Invariant: a message of the role is valid for VALID_S; a role
-that has sent nothing for longer counts as not in step."""
+ready local endpoints and the node proxy is in step with the plan, otherwise 503, with the number of
+ready local endpoints in the header `X-Load-Balancing-Endpoint-Weight`. Invariant: an Update is
+valid for VALID_S; a role that has sent no Update for longer counts as not in step."""
 
 import time
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from fairlead.model import ServiceKey
 from fairlead.net.httprequest import Answer, Request
 
 VALID_S = 15.0
-"""Longer than the role needs for any piece of work, so that a busy node stays a member; short
-enough that the health port of a role that hangs does not report old rules as current for long."""
+"""How long an Update is valid. Longer than any single step of the role takes, so that a busy node
+stays a member; short enough that a role that hangs does not make the health ports report outdated
+rules as current for long."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A port to open. `service`: None for the health of the node proxy itself."""
+    """A port to open, and the number of ready local endpoints. `service` is None for the port that
+    reports the health of the node proxy itself."""
 
     number: int
     addresses: tuple[str, ...]
@@ -30,8 +33,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """From the role: ports to close, then ports to open; then numbers of ready endpoints by port.
-    Each Update is answered."""
+    """Message of the role: ports to close, then ports to open, then the numbers of ready endpoints
+    by port. The answering process replies to each Update with a Done."""
 
     healthy: bool
     eligible: bool
@@ -41,41 +44,41 @@ class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To the role: an Update is carried out. `heard`: the number of Updates so far. `problems`: the
-    error numbers of the ports that could not be opened, by their index in `opened`."""
+    """Reply to the role: an Update is carried out. `updates`: the number of Updates so far.
+    `problems`: the errno of each port that could not be opened, keyed by its index in `opened`."""
 
-    heard: int
+    updates: int
     problems: dict[int, int] = {}
 
 
 class Health:
-    """What is known, and the answers that follow from it."""
+    """The state of the node as the role last sent it, and the answers that follow from it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_s = clock()
+        self._updated_s = clock()
         self._healthy = self._eligible = False
         self._in_step = datetime.now(UTC)
         """When the node proxy was last known to be in step."""
         self._ports: dict[int, Opened] = {}
 
-    def hear(self, update: Update) -> None:
-        """Store what the role says about the node."""
-        self._told_s = self._clock()
+    def store(self, update: Update) -> None:
+        """Store the state of the node and the numbers of endpoints from an Update."""
+        self._updated_s = self._clock()
         self._healthy, self._eligible = update.healthy, update.eligible
         for number, endpoints in update.endpoints.items():
             self._ports[number] = msgspec.structs.replace(self._ports[number], endpoints=endpoints)
 
     def opened(self, port: Opened) -> None:
-        """A port is open."""
+        """Record that this port is open."""
         self._ports[port.number] = port
 
     def closed(self, number: int) -> None:
-        """A port is no longer open."""
+        """Record that this port is closed."""
         del self._ports[number]
 
     def answer(self, number: int, request: Request) -> Answer:
-        """What this port answers now."""
+        """Return the answer of this port to a request, as of now."""
         port = self._ports[number]
         if port.service is None:
             return self._of_proxy(request)
@@ -93,7 +96,7 @@ class Health:
         )
 
     def _is_healthy(self) -> bool:
-        return self._healthy and self._clock() - self._told_s <= VALID_S
+        return self._healthy and self._clock() - self._updated_s <= VALID_S
 
     def _of_proxy(self, request: Request) -> Answer:
         healthy, eligible = self._is_healthy(), self._eligible
@@ -101,7 +104,7 @@ class Health:
         if healthy:
             self._in_step = now
         state = {"lastUpdated": self._in_step, "healthy": healthy}
-        # The rules of both families are in one table, and so have the same age.
+        # The rules of both address families are in one nftables table, so they have the same age.
         body: dict[str, object] = {
             **state,
             "currentTime": now,

@@ -1,8 +1,8 @@
-"""Which health ports are to be asked for which Service, as values, and the steps between them.
+"""The health ports to probe for each Service, as values, and the steps between two such states.
 Pure.
 
-In: LoadBalancers with a health monitor, and what is being asked. Out: targets of each Service; what
-to begin and to end."""
+In: LoadBalancers with a health monitor, and the targets that are being probed. Out: the targets of
+each Service; the probes to start and to stop."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +11,14 @@ from fairlead.model import LoadBalancer, ProxySettings, ServiceKey, Value
 
 
 class Probes(Value, frozen=True):
-    """What is to be asked for one Service. Targets are sorted. `local`: they are
-    healthCheckNodePorts."""
+    """The targets of one Service, sorted. `local`: the targets are healthCheckNodePorts."""
 
     targets: tuple[Target, ...]
     local: bool
 
 
 class StartProbes(Value, frozen=True):
-    """Ask `targets` from now on, for this Service."""
+    """Start to probe `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]
@@ -30,7 +29,7 @@ class StartProbes(Value, frozen=True):
 
 
 class StopProbes(Value, frozen=True):
-    """Ask `targets` no more on behalf of this Service."""
+    """Stop to probe `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]
@@ -48,7 +47,7 @@ def _named(targets: Sequence[Target]) -> str:
 
 
 def probes_of(balancer: LoadBalancer) -> Probes:
-    """The health ports to ask for one Service."""
+    """Return the health ports of all members of one Service."""
     monitor = balancer.health_monitor
     if monitor is None:
         return Probes((), False)
@@ -61,14 +60,14 @@ def probes_of(balancer: LoadBalancer) -> Probes:
 
 
 def render(intents: Mapping[ServiceKey, LoadBalancer]) -> dict[ServiceKey, Probes]:
-    """The health ports of all members of each Service; a Service without a health monitor has
-    none."""
+    """Return the health ports of all members of each Service. A Service without a health monitor is
+    left out."""
     rendered = ((key, probes_of(balancer)) for key, balancer in intents.items())
     return {key: probes for key, probes in rendered if probes.targets}
 
 
 def after(before: Probes | None, change: ProbeChange) -> Probes:
-    """What is asked for a Service once the change has been made."""
+    """Return the targets of a Service after the change."""
     held = before.targets if before else ()
     if isinstance(change, StartProbes):
         return Probes(
@@ -81,7 +80,8 @@ def after(before: Probes | None, change: ProbeChange) -> Probes:
 def diff(
     desired: Mapping[ServiceKey, Probes], actual: Mapping[ServiceKey, Probes]
 ) -> list[ProbeChange]:
-    """Starts before stops: a target that changes hands is asked without a break."""
+    """Return the steps from `actual` to `desired`. Starts come before stops, so that a target that
+    moves from one Service to another is probed without a break."""
     nothing = Probes((), False)
     starts: list[ProbeChange] = []
     stops: list[ProbeChange] = []

@@ -1,14 +1,18 @@
-"""Tell load balancers how many ready endpoints this node has: one HTTP port for each Service with
-policy Local.
+"""The driver of health check node ports: one HTTP port for each Service with policy Local, which
+reports the number of ready endpoints on this node to load balancers.
 
 In: NodeService values with a `health_check`. Out: listening ports that answer any path and method,
-see `health_answers`; and the proxy's own health on port 10256 (`/healthz`, `/livez`; KEP-3836). A
-separate process answers (`roles/answering`): no health check waits for a plan, and no flood of
-health checks delays a plan. The process receives every change, and every BEAT_S whether the node
-proxy is in step. If it ends it is started again. Invariants: the loop applies this driver after the
-node proxy, and `apply` returns once the process has the change; so a 200 means that the packet
-rules are in force. The process ends with the role, however the role ends; its successor opens the
-ports again."""
+see `health_answers`; and the health of the node proxy on port 10256 (`/healthz`, `/livez`;
+KEP-3836).
+
+A separate process answers (`roles/answering`), so that no health check waits for a plan, and no
+flood of health checks delays a plan. The role sends the process every change, and every
+STATE_INTERVAL_S whether the node proxy is in step with the plan. A process that ends is started
+again.
+
+Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process
+has carried out the change; so a 200 means that the packet rules are in force. The process ends with
+the role, however the role ends. The next process opens the ports again."""
 
 import asyncio
 import os
@@ -19,7 +23,7 @@ import msgspec
 import structlog
 
 from fairlead.backoff import Backoff
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.health_answers import Done, Opened, Update
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
@@ -29,26 +33,28 @@ from fairlead.net.listening import EVERYWHERE
 log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
-BEAT_S = 0.25
+STATE_INTERVAL_S = 0.25
+"""How often the role sends its state to the answering process."""
 RESTART_S = (0.02, 5.0)
-"""The first and the longest wait before an answering process that has ended is started again."""
-REPLY_S = 5.0
-"""An answering process that does not carry out a change within this time is ended, and a new one is
-started."""
-END_WITHIN_S = 2.0
-FREE_WITHIN_S = 1.0
-"""The answering process of a role that was killed ends a moment after the role; its port may still
-be taken for this time."""
-RETRY_S = 0.02
-AT_ONCE = 200
-"""The maximum number of ports in one Update: opening them delays answers for some milliseconds."""
+"""The first and the longest wait before a new answering process replaces one that ended."""
+REPLY_TIMEOUT_S = 5.0
+"""Time-out for the reply of the answering process. A process that exceeds it is replaced."""
+END_TIMEOUT_S = 2.0
+"""An answering process that does not end by itself within this time is killed."""
+OPEN_TIMEOUT_S = 1.0
+"""How long `open` tries again to open the proxy's own port. The answering process of a previous
+role that was killed ends a moment after that role, and holds the port until then."""
+OPEN_RETRY_S = 0.02
+"""Wait between two of these attempts."""
+PORTS_PER_UPDATE = 200
+"""Maximum number of ports in one Update: opening that many delays answers by some milliseconds."""
 REASON = "FailedToStartServiceHealthcheck"
-"""kube-proxy's reason for the Event about a port that cannot be opened; the Outcome carries its
-message, too."""
+"""The reason of kube-proxy's Event about a port that cannot be opened. The Outcome repeats
+kube-proxy's message too."""
 
 
 class Change(Value, frozen=True):
-    """One Service's port from how it is to how it shall be; None: closed."""
+    """Change the port of one Service from `before` to `after`. None stands for a closed port."""
 
     service: ServiceKey
     before: HealthCheck | None
@@ -81,11 +87,12 @@ class _Process:
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(Done)
         self._ending = asyncio.ensure_future(process.wait())
-        self._told = 0
+        self._sent = 0
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_Process":
-        """Raises Unavailable, where the host has no room for a process for instance."""
+        """Start the process. Raise Unavailable if that fails, for instance because the host's limit
+        of processes is reached."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -98,21 +105,21 @@ class _Process:
                 ) from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 
-    async def tell(self, update: Update) -> Done:
-        """Let the process carry out an Update. Raises Unavailable if the process has ended, or does
-        not reply."""
+    async def send(self, update: Update) -> Done:
+        """Have the process carry out an Update, and return its reply. Raise Unavailable if the
+        process has ended or does not reply."""
         write(self._writer, update)
-        self._told += 1
+        self._sent += 1
         try:
-            async with asyncio.timeout(REPLY_S):
-                # The reply to an Update whose sender was cancelled may come first.
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                # An earlier caller may have been cancelled before its reply came. Skip that reply.
                 while (
                     done := await read(self._reader, self._decoder)
-                ) is not None and done.heard < self._told:
+                ) is not None and done.updates < self._sent:
                     pass
         except TimeoutError:
             raise Unavailable(
-                f"the process that answers health checks did not reply for {REPLY_S:g} s"
+                f"the process that answers health checks did not reply for {REPLY_TIMEOUT_S:g} s"
             ) from None
         if done is None:
             raise Unavailable("the process that answers health checks has ended")
@@ -125,14 +132,14 @@ class _Process:
 
     async def end(self) -> None:
         """Let the process close its ports and end."""
-        self._writer.close()  # the process ends at the end of its input
-        if not await self.ended_within(END_WITHIN_S):
+        self._writer.close()  # the process ends when its input ends
+        if not await self.ended_within(END_TIMEOUT_S):
             self._process.kill()
             await self._ending
 
 
 class HealthPortDriver(Component):
-    """The health ports of this node. After `open`, `run` has to run beside the loop."""
+    """Driver of the health ports of this node. After `open`, `run` must run beside the loop."""
 
     name = "healthport"
 
@@ -145,13 +152,18 @@ class HealthPortDriver(Component):
         node_eligible: Callable[[], bool] = lambda: True,
         proxy_port: int = PROXY_HEALTH_PORT,
         addresses: Collection[str] = EVERYWHERE,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
     ) -> None:
-        """`healthy`: whether the node proxy is in step. `command`: starts the answering process,
-        see `roles/answering`. `node_eligible`: whether the node may get new traffic (it is not
-        being deleted, and not tainted by the autoscaler). `proxy_port`: 0 for none. `addresses`:
-        where the ports of Services are open; the proxy's own is open everywhere. `look_again`: for
-        the Services whose ports were lost."""
+        """Set up a driver without ports.
+
+        - `healthy`: whether the node proxy is in step with the plan.
+        - `command`: starts the answering process, see `roles/answering`.
+        - `node_eligible`: whether the node may get new traffic, because it is neither being deleted
+          nor tainted by the autoscaler.
+        - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every
+          address.
+        - `addresses`: where the ports of Services are open.
+        - `requeue`: called with the Services whose ports could not be opened again."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -159,15 +171,15 @@ class HealthPortDriver(Component):
         self._command = command
         self._node_eligible = node_eligible
         self.proxy_port = proxy_port
-        self._look_again = look_again
+        self._requeue = requeue
         self._process: _Process | None = None
         self._served: dict[ServiceKey, HealthCheck] = {}
 
     async def open(self) -> None:
-        """Start the answering process, and open the proxy's own health port. Raises Refused if
-        another process has the port, Unavailable if the answering process does not start."""
+        """Start the answering process, and open the proxy's own health port. Raise Refused if
+        another process has the port, and Unavailable if the answering process does not start."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + FREE_WITHIN_S
+        until_s = loop.time() + OPEN_TIMEOUT_S
         while True:
             try:
                 async with self._turn:
@@ -175,20 +187,21 @@ class HealthPortDriver(Component):
             except Refused:
                 if loop.time() >= until_s:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(OPEN_RETRY_S)
 
     async def close(self) -> None:
-        """Close every port, and the connections to them."""
+        """Close all ports and the connections to them."""
         async with self._turn:
             self._served.clear()
             await self._end()
 
     async def run(self) -> None:
-        """Keep the answering process running and informed, until cancelled."""
+        """Send the state of the node to the answering process every STATE_INTERVAL_S, and replace
+        the process if it ends, until cancelled."""
         retry = Backoff(*RESTART_S)
         while True:
             process = self._process
-            ended = process is None or await process.ended_within(BEAT_S)
+            ended = process is None or await process.ended_within(STATE_INTERVAL_S)
             if ended:
                 log.warning("the process that answers health checks has ended: starting a new one")
                 await asyncio.sleep(retry.next_s())
@@ -196,17 +209,17 @@ class HealthPortDriver(Component):
                 retry.reset()
             try:
                 async with self._turn:
-                    if (
-                        ended and self._process is process
-                    ):  # a change may have started a new process meanwhile
+                    # A change may have started a new process in the meantime.
+                    if ended and self._process is process:
                         await self._end()
                     await self._start()
-                    await self._tell(self._update())
+                    await self._send(self._update())
             except (Unavailable, Refused) as problem:
                 log.warning("health ports do not answer", problem=str(problem))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, HealthCheck]:
-        """Port and number of each Service that has a health check. Pure."""
+        """Return the port and the number of ready endpoints of each Service that has a health
+        check. Pure."""
         return {
             key: intent.health_check
             for key, intent in intents.items()
@@ -216,7 +229,7 @@ class HealthPortDriver(Component):
     def diff(
         self, desired: Mapping[ServiceKey, HealthCheck], actual: Mapping[ServiceKey, HealthCheck]
     ) -> Sequence[Change]:
-        """One Change for each Service that differs. Pure."""
+        """Return a Change for each Service that differs. Pure."""
         return tuple(
             Change(key, actual.get(key), desired.get(key))
             for key in sorted(desired.keys() | actual.keys())
@@ -224,7 +237,7 @@ class HealthPortDriver(Component):
         )
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, HealthCheck]:
-        """What the ports of this node answer now."""
+        """Return what the ports of this node currently answer."""
         return (
             dict(self._served)
             if keys is None
@@ -232,8 +245,8 @@ class HealthPortDriver(Component):
         )
 
     async def move(self, addresses: Collection[str]) -> None:
-        """Open the Services' ports at these addresses instead. A port that cannot be opened there
-        is closed, and differs from the plan."""
+        """Open the ports of the Services at these addresses instead. A port that cannot be opened
+        there stays closed; it then differs from the plan, and the next audit tries it again."""
         async with self._turn:
             await self._start()
             self._addresses = addresses
@@ -246,9 +259,10 @@ class HealthPortDriver(Component):
                 )
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Close first, so that a port may pass from one Service to another. A Service whose port is
-        in use is unavailable, in kube-proxy's words: the other process may let it go. The other
-        Services are served. Raises Unavailable if the answering process does not carry it out."""
+        """Close ports, then open ports, so that a port can move from one Service to another. A
+        Service whose port is in use becomes unavailable, with kube-proxy's message, and is tried
+        again because the other process may close the port. The other Services are served. Raise
+        Unavailable if the answering process does not carry out the changes."""
         async with self._turn:
             await self._start()
             close = [
@@ -267,29 +281,31 @@ class HealthPortDriver(Component):
     async def _change(
         self, close: Collection[ServiceKey], serve: Mapping[ServiceKey, HealthCheck]
     ) -> dict[ServiceKey, str]:
-        """Close the ports of the Services `close`, then open those of `serve`. Returns the problems
-        by Service."""
+        """Close the ports of the Services in `close`, then open or update the ports in `serve`.
+        Return the problems by Service."""
         if close:
             numbers = tuple(self._served[key].port for key in close)
-            await self._tell(self._update(closed=numbers))
+            await self._send(self._update(closed=numbers))
             for key in close:
                 del self._served[key]
         if counted := {key: check for key, check in serve.items() if key in self._served}:
             endpoints = {check.port: check.local_endpoints for check in counted.values()}
-            await self._tell(self._update(endpoints=endpoints))
+            await self._send(self._update(endpoints=endpoints))
             self._served |= counted
         return await self._open({key: check for key, check in serve.items() if key not in counted})
 
     async def _open(self, wanted: Mapping[ServiceKey, HealthCheck]) -> dict[ServiceKey, str]:
-        """Open these ports. Returns the problems by Service."""
+        """Open these ports. Return the problems by Service."""
         problems: dict[ServiceKey, str] = {}
         keys = tuple(wanted)
-        for batch in (keys[at : at + AT_ONCE] for at in range(0, len(keys), AT_ONCE)):
+        for batch in (
+            keys[at : at + PORTS_PER_UPDATE] for at in range(0, len(keys), PORTS_PER_UPDATE)
+        ):
             opened = (
                 Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints)
                 for key in batch
             )
-            done = await self._tell(self._update(opened=tuple(opened)))
+            done = await self._send(self._update(opened=tuple(opened)))
             for place, key in enumerate(batch):
                 if (number := done.problems.get(place)) is None:
                     self._served[key] = wanted[key]
@@ -309,30 +325,30 @@ class HealthPortDriver(Component):
         opened: tuple[Opened, ...] = (),
         endpoints: Mapping[int, int] | None = None,
     ) -> Update:
-        """An Update that includes the state of the node."""
+        """Return an Update that includes the state of the node."""
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
-    async def _tell(self, update: Update) -> Done:
-        """Let the answering process carry this out. If it does not, end the process and raise
+    async def _send(self, update: Update) -> Done:
+        """Have the answering process carry out an Update. If it fails to, end the process and raise
         Unavailable."""
         if self._process is None:
             raise Unavailable("the process that answers health checks is not running")
         try:
-            return await self._process.tell(update)
+            return await self._process.send(update)
         except Unavailable:
             await self._end()
             raise
 
     async def _start(self) -> None:
-        """Unless it runs, start the answering process with the present ports. A port that cannot be
-        opened is no longer served, and its Service is planned again. Raises Unavailable, or Refused
-        if another process has the proxy's own port."""
+        """Start the answering process with the present ports, unless it runs. A port that cannot be
+        opened is no longer served, and its Service is reconciled again. Raise Unavailable, or
+        Refused if another process has the proxy's own port."""
         if self._process is not None:
             return
         self._process = await _Process.start(self._command)
         if self.proxy_port:
             own = Opened(self.proxy_port, EVERYWHERE, None)
-            done = await self._tell(self._update(opened=(own,)))
+            done = await self._send(self._update(opened=(own,)))
             if number := done.problems.get(0):
                 await self._end()
                 raise Refused(
@@ -342,10 +358,10 @@ class HealthPortDriver(Component):
                 )
         if problems := await self._open(dict(self._served)):
             log.warning("health ports could not be opened again", problems=list(problems.values()))
-            self._look_again(problems)
+            self._requeue(problems)
 
     async def _end(self) -> None:
-        """End the answering process, if it runs."""
+        """End the answering process if it runs."""
         if self._process is not None:
             process, self._process = self._process, None
             await process.end()

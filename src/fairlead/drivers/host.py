@@ -7,7 +7,7 @@ earlier values recorded in a file, so that `restore` can put them back. Invarian
 written without consent; of a setting that was changed twice the first value is remembered, and one
 that somebody else has changed since is left as it is. Only needs whose harm a test shows with
 packets belong here, but for those whose harm would be every namespace's on the machine
-(`direct.needs`, `nodeproxy.needs`)."""
+(`direct.needs`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path

@@ -1,17 +1,21 @@
-"""Judge one node from the answers of its health ports, and say which port to ask next. Pure: time
-comes in.
+"""Derives the verdicts for one node from the answers of its health ports, and chooses the next port
+to probe. Pure: the time is an argument.
 
-In: targets, answers with the time they came. Out: verdicts as they change; the next target and when
-to ask it. Invariants: one probe at a time, whatever the number of targets; nothing is said of a
-target that was not proved:
-  up       one good answer; two, an interval apart, if it was down (a machine that boots has to wait a little)
-  flapping good answers again, but it ceased to answer more than once of late: it has to go on answering well for a while
-           first, twice as long each time. To be taken out never waits
-  unready  one answer that is not good; or two refusals, or two silences while the machine answers elsewhere;
-           but of a target of which nothing is known yet, five of them: its rules may be on their
-           way
-  down     two silences in a row, of any targets: it is the machine that is silent, so it is said of all of them
-"""
+In: targets, and answers with the times at which they came. Out: verdicts when they change; the next
+target and when to probe it. Invariants: one probe at a time, for any number of targets; every
+verdict rests on answers, or on their absence:
+
+- `up`: one good answer; after `down`, two good answers an interval apart, because a machine that
+  boots needs a moment.
+- `flapping`: good answers, but the target stopped answering more than once recently. It must first
+  answer well for a trial period, which doubles each time. Removal never waits.
+- `unready`: one bad answer; or two refused connections; or two time-outs while the machine answers
+  on another port. A target without a verdict becomes `unready` only after five bad answers or
+  refused connections, because its rules may still be on their way.
+- `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
+verdict.
+- `unasked`: the probe of a target without a verdict could not be sent, which is a failure on our
+  own side."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,22 +24,27 @@ from fairlead.net.address import join_host_port
 from fairlead.net.httpanswer import Answer
 
 SILENCES = 2
+"""Time-outs in a row after which a target is `unready`, or the machine `down`."""
 REFUSALS = 2
-PATIENCE = 5
-"""So many answers that are not good, an interval apart, before the first verdict is `unready`."""
+"""Refused connections in a row after which a target is `unready`."""
+FIRST_UNREADY_AFTER = 5
+"""Bad answers in a row, an interval apart, after which the first verdict is `unready`."""
 GOOD_AFTER_DOWN = 2
-QUIET_S = 60.0
-"""A target that has been up for so long has not fallen of late."""
+"""Good answers in a row after which a target that was `down` is `up`."""
+STABLE_S = 60.0
+"""Previous failures of a target are forgotten after it has been up for this time."""
 FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
-"""How long a target has to answer well after its second fall in a short time, and after many."""
-IN_TURN = 4
-"""Up to so many targets are asked in turn. Where there are more, one stands for the machine for
-`DWELL` questions, then the next one: to ask one that was asked before costs little, as its
-connection is still there."""
-DWELL = 10
-HASTE = 10
-"""Targets of which nothing is known are asked so many times as often as the others: a gateway that
-starts must learn about hundreds of Services soon, but not by a burst."""
+"""The trial period after the second recent failure, and the longest trial period."""
+MAX_IN_TURN = 4
+"""Up to this number, all targets of a node are probed in turn. With more targets, one of them
+represents the machine for `PROBES_IN_A_ROW` probes, then the next one: probing the same target
+again is cheap, because its connection is still open."""
+PROBES_IN_A_ROW = 10
+"""Probes in a row for which one target represents the machine."""
+FRESH_FACTOR = 10
+"""Targets without a verdict, and all targets of a machine that is back, are probed this many times
+as often as the others. A gateway that starts must soon get verdicts for hundreds of Services, but
+without a burst of probes."""
 
 
 class Target(Value, frozen=True, array_like=True):
@@ -52,9 +61,10 @@ class Target(Value, frozen=True, array_like=True):
 
 
 class Record:
-    """What is known of one target; the counts are of such answers in a row."""
+    """The history of one target. Each of `good`, `bad`, `refused` and `silent` counts such answers
+    in a row."""
 
-    __slots__ = ("bad", "falls", "good", "local", "refused", "silent", "since_s", "verdict")
+    __slots__ = ("bad", "failures", "good", "local", "refused", "silent", "since_s", "verdict")
 
     def __init__(self, local: bool) -> None:
         self.local = local
@@ -63,59 +73,63 @@ class Record:
         self.bad = 0
         self.refused = 0
         self.silent = 0
-        self.falls = 0
-        """How often it ceased to answer, each time before it had been up for `QUIET_S`."""
+        self.failures = 0
+        """How often the target stopped answering without having been up for `STABLE_S` in
+        between."""
         self.since_s = 0.0
-        """Since when it is up; or, while it is not, since when all its answers are good."""
+        """Since when the target is up; while it is not up, since when all its answers are good."""
 
-    def fall(self, now_s: float) -> None:
-        """It ceases to answer."""
+    def record_failure(self, now_s: float) -> None:
+        """Record that the target stops answering. Only a target that was up counts."""
         if self.verdict == "up":
-            self.falls = 1 if now_s - self.since_s >= QUIET_S else self.falls + 1
+            self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1
 
     @property
     def trial_s(self) -> float:
-        """So long it has to answer well before it is up again."""
+        """How long the target has to answer well before it is up again."""
         return (
-            min(FIRST_TRIAL_S * 2 ** (self.falls - 2), LONGEST_TRIAL_S) if self.falls > 1 else 0.0
+            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), LONGEST_TRIAL_S)
+            if self.failures > 1
+            else 0.0
         )
 
 
 class NodeLiveness:
-    """The targets of one node address. `interval_s` is the time from the beginning of one probe to
-    that of the next."""
+    """The targets of one node address, and the verdicts on them. `interval_s` is the time from the
+    start of one probe to the start of the next."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._records: dict[Target, Record] = {}
-        # Ordered sets, first come first asked. Every target is in the rotation; the others go ahead
-        # of it.
+        # Ordered sets of targets: the first one is probed first. Every target is in the rotation.
+        # The other sets take precedence over it: `_fresh` holds targets to be probed without delay,
+        # `_to_confirm` targets that need another answer before their verdict, with the time at
+        # which it is due, and `_unready` targets with the verdict `unready`.
         self._fresh: dict[Target, None] = {}
-        self._doubtful: dict[Target, float] = {}
+        self._to_confirm: dict[Target, float] = {}
         self._rotation: dict[Target, None] = {}
-        self._unwell: dict[Target, None] = {}
-        self._asked_unwell = False
-        self._standing: Target | None = None
-        self._stands: Record | None = None
-        """What is known of the one that stands for the machine; None: nothing, it has been
-        removed."""
-        self._stood = 0
+        self._unready: dict[Target, None] = {}
+        self._probed_unready = False
+        self._representative: Target | None = None
+        self._representative_record: Record | None = None
+        """The record of the target that represents the machine; None if that target was removed."""
+        self._probes_in_a_row = 0
         self._silences = 0
         self._down = False
 
     def verdict(self, target: Target) -> Verdict | None:
-        """What is known of it; None: nothing yet."""
+        """Return the verdict on the target; None if there is none yet."""
         record = self._records.get(target)
         return None if record is None else record.verdict
 
     def is_local(self, target: Target) -> bool:
-        """Whether it is known as a healthCheckNodePort."""
+        """Whether the target was added as a healthCheckNodePort."""
         record = self._records.get(target)
         return record is not None and record.local
 
     def add(self, target: Target, *, local: bool) -> None:
-        """Ask this target too. `local`: it is a healthCheckNodePort, whose 200 must say how many
-        endpoints there are."""
+        """Probe this target too. `local`: it is a healthCheckNodePort, so a 200 must report the
+        number of endpoints."""
         if target in self._records:
             self._records[target].local = local
             return
@@ -123,93 +137,100 @@ class NodeLiveness:
         self._rotation[target] = self._fresh[target] = None
 
     def remove(self, target: Target) -> None:
-        """Ask it no more."""
-        for place in (self._records, self._fresh, self._doubtful, self._rotation, self._unwell):
+        """Probe this target no longer."""
+        for place in (self._records, self._fresh, self._to_confirm, self._rotation, self._unready):
             place.pop(target, None)
-        if target == self._standing:
-            self._standing = self._stands = None
+        if target == self._representative:
+            self._representative = self._representative_record = None
 
-    def next(self, asked_s: float) -> tuple[float, Target] | None:
-        """When and what to ask next, if the last probe began at `asked_s`. None: there is no
-        target."""
+    def next(self, sent_s: float) -> tuple[float, Target] | None:
+        """Return when to probe which target next, if the last probe started at `sent_s`; None
+        without targets."""
         if self._fresh:
-            return asked_s + self._interval_s / HASTE, next(iter(self._fresh))
-        turn_s = asked_s + self._interval_s
-        for target, due_s in self._doubtful.items():
+            return sent_s + self._interval_s / FRESH_FACTOR, next(iter(self._fresh))
+        turn_s = sent_s + self._interval_s
+        for target, due_s in self._to_confirm.items():
             if due_s <= turn_s:
                 return turn_s, target
-            break  # they are in the order of their times
-        if len(self._rotation) > IN_TURN:
+            break  # the others are due later
+        if len(self._rotation) > MAX_IN_TURN:
+            # Every second probe is for targets that are `unready`: they may recover at any time.
+            if self._unready and not self._probed_unready:
+                return turn_s, next(iter(self._unready))
             if (
-                self._unwell and not self._asked_unwell
-            ):  # every other question: these may be well again any time
-                return turn_s, next(iter(self._unwell))
-            if (
-                self._stands is not None
-                and self._standing
-                and self._stood < DWELL
-                and self._stands.verdict == "up"
+                self._representative_record is not None
+                and self._representative
+                and self._probes_in_a_row < PROBES_IN_A_ROW
+                and self._representative_record.verdict == "up"
             ):
-                return turn_s, self._standing
+                return turn_s, self._representative
         return next(((turn_s, target) for target in self._rotation), None)
 
-    def again(self, asked_s: float) -> tuple[float, Target] | None:
-        """When the one that was asked last may be asked again, for the machine's sake, while none
-        but it can be asked."""
-        return (asked_s + self._interval_s, self._standing) if self._standing is not None else None
+    def repeat(self, sent_s: float) -> tuple[float, Target] | None:
+        """Return when to probe the same target again, only to see whether the machine is alive,
+        while no other target can be probed; None if the target was removed."""
+        return (
+            (sent_s + self._interval_s, self._representative)
+            if self._representative is not None
+            else None
+        )
 
-    def asking(self, target: Target) -> None:
-        """It is being asked now: it goes to the end of the line."""
-        if target is self._standing and not (self._fresh or self._doubtful or self._unwell):
-            self._stood += 1  # as mostly: it is there already
-            self._asked_unwell = False
+    def probe_started(self, target: Target) -> None:
+        """Record that a probe of this target starts, and move the target to the end of the
+        rotation."""
+        if target is self._representative and not (
+            self._fresh or self._to_confirm or self._unready
+        ):
+            # The usual case: the target is at the end of the rotation already.
+            self._probes_in_a_row += 1
+            self._probed_unready = False
             return
         self._fresh.pop(target, None)
-        self._doubtful.pop(target, None)
+        self._to_confirm.pop(target, None)
         self._rotation.pop(target, None)
         self._rotation[target] = None
-        self._asked_unwell = target in self._unwell
-        if self._asked_unwell:
-            self._unwell.pop(target)
-            self._unwell[target] = None
+        self._probed_unready = target in self._unready
+        if self._probed_unready:
+            self._unready.pop(target)
+            self._unready[target] = None
             return
-        self._stood = self._stood + 1 if target == self._standing else 1
-        self._standing, self._stands = target, self._records.get(target)
+        self._probes_in_a_row = self._probes_in_a_row + 1 if target == self._representative else 1
+        self._representative, self._representative_record = target, self._records.get(target)
 
     def judge(
         self, target: Target, answer: Answer, now_s: float
     ) -> Sequence[tuple[Target, Verdict]]:
-        """Take an answer in; gives the verdicts that it changes."""
+        """Record an answer, and return the verdicts that it changes."""
         record = self._records.get(target)
         if answer.kind == "silent":
             return tuple(self._judge_silence(target, record, now_s))
         self._silences = 0
         if self._down:
-            # The machine is back: all that was said of its targets was said of it, so ask each of
-            # them.
+            # The machine is back. The verdict `down` of its targets was about the machine, so probe
+            # each target now.
             self._down = False
             self._fresh = {other: None for other in self._records if other != target}
         if record is None:
-            return ()  # it was removed while it was asked
-        verdict = weigh(record, answer, now_s)
+            return ()  # the target was removed during the probe
+        verdict = verdict_of(record, answer, now_s)
         if verdict in (None, "flapping"):
-            self._doubtful[target] = now_s + self._interval_s
+            self._to_confirm[target] = now_s + self._interval_s
         if verdict == "unready":
-            self._unwell[target] = None
+            self._unready[target] = None
         elif verdict is not None:
-            self._unwell.pop(target, None)
+            self._unready.pop(target, None)
         if verdict is None or verdict == record.verdict:
             return ()
         record.verdict = verdict
         return ((target, verdict),)
 
-    def could_not_ask(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
-        """The question could not be sent. What was proved before stands; where nothing was, this is
-        said."""
+    def probe_not_sent(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
+        """Record that a probe could not be sent. An earlier verdict stays; a target without a
+        verdict gets `unasked`."""
         record = self._records.get(target)
         if record is None:
             return
-        self._doubtful[target] = now_s + self._interval_s
+        self._to_confirm[target] = now_s + self._interval_s
         if record.verdict is None:
             record.verdict = "unasked"
             yield target, "unasked"
@@ -217,8 +238,8 @@ class NodeLiveness:
     def _judge_silence(
         self, target: Target, record: Record | None, now_s: float
     ) -> Iterator[tuple[Target, Verdict]]:
-        # A target that is known to hang proves nothing about the machine; else two that hang would
-        # look like its death.
+        # A time-out of a target that is known to hang proves nothing about the machine. Otherwise
+        # two hanging targets would look like a dead machine.
         if record is None or record.silent < SILENCES:
             self._silences += 1
         if record is not None:
@@ -226,41 +247,42 @@ class NodeLiveness:
         if self._silences >= SILENCES:
             self._down = True
         if self._down:
-            self._fresh, self._doubtful, self._unwell = {}, {}, {}
+            self._fresh, self._to_confirm, self._unready = {}, {}, {}
             for other, known in self._records.items():
                 known.good = known.refused = 0
-                known.fall(now_s)
+                known.record_failure(now_s)
                 if known.verdict != "down":
                     known.verdict = "down"
                     yield other, "down"
         elif record is not None and record.silent < SILENCES:
-            self._doubtful[target] = now_s + self._interval_s
+            self._to_confirm[target] = now_s + self._interval_s
         elif record is not None and record.verdict != "unready":
-            record.fall(now_s)
+            record.record_failure(now_s)
             record.verdict = "unready"
-            self._unwell[target] = None
+            self._unready[target] = None
             yield target, "unready"
 
 
-def weigh(record: Record, answer: Answer, now_s: float) -> Verdict | None:
-    """What an answer that is not silence proves about its target, after those before it. None:
-    nothing yet."""
+def verdict_of(record: Record, answer: Answer, now_s: float) -> Verdict | None:
+    """Return the verdict that follows from this answer (not a time-out) and the previous ones; None
+    if more answers are needed."""
     record.silent = 0
     if answer.kind == "answered" and is_good(answer, record.local):
-        return _weigh_good(record, now_s)
+        return _verdict_of_good(record, now_s)
     record.good = 0
     record.bad += 1
     record.refused = record.refused + 1 if answer.kind == "refused" else 0
     if record.verdict in (None, "unasked"):
-        return "unready" if record.bad >= PATIENCE else None
+        return "unready" if record.bad >= FIRST_UNREADY_AFTER else None
     if answer.kind == "refused" and record.refused < REFUSALS:
         return None
-    if answer.weight != 0:  # that it has no pods is nothing that it did wrong
-        record.fall(now_s)
+    if answer.weight != 0:  # a target that reports zero endpoints has not failed
+        record.record_failure(now_s)
     return "unready"
 
 
-def _weigh_good(record: Record, now_s: float) -> Verdict | None:
+def _verdict_of_good(record: Record, now_s: float) -> Verdict | None:
+    """Return the verdict that follows from a good answer; None if more answers are needed."""
     record.bad = record.refused = 0
     if record.verdict != "up" and not record.good:
         record.since_s = now_s
@@ -276,9 +298,9 @@ def _weigh_good(record: Record, now_s: float) -> Verdict | None:
 
 
 def is_good(answer: Answer, local: bool) -> bool:
-    """Whether it says "send me traffic". kube-proxy answers an empty 200 on a healthCheckNodePort
-    whose Service is just being removed (its server returns without writing), so there an empty one
-    says nothing."""
+    """Whether the answer means that the node takes traffic. On a healthCheckNodePort, kube-proxy
+    gives an empty 200 for a Service that is just being removed (its server returns without
+    writing), so an empty 200 does not count there."""
     if answer.status != 200 or answer.weight == 0:
         return False
     return answer.weight is not None or not (local and answer.empty)

@@ -1,16 +1,20 @@
-"""Probe the health ports of the members, so that a gateway knows of a dead node long before
+"""Probes the health ports of the members, so that a gateway notices a dead node long before
 Kubernetes does.
 
-In: what to begin to ask and what to end. Out: `observe(address, port, verdict, services, routed)`
-at each change of a verdict, and when another Service uses a port whose verdict is known; None when
-a port is no longer asked. All members are probed, whatever their state, so that they can come back.
-Invariants: one probe in flight per node address, not per Service; a node that falls silent is known
-to be down after two time-outs (0.3 s) and at most one interval. A failure of our own is not held
-against a node. It runs in a process of its own (`roles/probing`), of which a gateway's loop sees
-the driver in front of it (`prober`). One task looks after all nodes, a few hundred times a second,
-and connections are kept: a thousand nodes, each asked ten times a second, have to cost a small part
-of a core. New targets are asked at a limited rate, for the same reason. Reads kube-proxy's health
-ports: KEP-3836 for policy Cluster, the healthCheckNodePort for policy Local."""
+In: the probes to start and to stop. Out: calls of `observe(address, port, verdict, services,
+routed)` at each change of a verdict, and when another Service uses a port that has a verdict. The
+verdict is None when the port is no longer probed. All members are probed in every state, so that
+they can come back. kube-proxy's health ports are probed: the port of KEP-3836 for policy Cluster,
+the healthCheckNodePort for policy Local.
+
+Invariants: there is one probe in flight per node address, not per Service. A node that falls silent
+is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
+count against a node.
+
+The monitor runs in its own process (`roles/probing`); the driver in the gateway's loop is `prober`.
+A thousand nodes, each probed ten times a second, must cost a small part of a CPU core. Therefore
+one task serves all nodes, a few hundred times a second, connections are kept open, and new targets
+are probed at a limited rate."""
 
 import asyncio
 import heapq
@@ -24,7 +28,7 @@ from types import MappingProxyType
 import structlog
 
 from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, after
-from fairlead.drivers.liveness import IN_TURN, NodeLiveness, Target
+from fairlead.drivers.liveness import MAX_IN_TURN, NodeLiveness, Target
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.httpanswer import SILENT, Answer
@@ -33,124 +37,133 @@ from fairlead.net.httpprobe import ProbeConnection
 log = structlog.get_logger()
 
 Observe = Callable[[str, int, Verdict | None, Collection[ServiceKey], bool], None]
-"""(address, port, verdict, the Services for which it is asked, whether probes follow the host's
+"""(address, port, verdict, the Services that use the port, whether the probes follow the host's
 routes)."""
 
 
 TICK_S = 0.005
-"""Nodes are looked after so often: many at a time, which costs less than each at its own moment."""
-AT_ONCE = 20
-"""Nodes in one step, which others of this process wait for."""
+"""Interval at which due nodes are served. Serving many nodes at once costs less than a timer for
+each."""
+NODES_PER_STEP = 20
+"""Maximum number of nodes in one step, for which other tasks of this process wait."""
 CONNECTS_PER_TICK = 10
-"""New connections: 2,000 a second. A start with 100,000 targets would otherwise do nothing else."""
-RENEW = 100
-"""After so many questions a connection is made anew: that the machine still takes new ones has to
-be proved too."""
+"""Maximum number of new connections per tick: 2,000 a second. Otherwise a start with 100,000
+targets would leave time for nothing else."""
+PROBES_PER_CONNECTION = 100
+"""A connection is replaced after this number of probes to its node, because the probes must also
+show that the node accepts new connections."""
 
 
-TOGETHER_S = 0.3
-"""The first verdicts for a Service that is new are told together, once all its nodes have been
-asked, or after so long. Told one by one they would make each gateway go through other members,
-until all have the same."""
+FIRST_VERDICTS_S = 0.3
+"""The first verdicts for a new Service are delivered together, when all its targets have one, or
+after this time. Delivered one by one, they would take each gateway through a different sequence of
+members until all gateways have the same."""
 
 
-Place = tuple[str, bool]
-"""A node's address, and whether probes follow the host's routes: a node may answer on one path and
-not on the other."""
+NodePath = tuple[str, bool]
+"""The address of a node, and whether its probes follow the host's routes. A node may answer on one
+path and not on the other."""
 
 
 class NodeProbes:
-    """One node address under probe, on one path. `due_s`: when to ask it; None: not before it has
-    answered, or something has changed. `asked`: the target that is being asked. `asked_s`: when the
-    last target was asked."""
+    """One probed node address, on one path.
 
-    def __init__(self, place: Place, interval_s: float) -> None:
-        self.place = place
+    - `due_s`: when to probe it; None while an answer is outstanding or there is nothing to probe.
+    - `outstanding`: the target of the outstanding probe.
+    - `sent_s`: when the last probe was sent."""
+
+    def __init__(self, path: NodePath, interval_s: float) -> None:
+        self.path = path
         self.liveness = NodeLiveness(interval_s)
         self.due_s: float | None = None
-        self.asked: Target | None = None
-        self.asked_s = float("-inf")
+        self.outstanding: Target | None = None
+        self.sent_s = float("-inf")
         self.lines: dict[int, ProbeConnection] = {}
-        """By port; the one that was used last comes last."""
-        self.questions = 0
+        """The open connections by port; the one used last comes last."""
+        self.probes_sent = 0
 
 
 class Monitor:
-    """Asks, once `run` runs."""
+    """All probed nodes. Probes are sent while `run` runs."""
 
     def __init__(
         self, observe: Observe, *, interval_s: float = 0.1, timeout_s: float = 0.15, mark: int = 0
     ) -> None:
-        """`mark`: SO_MARK of the sockets of probes that take the path of forwarded packets."""
+        """`mark` is the SO_MARK of probes that take the path of forwarded packets."""
         self._observe = observe
         self._mark = mark
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._nodes: dict[Place, NodeProbes] = {}
+        self._nodes: dict[NodePath, NodeProbes] = {}
         self._wanted: dict[ServiceKey, Probes] = {}
-        self._askers: dict[Target, ServiceKey | set[ServiceKey]] = {}
-        """For whom each is asked; mostly it is one Service alone, and there are a hundred
-        thousand."""
+        self._users: dict[Target, ServiceKey | set[ServiceKey]] = {}
+        """The Services that use each target. Mostly it is one Service, which is then stored without
+        a set: there may be a hundred thousand targets."""
         self._running = False
         self._agenda: list[tuple[float, int, NodeProbes]] = []
-        self._asked: deque[tuple[float, NodeProbes]] = deque()
-        """Who was asked, in the order of time, and when."""
+        """A heap of (due time, insertion number, node). A node that was rescheduled leaves outdated
+        entries behind, which `_tick` skips. The insertion number makes equal times comparable."""
+        self._outstanding: deque[tuple[float, NodeProbes]] = deque()
+        """Sent probes in the order of their times: the time, and the node."""
         self._order = count()
-        self._some = asyncio.Event()
+        self._work_available = asyncio.Event()
         self._connects = 0
+        """The number of connections that may still be opened in this tick."""
         self.sent = 0
-        """Questions that were asked."""
+        """Total number of probes sent."""
         self._awaited: dict[ServiceKey, int] = {}
-        """Services that are new, and of how many of their targets nothing is known yet."""
-        self._held: dict[Target, Verdict] = {}
-        self._warned: set[Target] = set()
-        """Of which something else than `up` was logged."""
-        self._unproved: set[Target] = set()
-        self._all_proved = asyncio.Event()
-        self._all_proved.set()
+        """New Services, with the number of their targets that have no verdict yet."""
+        self._withheld: dict[Target, Verdict] = {}
+        """Verdicts that are withheld because only Services in `_awaited` use their targets."""
+        self._logged_not_up: set[Target] = set()
+        """Targets whose last logged verdict is not `up`."""
+        self._undecided: set[Target] = set()
+        """Targets without a verdict."""
+        self._all_decided = asyncio.Event()
+        self._all_decided.set()
 
     @property
     def wanted(self) -> Mapping[ServiceKey, Probes]:
-        """What is asked for each Service."""
+        """The targets of each Service."""
         return MappingProxyType(self._wanted)
 
     @property
     def verdicts(self) -> Mapping[Target, Verdict | None]:
-        """All targets and what is known of them now; None: nothing yet."""
+        """All targets with their verdicts; None for a target that has none yet."""
         return MappingProxyType(
             {
-                target: self._nodes[_place(target)].liveness.verdict(target)
-                for target in self._askers
+                target: self._nodes[_path_of(target)].liveness.verdict(target)
+                for target in self._users
             }
         )
 
     @property
     def targets(self) -> int:
-        """How many are asked."""
-        return len(self._askers)
+        """The number of targets."""
+        return len(self._users)
 
     def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
-        """Begin these, then end those."""
+        """Start to probe the targets in `starts`, then stop to probe the targets in `stops`."""
         if new := [each.service for each in starts if each.service not in self._wanted]:
             self._awaited.update(dict.fromkeys(new, 0))
-            asyncio.get_running_loop().call_later(TOGETHER_S, self._release, new)
+            asyncio.get_running_loop().call_later(FIRST_VERDICTS_S, self._release, new)
         touched: set[NodeProbes] = set()
         for start in starts:
             self._start(start, touched)
         for stop in stops:
             self._stop(stop, touched)
         for node in touched:
-            self._change(node)
+            self._targets_changed(node)
 
     @property
-    def all_proved(self) -> bool:
-        """Whether something is known of every target. When that comes to be so, something is
-        observed."""
-        return self._all_proved.is_set()
+    def all_decided(self) -> bool:
+        """Whether every target has a verdict. The change to True comes together with a call of
+        `observe`."""
+        return self._all_decided.is_set()
 
     async def settled(self) -> None:
-        """Wait until something is known of every target; the caller sets the deadline."""
-        await self._all_proved.wait()
+        """Wait until every target has a verdict. The caller sets the deadline."""
+        await self._all_decided.wait()
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -158,7 +171,7 @@ class Monitor:
         self._running = True
         try:
             for node in self._nodes.values():
-                self._look_at(node, 0.0)
+                self._schedule(node, 0.0)
             while True:
                 self._connects = CONNECTS_PER_TICK
                 while self._tick(asyncio.get_running_loop().time()):
@@ -169,66 +182,68 @@ class Monitor:
             for node in self._nodes.values():
                 for line in node.lines.values():
                     line.close()
-                node.lines, node.asked, node.due_s = {}, None, None
+                node.lines, node.outstanding, node.due_s = {}, None, None
             self._agenda.clear()
-            self._asked.clear()
+            self._outstanding.clear()
 
     async def _pause(self) -> None:
-        if self._agenda or self._asked:
+        if self._agenda or self._outstanding:
             await asyncio.sleep(TICK_S)
             return
-        self._some.clear()
-        await self._some.wait()
+        self._work_available.clear()
+        await self._work_available.wait()
 
     def _tick(self, now_s: float) -> bool:
-        """Look after some of the nodes that are due; whether there are more."""
-        for _ in range(AT_ONCE):
+        """Serve up to NODES_PER_STEP nodes that are due or whose probe timed out. Return whether
+        there may be more."""
+        for _ in range(NODES_PER_STEP):
             if (late := self._overdue(now_s)) is not None:
-                self._give_up(*late, now_s)
-                self._go_on(late[0], now_s)
+                self._time_out(*late, now_s)
+                self._serve(late[0], now_s)
                 continue
             if not self._agenda or self._agenda[0][0] > now_s:
                 return False
             due_s, _, node = heapq.heappop(self._agenda)
             if node.due_s != due_s:
-                continue  # it is in the agenda again, for another time
+                continue  # outdated entry: the node is in the agenda again, at another time
             node.due_s = None
-            self._go_on(node, now_s)
+            self._serve(node, now_s)
         return True
 
     def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
-        """One that has not answered in time, and what it was asked. All have as long: who was asked
-        first is the first."""
-        while self._asked and self._asked[0][0] <= now_s - self._timeout_s:
-            asked_s, node = self._asked.popleft()
-            if node.asked is not None and node.asked_s == asked_s:
-                return node, node.asked
+        """Return a node whose probe timed out, and the target; None if there is none. All probes
+        have the same time-out, so the oldest one expires first."""
+        while self._outstanding and self._outstanding[0][0] <= now_s - self._timeout_s:
+            sent_s, node = self._outstanding.popleft()
+            if node.outstanding is not None and node.sent_s == sent_s:
+                return node, node.outstanding
         return None
 
-    def _look_at(self, node: NodeProbes, due_s: float) -> None:
+    def _schedule(self, node: NodeProbes, due_s: float) -> None:
         node.due_s = due_s
         heapq.heappush(self._agenda, (due_s, next(self._order), node))
-        self._some.set()
+        self._work_available.set()
 
-    def _go_on(self, node: NodeProbes, now_s: float) -> None:
-        """Ask what is due, or note when something will be."""
-        turn = node.liveness.next(node.asked_s)
-        if turn is None:
+    def _serve(self, node: NodeProbes, now_s: float) -> None:
+        """Probe the target that is due, or put the node into the agenda for the time at which one
+        is due."""
+        next_probe = node.liveness.next(node.sent_s)
+        if next_probe is None:
             self._forget(node)
             return
-        due_s, target = turn
+        due_s, target = next_probe
         if due_s <= now_s and target.port not in node.lines:
             if not self._connects:
-                # Others come first; that the machine lives is asked where a connection is there
-                # already.
-                due_s, target = node.liveness.again(node.asked_s) or turn
+                # No new connection is allowed in this tick. Until the target's turn, probe
+                # over the connection that is open, to see whether the machine is alive.
+                due_s, target = node.liveness.repeat(node.sent_s) or next_probe
                 due_s = due_s if target.port in node.lines else now_s + self._interval_s
             else:
                 self._connects -= 1
         if due_s > now_s:
-            self._look_at(node, due_s)
+            self._schedule(node, due_s)
         else:
-            self._ask(node, target, now_s)
+            self._probe(node, target, now_s)
 
     def _start(self, change: StartProbes, touched: set[NodeProbes]) -> None:
         service, before = change.service, self._wanted.get(change.service)
@@ -236,50 +251,53 @@ class Monitor:
         self._wanted[service] = after(before, change)
         unknown = 0
         for target in change.targets:
-            askers, local = self._askers.get(target), change.local
-            node = self._nodes.get(_place(target))
+            users, local = self._users.get(target), change.local
+            node = self._nodes.get(_path_of(target))
             if node is None:
-                node = self._nodes[_place(target)] = NodeProbes(_place(target), self._interval_s)
-            if askers is None:
-                self._askers[target] = service
-                self._unproved.add(target)
-            elif askers != service:
-                if isinstance(askers, ServiceKey):
-                    askers = self._askers[target] = {askers}
-                askers.add(service)
+                node = self._nodes[_path_of(target)] = NodeProbes(
+                    _path_of(target), self._interval_s
+                )
+            if users is None:
+                self._users[target] = service
+                self._undecided.add(target)
+            elif users != service:
+                if isinstance(users, ServiceKey):
+                    users = self._users[target] = {users}
+                users.add(service)
                 local = local or node.liveness.is_local(target)
-            unknown += target in self._unproved and target not in held
+            unknown += target in self._undecided and target not in held
             node.liveness.add(target, local=local)
             touched.add(node)
             verdict = node.liveness.verdict(target)
             if verdict is None or target in held:
                 continue
-            if target not in self._held:
-                # It may have changed since the Service was planned, when it was told to others
-                # only.
-                self._show(target, verdict, (service,))
+            if target not in self._withheld:
+                # The verdict may have changed after the Service was planned, and then only the
+                # other Services of the target were reported.
+                self._observe_target(target, verdict, (service,))
             elif service not in self._awaited:
-                # Those for whom it is held may not want it any more when their time comes.
-                self._show(target, self._held.pop(target), self._services(target))
-        if self._unproved:
-            self._all_proved.clear()
+                # Report it now: the Services for which it is withheld may no longer use the target
+                # when their verdicts are released.
+                self._observe_target(target, self._withheld.pop(target), self._services(target))
+        if self._undecided:
+            self._all_decided.clear()
         if service in self._awaited:
             self._awaited[service] += unknown
 
-    def _show(
+    def _observe_target(
         self, target: Target, verdict: Verdict | None, services: Collection[ServiceKey]
     ) -> None:
         self._observe(target.address, target.port, verdict, services, target.routed)
 
     def _services(self, target: Target) -> Set[ServiceKey]:
-        """For whom it is asked."""
-        askers = self._askers.get(target, frozenset[ServiceKey]())
-        return {askers} if isinstance(askers, ServiceKey) else askers
+        """Return the Services that use the target."""
+        users = self._users.get(target, frozenset[ServiceKey]())
+        return {users} if isinstance(users, ServiceKey) else users
 
-    def _change(self, node: NodeProbes) -> None:
-        """There is something new to ask, or something not to ask any more."""
-        if self._running and node.asked is None and node.due_s != 0.0:
-            self._look_at(node, 0.0)
+    def _targets_changed(self, node: NodeProbes) -> None:
+        """Serve the node in the next tick, because its targets have changed."""
+        if self._running and node.outstanding is None and node.due_s != 0.0:
+            self._schedule(node, 0.0)
 
     def _stop(self, change: StopProbes, touched: set[NodeProbes]) -> None:
         service, before = change.service, self._wanted.pop(change.service, None)
@@ -289,56 +307,56 @@ class Monitor:
             self._wanted[service] = left
         for target in held.intersection(change.targets):
             if service in self._awaited:
-                self._awaited[service] -= target in self._unproved
-            askers = self._askers[target]
-            if isinstance(askers, set):
-                askers.discard(service)
-                if askers:
+                self._awaited[service] -= target in self._undecided
+            users = self._users[target]
+            if isinstance(users, set):
+                users.discard(service)
+                if users:
                     continue
-            del self._askers[target]
-            self._held.pop(target, None)
-            self._warned.discard(target)
-            node = self._nodes[_place(target)]
+            del self._users[target]
+            self._withheld.pop(target, None)
+            self._logged_not_up.discard(target)
+            node = self._nodes[_path_of(target)]
             node.liveness.remove(target)
             touched.add(node)
-            self._proved(target)
-            self._show(target, None, ())
+            self._decided(target)
+            self._observe_target(target, None, ())
         if self._awaited.get(service, 1) <= 0:
             self._release((service,))
 
-    def _proved(self, target: Target) -> None:
-        """Something is known of it now, or nobody wants to know it any more."""
-        if target not in self._unproved:
+    def _decided(self, target: Target) -> None:
+        """Record that the target has a verdict, or is no longer probed."""
+        if target not in self._undecided:
             return
-        self._unproved.discard(target)
-        if not self._unproved:
-            self._all_proved.set()
+        self._undecided.discard(target)
+        if not self._undecided:
+            self._all_decided.set()
         for service in self._services(target) & self._awaited.keys():
             self._awaited[service] -= 1
             if self._awaited[service] <= 0:
                 self._release((service,))
 
     def _release(self, services: Iterable[ServiceKey]) -> None:
-        """Tell what is known of their targets."""
+        """Report the withheld verdicts on the targets of these Services."""
         for service in services:
             probes = self._wanted.get(service)
             if self._awaited.pop(service, None) is None or probes is None:
                 continue
             for target in probes.targets:
-                if target in self._held:
-                    self._show(target, self._held.pop(target), self._services(target))
+                if target in self._withheld:
+                    self._observe_target(target, self._withheld.pop(target), self._services(target))
 
     def _forget(self, node: NodeProbes) -> None:
         for line in node.lines.values():
             line.close()
-        del self._nodes[node.place]
+        del self._nodes[node.path]
 
-    def _ask(self, node: NodeProbes, target: Target, now_s: float) -> None:
-        node.asked, node.asked_s = target, now_s
-        node.liveness.asking(target)
-        line = node.lines.pop(target.port, None)
-        node.questions += 1
-        if line is None or node.questions % RENEW == 0:
+    def _probe(self, node: NodeProbes, target: Target, now_s: float) -> None:
+        node.outstanding, node.sent_s = target, now_s
+        node.liveness.probe_started(target)
+        line = node.lines.pop(target.port, None)  # inserted again below, as the one used last
+        node.probes_sent += 1
+        if line is None or node.probes_sent % PROBES_PER_CONNECTION == 0:
             if line is not None:
                 line.close()
             mark = 0 if target.routed else self._mark
@@ -346,18 +364,18 @@ class Monitor:
                 asyncio.get_running_loop(),
                 target.address,
                 target.port,
-                partial(self._answered, node),
+                partial(self._on_answer, node),
                 mark,
             )
         node.lines[target.port] = line
-        if len(node.lines) > IN_TURN:
+        if len(node.lines) > MAX_IN_TURN:
             node.lines.pop(next(iter(node.lines))).close()
-        self._asked.append((now_s, node))
+        self._outstanding.append((now_s, node))
         self.sent += 1
         line.request(target.path)
 
-    def _answered(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
-        target, node.asked = node.asked, None
+    def _on_answer(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
+        target, node.outstanding = node.outstanding, None
         if target is None:
             return
         now_s = asyncio.get_running_loop().time()
@@ -365,46 +383,47 @@ class Monitor:
             del node.lines[target.port]
         if isinstance(answer, Unavailable):
             log.warning("probe not sent", target=str(target), problem=str(answer))
-            self._tell(node.liveness.could_not_ask(target, now_s))
+            self._report(node.liveness.probe_not_sent(target, now_s))
         else:
             if changes := node.liveness.judge(target, answer, now_s):
-                self._tell(changes)
-        turn = node.liveness.next(node.asked_s)
-        self._look_at(node, turn[0] if turn else now_s)
+                self._report(changes)
+        next_probe = node.liveness.next(node.sent_s)
+        self._schedule(node, next_probe[0] if next_probe else now_s)
 
-    def _give_up(self, node: NodeProbes, target: Target, now_s: float) -> None:
-        """Nothing has come in time. The next question goes over a new connection, as this one's may
+    def _time_out(self, node: NodeProbes, target: Target, now_s: float) -> None:
+        """Record that a probe timed out. The next one uses a new connection, because this one may
         be stuck."""
-        node.asked = None
+        node.outstanding = None
         node.lines.pop(target.port).close()
-        late_s = now_s - node.asked_s - self._timeout_s
+        late_s = now_s - node.sent_s - self._timeout_s
         if late_s > 0.5 * self._timeout_s:
-            # We were late ourselves (a busy loop): the answer may have lain there all the while.
+            # This process was late itself (a busy event loop), so the answer may have arrived in
+            # time and not have been read yet.
             log.warning("probe disregarded", target=str(target), late_s=round(late_s, 3))
             return
-        self._tell(node.liveness.judge(target, SILENT, now_s))
+        self._report(node.liveness.judge(target, SILENT, now_s))
 
-    def _tell(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
+    def _report(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
-            if (
-                verdict != "up" or target in self._warned
-            ):  # that all is well at first is no news, said a hundred thousand times
+            # A first verdict `up` is not logged: it would come a hundred thousand times.
+            if verdict != "up" or target in self._logged_not_up:
                 log.info("probed", target=str(target), verdict=verdict)
-            (self._warned.discard if verdict == "up" else self._warned.add)(target)
-            askers = self._services(target)
-            if askers <= self._awaited.keys():
-                self._held[target] = verdict
+            (self._logged_not_up.discard if verdict == "up" else self._logged_not_up.add)(target)
+            users = self._services(target)
+            if users <= self._awaited.keys():
+                self._withheld[target] = verdict
             else:
-                self._show(target, verdict, askers)
-            self._proved(target)
+                self._observe_target(target, verdict, users)
+            self._decided(target)
 
 
-def _place(target: Target) -> Place:
+def _path_of(target: Target) -> NodePath:
     return target.address, target.routed
 
 
 def _allow_descriptors() -> None:
-    """Each node under probe takes up to `IN_TURN` of them; the usual limit is of times when
-    select(2) could not take more."""
+    """Raise the limit of file descriptors to the hard limit. Each probed node takes up to
+    `MAX_IN_TURN` of them. The default soft limit of 1,024 exists for the sake of select(2), which
+    is not used here."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

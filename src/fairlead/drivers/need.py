@@ -1,13 +1,13 @@
-"""What a driver needs of its host's kernel: a setting, and the values of it that do harm. A pure
-value; `drivers.host` looks whether it is met."""
+"""A requirement of a driver on a kernel setting of its host. A pure value; `drivers.host` checks
+it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """A setting's name (see `net.sysctl`), whether a value of it does harm, the value that does
-    not, and why."""
+    """The name of a setting (see `net.sysctl`), a predicate for harmful values, the value that the
+    setting should have, and the reason."""
 
     setting: str
     harmful: Callable[[str], bool]

@@ -1,8 +1,9 @@
-"""The status of AddressPools, and the finalizer of the pools that are in use.
+"""The driver of the status of AddressPools, and of the finalizer on pools that are in use.
 
-In: what each pool should show. Out: its status by server-side apply, Events of what is wrong and of
-its end, the finalizer; each written where it differs from what the pool shows. Invariants: a pool
-that fails holds up no other; nothing is written when the fence does not let it."""
+In: what each pool should show. Out: its status by server-side apply, an Event when a problem begins
+and when it ends, and the finalizer; each is written only where it differs from what the pool shows.
+Invariants: a pool that fails does not hold up the others; nothing is written when the fence
+raises."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.newest import Newest
+from fairlead.drivers.mutation_cache import MutationCache
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -26,20 +27,21 @@ FIELD_MANAGER = "fairlead-pools"
 
 
 class Wanted(NamedTuple):
-    """What the pool of this uid should show."""
+    """The desired state of the pool with this uid."""
 
     uid: str
     state: PoolState
 
 
 class ShowPool(NamedTuple):
-    """A step of the driver. `service`: the pool's name, by which its loop is keyed."""
+    """Write the status and the finalizer of a pool. `service` is the name of the pool, which is the
+    key in its loop."""
 
     service: str
     wanted: Wanted
 
     def __str__(self) -> str:
-        return f"show how AddressPool {self.service} is"
+        return f"update the status of AddressPool {self.service}"
 
 
 class PoolDriver(Component):
@@ -50,7 +52,7 @@ class PoolDriver(Component):
     def __init__(
         self, client: Client, state: State, recorder: EventRecorder, fence: Callable[[], None]
     ) -> None:
-        self.answers = Newest[str, AddressPool]()
+        self.answers = MutationCache[str, AddressPool]()
         self._client = client
         self._state = state
         self._recorder = recorder
@@ -62,7 +64,8 @@ class PoolDriver(Component):
     def diff(
         self, desired: Mapping[str, Wanted], actual: Mapping[str, AddressPool]
     ) -> Sequence[ShowPool]:
-        """Nothing is taken off a pool that is gone."""
+        """Return a step for each pool that exists and differs. A pool that is gone needs no
+        step."""
         return [
             ShowPool(name, wanted)
             for name, wanted in desired.items()
@@ -71,7 +74,7 @@ class PoolDriver(Component):
         ]
 
     async def read(self, keys: Collection[str] | None) -> Mapping[str, AddressPool]:
-        """What the watch shows, or our own last write if that is newer."""
+        """Return the pools as the watch or our own last write shows them."""
         pools = self._state.pools
         if keys is None:
             self.answers.forget_all()
@@ -84,15 +87,15 @@ class PoolDriver(Component):
         outcomes: dict[str, Outcome] = {}
         for name, wanted in changes:
             try:
-                for write in (self._show, self._hold):
+                for write in (self._show, self._set_finalizer):
                     if (pool := (await self.read([name])).get(name)) is not None:
                         await write(pool, wanted.state)
             except NotFound:
-                self.answers.forget(name)  # it went meanwhile
+                self.answers.forget(name)  # the pool was deleted in the meantime
             except Conflict as problem:
-                outcomes[name] = Outcome("waiting", str(problem))  # the watch will show what it is
+                outcomes[name] = Outcome("waiting", str(problem))  # the watch will show it
             except FairleadError as problem:
-                # Also what the API server refuses: the right to write may come.
+                # Refused counts as unavailable too: the right to write may be granted later.
                 again_s = problem.retry_after_s if isinstance(problem, Unavailable) else 0.0
                 outcomes[name] = Outcome("unavailable", str(problem), again_s=again_s)
         return outcomes
@@ -117,7 +120,7 @@ class PoolDriver(Component):
         self.answers.note(pool.metadata.name, answer)
         wrong = [each for each in wanted.conditions if _is_wrong(each)]
         for each in wrong:
-            if _words(each) not in before:
+            if _content(each) not in before:
                 self._recorder.event_about(
                     ADDRESS_POOLS, pool, "Warning", each.reason, each.message
                 )
@@ -132,8 +135,8 @@ class PoolDriver(Component):
                     f"{shown.reason} no longer holds, after {passed}",
                 )
 
-    async def _hold(self, pool: AddressPool, wanted: PoolState) -> None:
-        """Put the finalizer on, or take it off."""
+    async def _set_finalizer(self, pool: AddressPool, wanted: PoolState) -> None:
+        """Add or remove the finalizer."""
         if (finalizers := finalizers_of(pool, wanted)) is None:
             return
         metadata = {"finalizers": finalizers, "resourceVersion": pool.metadata.resource_version}
@@ -145,7 +148,7 @@ class PoolDriver(Component):
 
 
 def finalizers_of(pool: AddressPool, wanted: PoolState) -> list[str] | None:
-    """The finalizers as they should be; None if they are so."""
+    """Return the finalizers that the pool should have; None if it has them."""
     finalizers = pool.metadata.finalizers
     going = pool.metadata.deletion_timestamp is not None
     if wanted.in_use == (POOL_FINALIZER in finalizers) or (wanted.in_use and going):
@@ -155,11 +158,11 @@ def finalizers_of(pool: AddressPool, wanted: PoolState) -> list[str] | None:
 
 
 def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, object] | None:
-    """The status as it should be; None if the pool shows it already. The time of a condition is
-    that of its last turn."""
+    """Return the status that the pool should have; None if it has it. `lastTransitionTime` of a
+    condition is the time at which its status last changed."""
     shown = pool.status
     before = {each.type: each for each in shown.conditions}
-    told = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
+    present = {(each.type, each.status, each.reason, each.message) for each in shown.conditions}
     counts = (
         (shown.assigned_ipv4, shown.assigned_ipv6),
         (shown.available_ipv4, shown.available_ipv6),
@@ -168,7 +171,7 @@ def status_of(pool: AddressPool, wanted: PoolState, now: str) -> Mapping[str, ob
         wanted.kept_addresses,
         wanted.kept,
     )
-    if same and told == {_words(each) for each in wanted.conditions}:
+    if same and present == {_content(each) for each in wanted.conditions}:
         return None
     conditions = []
     for each in wanted.conditions:
@@ -199,5 +202,5 @@ def _is_wrong(condition: PoolCondition | Condition) -> bool:
     return condition.status == ("False" if condition.type == READY else "True")
 
 
-def _words(condition: PoolCondition) -> tuple[str, str, str, str]:
+def _content(condition: PoolCondition) -> tuple[str, str, str, str]:
     return condition.type, condition.status, condition.reason, condition.message

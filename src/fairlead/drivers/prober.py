@@ -1,12 +1,13 @@
-"""Probes as a gateway's loop sees them: a driver, behind which a process of its own does the
-asking.
+"""The driver of probes in a gateway's loop. A separate process sends the probes.
 
-In: LoadBalancers with a health monitor. Out: what `monitor` says, `observe` at each change of a
-verdict, some steps of two event loops later. Asking a thousand nodes ten times a second takes a
-good part of a core, and beside it nothing else of the gateway could be done at once; there, it
-takes another core. Invariant: what is to be asked is known here, and so the other process is told
-no more than the steps. Should it end by itself the gateway ends too, and starts again: the kernel
-forwards meanwhile, and there is one way to begin."""
+In: LoadBalancers with a health monitor. Out: `observe` is called at each change of a verdict, with
+what `monitor` reports in the process, a few event-loop steps later. To probe a thousand nodes ten
+times a second takes a large part of a CPU core, and would hold up everything else in the gateway's
+event loop; in its own process it takes another core.
+
+Invariant: the driver knows all targets, so it sends only the changes to the process. If the process
+ends by itself the gateway ends too and is restarted: the kernel forwards packets meanwhile, and so
+there is only one way to start."""
 
 import asyncio
 import socket
@@ -15,7 +16,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import msgspec
 
 from fairlead.drivers import Component
-from fairlead.drivers.asking import Asked, Told
 from fairlead.drivers.health_targets import (
     ProbeChange,
     Probes,
@@ -26,15 +26,17 @@ from fairlead.drivers.health_targets import (
     render,
 )
 from fairlead.drivers.monitor import Observe
+from fairlead.drivers.probe_protocol import ProbeReport, ProbeRequest
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net.frames import read, write
 
 END_WITHIN_S = 2.0
+"""A process that does not end by itself within this time is killed."""
 
 
 class Prober(Component):
-    """The driver. `run` has to run beside the loop: it owns the process."""
+    """Driver of probes. `run` owns the process and must run beside the loop."""
 
     name = "monitor"
 
@@ -44,8 +46,8 @@ class Prober(Component):
         command: Sequence[str],
         prepare: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
-        """`command`: starts the process; see `roles/probing`. `prepare`: called with the addresses
-        of nodes before they are asked, so that all probes, from the first one on, take the path of
+        """`command` starts the process, see `roles/probing`. `prepare` is called with the addresses
+        of nodes before they are probed, so that all probes, including the first, take the path of
         forwarded packets."""
         self._observe = observe
         self._prepare = prepare
@@ -53,15 +55,16 @@ class Prober(Component):
         self._wanted: dict[ServiceKey, Probes] = {}
         self._stream: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
-        """Set once the process has said something: a start counts how long nodes had for their
-        answers from when it asks."""
-        self._asked = 0
+        """Set when the first message of the process arrives. `apply` waits for it: a gateway that
+        starts measures the time that nodes had to answer from its first request, so the process
+        must run by then."""
+        self._requests = 0
         self._settled = asyncio.Event()
         self._settled.set()
 
     @property
     def ports(self) -> int:
-        """How many targets there are, counted for each Service."""
+        """The number of targets, where a target of several Services counts once for each."""
         return sum(len(probes.targets) for probes in self._wanted.values())
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Probes]:
@@ -75,7 +78,7 @@ class Prober(Component):
         return diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Probes]:
-        """What is being asked. Nobody else can change it."""
+        """Return the targets that are being probed. Only this driver changes them."""
         return (
             dict(self._wanted)
             if keys is None
@@ -83,7 +86,7 @@ class Prober(Component):
         )
 
     async def apply(self, changes: Sequence[ProbeChange]) -> Mapping[ServiceKey, Outcome]:
-        """Start and stop. Raises Unavailable if there is nobody to tell."""
+        """Send the changes to the process. Raise Unavailable if the process has ended."""
         await self._up.wait()
         if self._stream is None:
             raise Unavailable("the prober has ended")
@@ -93,34 +96,34 @@ class Prober(Component):
             await self._prepare(
                 {target.address for each in starts for target in each.targets if not target.routed}
             )
-        self._asked += 1
+        self._requests += 1
         self._settled.clear()
-        write(self._stream, Asked(starts, stops))
+        write(self._stream, ProbeRequest(starts, stops))
         for change in changes:
             self._note(change)
         await self._stream.drain()
         return {}
 
     async def settled(self) -> None:
-        """Wait until something is known of every target; the caller sets the deadline."""
+        """Wait until every target has a verdict. The caller sets the deadline."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Have the process run until cancelled. Raises Unavailable if it ends by itself."""
+        """Run the process until cancelled. Raise Unavailable if the process ends by itself."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(*self._command, stdin=theirs.fileno())
         reader, self._stream = await asyncio.open_connection(sock=ours)
-        decoder = msgspec.msgpack.Decoder(Told)
+        decoder = msgspec.msgpack.Decoder(ProbeReport)
         try:
-            while (told := await read(reader, decoder)) is not None:
+            while (report := await read(reader, decoder)) is not None:
                 self._up.set()
-                for each in told.shown:
+                for each in report.changes:
                     self._observe(each.address, each.port, each.verdict, each.services, each.routed)
-                if told.settled and told.heard == self._asked:
+                if report.settled and report.requests == self._requests:
                     self._settled.set()
         finally:
-            self._stream.close()  # which it ends by
+            self._stream.close()  # the process ends when its input ends
             self._stream = None
             await _ended(process)
         status = "" if process.returncode is None else f", with status {process.returncode}"

@@ -1,10 +1,10 @@
-"""What users, nodes and gateways read on a Service: its addresses, the hairpin contract of each,
-and the ports served there.
+"""The driver of the load-balancer status of Services, which users, nodes and gateways read: the
+addresses, their `ipMode`, and the ports.
 
 In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with `ipMode` (KEP-1860)
-and `ports`, of which those that are not served carry an error (KEP-1435), and an Event that names
-the addresses. Invariant: published last, taken back first; a Service that no class of ours has
-claimed is not touched; a field manager of its own, which owns nothing else."""
+and `ports`, where ports that are not served carry an error (KEP-1435); and an Event that names the
+addresses. Invariants: the status is published last and taken back first; a Service that no class of
+ours has claimed is not changed; the field manager is used for nothing else."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.drivers import Component
 from fairlead.drivers.claim import claimed_for
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import LoadBalancerIngress, PortStatus, Service
@@ -25,22 +25,23 @@ FIELD_MANAGER = "fairlead-publish"
 
 Ingress = tuple[LoadBalancerIngress, ...]
 
-Licence = Callable[[ServiceKey, str, Ingress], str]
-"""The version of the Service of this uid over which that may be published (`drivers.grants`).
-Raises Conflict if it may not."""
+PublishPrecondition = Callable[[ServiceKey, str, Ingress], str]
+"""Returns the version of the Service with this uid over which the ingress may be published (see
+`drivers.grants`). Raises Conflict if it may not be published."""
 Granted = Callable[[ServiceKey], Collection[str]]
-"""The addresses that AddressGrants name for this Service."""
+"""Returns the addresses that are granted to a Service."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What the Service of this uid shows."""
+    """The ingress in the status of the Service with this uid."""
 
     uid: str
     ingress: Ingress
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Show exactly this; nothing: take back what is shown. `before`: what is shown now."""
+    """Publish exactly `ingress`. An empty one takes back what is published. `before`: what is
+    published now."""
 
     service: ServiceKey
     uid: str
@@ -62,19 +63,19 @@ class PublishDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: NewestServices,
+        services: ServiceCache,
         recorder: Recorder,
-        licence: Licence,
+        publish_precondition: PublishPrecondition,
         granted: Granted,
         *,
         loop: LoopName = "services",
     ) -> None:
-        """`loop`: the loop that runs this driver."""
+        """`loop` is the loop that runs this driver."""
         self._loop = loop
         self._writer = writer
-        self._licence = licence
+        self._precondition = publish_precondition
         self._granted = granted
-        self._newest = newest
+        self._services = services
         self._recorder = recorder
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Published]:
@@ -99,12 +100,13 @@ class PublishDriver(Component):
         ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Published]:
-        """What is known. That of a Service that is being deleted too: nodes serve what it shows
-        until it is gone, and somebody else's finalizer may keep it for long, when its address is
-        another's already."""
+        """Return what Services show, as the watch or our own last write shows it. Services that are
+        being deleted are included: nodes serve the published addresses until the Service is gone,
+        and another controller's finalizer may delay that until its address already belongs to
+        another Service."""
         if keys is None:
-            self._newest.forget_answers()
-        services = self._newest.of(keys)
+            self._services.forget_answers()
+        services = self._services.of(keys)
         return {
             key: published
             for key, service in services.items()
@@ -116,7 +118,7 @@ class PublishDriver(Component):
             if not change.ingress:
                 await self._take_back(change)
                 continue
-            version = self._licence(change.service, change.uid, change.ingress)
+            version = self._precondition(change.service, change.uid, change.ingress)
             status = {"loadBalancer": {"ingress": list(map(_body, change.ingress))}}
             answer = await self._writer.apply(
                 change.service,
@@ -125,7 +127,7 @@ class PublishDriver(Component):
                 status=status,
                 version=version,
             )
-            if answer is not None and _is_news(change):
+            if answer is not None and _deserves_event(change):
                 reason = "UpdatedLoadBalancer" if change.before else "EnsuredLoadBalancer"
                 self._recorder.event(
                     change.service,
@@ -140,9 +142,10 @@ class PublishDriver(Component):
         answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER)
         left = set(held_by(answer)) if answer is not None else set()
         if left & set(self._granted(change.service)):
-            # Whoever served the Service before has written it as well: it does not go until it is
-            # ours alone. What was never granted here is of whoever serves the Service next, and
-            # stays.
+            # The controller that served the Service before us owns these fields too, so they stay
+            # although we no longer apply them. Become their only owner with an empty list.
+            # Addresses that we never granted belong to the controller that serves the Service next,
+            # and stay.
             nothing = {"loadBalancer": {"ingress": list[object]()}}
             await self._writer.apply(
                 change.service, change.uid, field_manager=FIELD_MANAGER, status=nothing
@@ -150,7 +153,8 @@ class PublishDriver(Component):
 
 
 def _ingress_of(intent: LoadBalancer) -> Ingress:
-    """Every port of the Service is there, those that are not served with their error."""
+    """Return the ingress with every port of the Service, where ports that are not served carry
+    their error."""
     if intent.hostname and intent.addresses:
         everything = [PortStatus(each.port, each.protocol) for each in intent.listeners]
         everything += [
@@ -180,7 +184,8 @@ def _ingress_of(intent: LoadBalancer) -> Ingress:
 
 
 def _body(entry: LoadBalancerIngress) -> Mapping[str, object]:
-    """As it is written: the API server fills in no protocol here."""
+    """Return the entry as it is written, with each protocol, because the API server sets no default
+    here."""
     ports = [
         {"port": each.port, "protocol": each.protocol}
         | ({"error": each.error} if each.error else {})
@@ -199,16 +204,18 @@ def _shown(entry: LoadBalancerIngress) -> str:
 
 
 def _published(service: Service, loop: LoopName) -> Published | None:
-    """None: it shows nothing, or nothing of ours."""
+    """Return what the Service shows; None if it shows nothing, or if this loop has not claimed
+    it."""
     if not claimed_for(service, loop):
         return None
     ingress = service.status.load_balancer.ingress
     return Published(service.metadata.uid, ingress) if ingress else None
 
 
-def _is_news(change: Publish) -> bool:
-    """Not when all is taken back, which the release of the Service tells, nor when ports are shown
-    that were not before."""
+def _deserves_event(change: Publish) -> bool:
+    """Whether the change deserves an Event. Taking everything back does not, because the release of
+    the Service has its own Event; nor does adding ports to addresses that were published
+    without."""
     unchanged = _where(change.ingress) == _where(change.before) and not any(
         each.ports for each in change.before
     )
@@ -216,7 +223,7 @@ def _is_news(change: Publish) -> bool:
 
 
 def _where(ingress: Ingress) -> str:
-    """The addresses, with their ports where not all are served."""
+    """Return the addresses, each with the ports that are not served, as text."""
     texts = []
     for each in ingress:
         failed = [f"{port.port}/{port.protocol}" for port in each.ports if port.error]

@@ -1,14 +1,14 @@
-"""Write one part of a Service by server-side apply.
+"""Writes a part of a Service by server-side apply.
 
-In: the fields that one field manager wants on a Service. Out: the Service as it is then. On the
-status subresource, which also takes metadata, so that rights on `services/status` suffice.
-Invariant: the fields of one manager are exactly those of its last call (KEP-555); a Service of the
-same name that was made anew is not written (Conflict); nothing is written when the fence does not
-let it."""
+In: the fields that one field manager wants on a Service. Out: the Service after the write. The
+status subresource is used, which also accepts metadata, so that rights on `services/status`
+suffice. Invariants: the fields of a manager are exactly those of its last call (KEP-555); a Service
+that was recreated under the same name is not written to (Conflict); nothing is written when the
+fence raises."""
 
 from collections.abc import Callable, Mapping
 
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.errors import Conflict
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -17,15 +17,15 @@ from fairlead.model import ServiceKey
 
 
 class ServiceWriter:
-    """Shared by all drivers that write on Services."""
+    """Server-side apply on Services. Shared by all drivers that write to Services."""
 
     def __init__(
-        self, client: Client, newest: NewestServices, *, fence: Callable[[], None] = lambda: None
+        self, client: Client, services: ServiceCache, *, fence: Callable[[], None] = lambda: None
     ) -> None:
-        """`fence` is called before each write, and raises if it must not be made: we do not lead
-        any more."""
+        """`fence` is called before each write, and raises if this process is no longer the
+        leader."""
         self._client = client
-        self._newest = newest
+        self._services = services
         self._fence = fence
 
     async def apply(
@@ -38,9 +38,11 @@ class ServiceWriter:
         status: Mapping[str, object] | None = None,
         version: str = "",
     ) -> Service | None:
-        """Make these the fields of `field_manager`; what it had before and is not among them goes.
-        With `version` only over that version of the Service, else Conflict. None: there is no such
-        Service any more, nor anything of ours on it."""
+        """Make `metadata` and `status` the fields of `field_manager`. The API server removes the
+        manager's previous fields that are not among them.
+
+        Return the Service after the write, or None if it no longer exists, and our fields with it.
+        Raise Conflict if the Service has another uid, or with `version`, another version."""
         body: dict[str, object] = {
             "metadata": {**(metadata or {}), "uid": uid}
             | ({"resourceVersion": version} if version else {})
@@ -61,9 +63,9 @@ class ServiceWriter:
             return None
         except Conflict:
             if version:
-                # A change in nothing that is read is not told by the watch, but it is another
-                # version all the same.
-                self._newest.note(await self._client.get(SERVICES, key))
+                # The watch does not report a change that affects no field that we read, but such a
+                # change makes a new version. Learn that version, so that the retry uses it.
+                self._services.note(await self._client.get(SERVICES, key))
             raise
-        self._newest.note(answer)
+        self._services.note(answer)
         return answer

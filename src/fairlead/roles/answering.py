@@ -41,7 +41,7 @@ def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
             health.opened(opened)
         except OSError as problem:
             problems[place] = problem.errno or 0
-    health.hear(update)
+    health.store(update)
     return problems
 
 
@@ -50,15 +50,15 @@ def serve(role: socket.socket) -> None:
     health = Health()
     ports = Ports(health.answer)
     frames = Frames(msgspec.msgpack.Decoder(Update))
-    heard, gone = 0, False
+    updates, gone = 0, False
 
     def listen_to_role() -> None:
-        nonlocal heard, gone
+        nonlocal updates, gone
         try:
             data = role.recv(CHUNK_BYTES)
             for update in frames.take(data):
-                heard += 1
-                role.sendall(frame(Done(heard, carry_out(update, ports, health))))
+                updates += 1
+                role.sendall(frame(Done(updates, carry_out(update, ports, health))))
                 if len(update.opened) > 1:
                     # otherwise the garbage collector would traverse ten thousand ports repeatedly
                     gc.freeze()

@@ -17,10 +17,10 @@ from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.drivers.claim import ClaimDriver, claimed_for
 from fairlead.drivers.conditions import Conditions, ConditionsDriver
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import GrantDriver
-from fairlead.drivers.keeping import Keeping
-from fairlead.drivers.newest import NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.kept_addresses import KeptAddresses
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Refused
@@ -162,7 +162,7 @@ class Writing(NamedTuple):
 
     client: Client
     state: State
-    newest: NewestServices
+    newest: ServiceCache
     writer: ServiceWriter
     recorder: EventRecorder
     fence: Callable[[], None]
@@ -182,7 +182,7 @@ async def work(
 ) -> None:
     """Serve all Services, until cancelled: one loop gives them what they ask for, another shows
     what became of it. `gateways_known`: set once it is known which gateways are alive."""
-    newest = NewestServices(state)
+    newest = ServiceCache(state)
     writer = ServiceWriter(client, newest, fence=fence)
     writing = Writing(client, state, newest, writer, recorder, fence)
     events = reporter_of(view, writing, patience_s, start_s)
@@ -246,14 +246,18 @@ def services_loop(
     report: Report[ServiceKey, LoadBalancer],
 ) -> Loop[ServiceKey, LoadBalancer]:
     """The loop that claims Services, grants addresses and publishes them."""
-    newest_grants, limits = NewestGrants(writing.state), limits_of(config)
-    keeping = Keeping(writing.client, writing.state, newest_grants, writing.recorder, limits)
+    grant_cache, limits = GrantCache(writing.state), limits_of(config)
+    keeping = KeptAddresses(writing.client, writing.state, grant_cache, writing.recorder, limits)
     claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
     grants = GrantDriver(
-        writing.client, writing.writer, writing.newest, newest_grants, keeping, fence=writing.fence
+        writing.client, writing.writer, writing.newest, grant_cache, keeping, fence=writing.fence
     )
     publish = PublishDriver(
-        writing.writer, writing.newest, writing.recorder, grants.licence, grants.granted
+        writing.writer,
+        writing.newest,
+        writing.recorder,
+        grants.publish_precondition,
+        grants.granted,
     )
     return Loop(
         "services",

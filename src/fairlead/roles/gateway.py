@@ -126,7 +126,7 @@ def data_plane(
         direct_driver(config, selectors, state, peers),
         ProxyDriver(
             Path(section.proxy_path),
-            look_again=state.subscribers.mark,
+            requeue=state.subscribers.mark,
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
         ),
@@ -243,7 +243,7 @@ async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer
     need the balancer first."""
     told = ""
     while True:
-        await apiserver.keep()
+        await apiserver.ensure()
         try:
             return find()
         except Refused as error:
@@ -277,16 +277,16 @@ def direct_driver(
     section = config.gateway
     return DirectDriver(
         selectors,
-        wanted=section.attach,
+        attach_kind=section.attach,
         rules=rules_of(config),
         pin_path=Path(section.pin_path),
         drain_s=section.drain_timeout_s,
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
         inherit=peers.inherit if peers is not None else None,
         sizes=Sizes(
             section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
         ),
-        share=section.namespace_share,
+        namespace_share=section.namespace_share,
     )
 
 
@@ -305,7 +305,7 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
             }
             try:
                 if nodes != told:
-                    await direct.among(nodes)
+                    await direct.set_cluster_nodes(nodes)
                     told = nodes
             except FairleadError as error:
                 log.warning(

@@ -22,7 +22,7 @@ from fairlead.drivers.host import Host
 from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.tunnel import NoTunnel, TunnelDriver
-from fairlead.drivers.tunnel.needs import needs as needs_of_arrivals
+from fairlead.drivers.tunnel.requirements import requirements as requirements_of_arrivals
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
@@ -229,7 +229,7 @@ class Arrivals(Component):
         self._selectors = selectors
 
     async def requirements(self) -> Collection[Need]:
-        return await needs_of_arrivals(self._addresses(), self._selectors)
+        return await requirements_of_arrivals(self._addresses(), self._selectors)
 
 
 class Drivers(NamedTuple):
@@ -266,7 +266,7 @@ def drivers_of(
         node_port_addresses=answering if chosen else None,
         service_cidrs=config.cluster.service_cidrs,
         precedence_of=partial(service_precedence, state.services),
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
     )
     health = HealthPortDriver(
         node_name=node_name,
@@ -274,7 +274,7 @@ def drivers_of(
         command=answering_command(),
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         addresses=answering() if chosen else EVERYWHERE,
-        look_again=state.subscribers.mark,
+        requeue=state.subscribers.mark,
     )
     moving = [Task("host addresses", partial(follow_host, state, answering, health))]
     return Drivers(

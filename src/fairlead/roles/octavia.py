@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fairlead.config import Config
 from fairlead.drivers.claim import ClaimDriver
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.driver import OctaviaDriver
 from fairlead.drivers.octavia.marks import Owner
@@ -90,7 +90,7 @@ def octavia_loop(
     config: Config,
     state: State,
     writer: ServiceWriter,
-    newest: NewestServices,
+    newest: ServiceCache,
     recorder: Recorder,
     report: Report[ServiceKey, LoadBalancer],
     view: View,
@@ -131,7 +131,9 @@ def octavia_loop(
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         return plan_cloud(state, config, keys)
 
-    def licence(key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]) -> str:
+    def publish_precondition(
+        key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
+    ) -> str:
         """Addresses are the cloud's, so over any version of this very Service."""
         service = newest.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
@@ -143,7 +145,7 @@ def octavia_loop(
         writer,
         newest,
         recorder,
-        licence,
+        publish_precondition,
         driver.addresses,
         loop=OCTAVIA.loop,
     )

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from fairlead.drivers.asking import Asked, Shown, Told
 from fairlead.drivers.monitor import Monitor
+from fairlead.drivers.probe_protocol import ProbeReport, ProbeRequest, VerdictChange
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
@@ -51,9 +51,9 @@ class Reports:
         """`settled`: says whether something is known of every target."""
         self._stream = stream
         self._settled = settled
-        self._shown: list[Shown] = []
+        self._changes: list[VerdictChange] = []
         self._due = False
-        self.heard = 0
+        self.requests = 0
 
     def observe(
         self,
@@ -64,7 +64,7 @@ class Reports:
         routed: bool,
     ) -> None:
         """See `monitor`."""
-        self._shown.append(Shown(address, port, verdict, tuple(services), routed))
+        self._changes.append(VerdictChange(address, port, verdict, tuple(services), routed))
         self.tell()
 
     def tell(self) -> None:
@@ -74,22 +74,22 @@ class Reports:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        shown, self._shown, self._due = tuple(self._shown), [], False
-        write(self._stream, Told(self.heard, self._settled(), shown))
+        changes, self._changes, self._due = tuple(self._changes), [], False
+        write(self._stream, ProbeReport(self.requests, self._settled(), changes))
 
 
 async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
     """Until the gateway is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
-    reports = Reports(writer, lambda: monitor.all_proved)
+    reports = Reports(writer, lambda: monitor.all_decided)
     monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s, mark=mark)
-    decoder, frozen = msgspec.msgpack.Decoder(Asked), 0
+    decoder, frozen = msgspec.msgpack.Decoder(ProbeRequest), 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
         reports.tell()  # that we are there
-        while (asked := await read(reader, decoder)) is not None:
-            monitor.change(asked.starts, asked.stops)
-            reports.heard += 1
+        while (request := await read(reader, decoder)) is not None:
+            monitor.change(request.starts, request.stops)
+            reports.requests += 1
             reports.tell()
             if monitor.targets > FREEZE_FROM * frozen:
                 frozen = monitor.targets

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from fairlead.drivers.conditions import Conditions
-from fairlead.drivers.newest import NewestServices
+from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import still_served
 from fairlead.plan.status import conditions_of
@@ -21,7 +21,7 @@ class ServiceReports:
     """Called as the `report` of a loop; `whole`, `services` and `subscribers` make it the source of
     another."""
 
-    def __init__(self, newest: NewestServices) -> None:
+    def __init__(self, newest: ServiceCache) -> None:
         self.whole = asyncio.Event()
         self.whole.set()
         self.services: dict[ServiceKey, Conditions] = {}

@@ -1,11 +1,11 @@
-"""Changes carried out on tables in one go, without a loop and without turns."""
+"""Functions that apply changes to the maps at once, without a driver or an event loop."""
 
 from collections.abc import Mapping, Sequence
 
+from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import NextHop
 from fairlead.drivers.direct.spec import DirectChange, SetListener, SetNode
-from fairlead.drivers.direct.steps import ChangeRun
 from fairlead.errors import FairleadError
 from fairlead.model import Outcome, ServiceKey
 
@@ -13,15 +13,15 @@ from fairlead.model import Outcome, ServiceKey
 def carry_out(
     tables: ListenerMaps,
     changes: Sequence[DirectChange],
-    ways: Mapping[SetNode, NextHop | FairleadError],
+    next_hops: Mapping[SetNode, NextHop | FairleadError],
 ) -> dict[ServiceKey, Outcome]:
-    """All of the changes, with these ways to the nodes that they set."""
-    run = ChangeRun(tables, ways, changes)
-    run.do(changes)
-    return run.end()
+    """Apply the changes, and return the outcomes. `next_hops`: for each SetNode in them."""
+    run = ChangeRun(tables, next_hops, changes)
+    run.apply(changes)
+    return run.finish()
 
 
 def set_listener(tables: ListenerMaps, change: SetListener) -> None:
-    """One listener. Raises the error that `ListenerMaps.set_listeners` returns."""
+    """Set one listener. Raise the error that `ListenerMaps.set_listeners` returns."""
     for error in tables.set_listeners((change,)).values():
         raise error

@@ -1,6 +1,8 @@
-"""Two stands for tests. A forwarder in the kernel that is attached nowhere: packets go in through
-BPF_PROG_TEST_RUN, verdicts come out. And drivers on real interfaces: scenarios that run in a
-network namespace of their own."""
+"""Two environments for the tests of the data plane.
+
+`forwarder`: the programs in the kernel, attached to no interface. Tests pass packets through them
+with BPF_PROG_TEST_RUN and read the verdicts. `run`: a network namespace with a real interface, in
+which a test runs a scenario with drivers."""
 
 import os
 import struct
@@ -40,8 +42,8 @@ from fairlead.net.transition import Slots, transition
 REDIRECT, DROP, NOT_OURS = 7, 2, 0xFFFFFFFF
 XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = 1, 2, 3, 4
 _SCRATCH, _GSO_SIZE = 48, 176
-"""Where `cb[0]` and `gso_size` are in struct __sk_buff. The program leaves the number of its node
-there, plus 1."""
+"""The offsets of `cb[0]` and `gso_size` in struct __sk_buff. The program writes the number of the
+chosen node plus 1 to `cb[0]`."""
 
 OWN_MAC = b"\x02\0\0\0\0\xff"
 VXLAN_PORT = 4789
@@ -63,10 +65,10 @@ SIZES = {
     "retained_nodes": 16384,
     "ranges": 16384,
 }
-"""What tests need. Maps of the size that gateways have take longer to make and to read than most
+"""Map sizes for tests. Creating and reading maps of the size of a gateway takes longer than most
 tests."""
 ARRAYS, RINGBUF, MMAPABLE = (2, 6), 27, 1 << 10
-"""Types and a flag of maps in linux/bpf.h."""
+"""Map types (BPF_MAP_TYPE_*), and the flag BPF_F_MMAPABLE, of linux/bpf.h."""
 
 VIP4, VIP6 = "203.0.113.10", "2001:db8:f00::10"
 CLIENT4, CLIENT6 = "198.51.100.7", "2001:db8:c::7"
@@ -74,8 +76,8 @@ SERVICE = ServiceKey("default", "web")
 
 
 class Answer(NamedTuple):
-    """What became of a packet: the verdict in the terms of tc, the node if it was forwarded, and
-    the bytes."""
+    """The result of one packet: the verdict as a code of tc, the node if the packet was forwarded,
+    and the bytes of the packet after the program."""
 
     verdict: int
     node: str
@@ -83,17 +85,16 @@ class Answer(NamedTuple):
 
 
 class Forwarder:
-    """The programs on maps of their own. Nodes have an address of each family on the loopback's
-    link, by default.
+    """The loaded programs and their maps. Next hops are on the link of the loopback interface.
 
-    fast: packets meet the program at XDP first, and the one at tc only where that passes them on;
-    as they do on an interface."""
+    fast: run the XDP program first, and the tc program only on packets that the XDP program passes,
+    as on an interface. False: run the tc program alone."""
 
     def __init__(self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool) -> None:
         self.maps, self.tc, self.xdp, self.fast = maps, tc, xdp, fast
         self.tables = ListenerMaps(maps)
         self.passed_on = 0
-        """Packets that the program at XDP left to the one at tc."""
+        """The number of packets that the XDP program passed to the tc program."""
         self.allow_inserts(1_000_000)
         self.maps["tags"].update(struct.pack("=II", 1, 0), bytes(8))
 
@@ -125,17 +126,17 @@ class Forwarder:
         refuses: bool = False,
         restricted: bool = False,
     ) -> Slots:
-        """Make the listener have these weights; by default the nodes with a weight keep their
-        connections."""
+        """Set the weights of the listener. `retained_nodes`: the nodes that keep their connections;
+        by default the nodes with a weight."""
         key = ListenerKey(address, port, protocol)
         installed = self.tables.installed(key)
-        keeping = frozenset(weights if retained_nodes is None else retained_nodes)
+        retained = frozenset(weights if retained_nodes is None else retained_nodes)
         shares = tuple(sorted(weights.items()))
         after = transition(
-            installed.slots if installed else Slots(), table(shares), keeping, by_source=by_source
+            installed.slots if installed else Slots(), table(shares), retained, by_source=by_source
         )
         listener = ListenerSpec(
-            key, by_source, shares, tuple(sorted(keeping)), refuses=refuses, restricted=restricted
+            key, by_source, shares, tuple(sorted(retained)), refuses=refuses, restricted=restricted
         )
         set_listener(self.tables, SetListener(SERVICE, "uid", listener, after))
         return after
@@ -169,8 +170,10 @@ class Forwarder:
 
 
 class Programs(NamedTuple):
-    """The programs, on maps that are theirs. To load them takes the kernel a third of a second, to
-    empty the maps a few ms."""
+    """The loaded programs and their maps.
+
+    They are used by one test after the other: the kernel needs a third of a second to load them,
+    and a few milliseconds to empty the maps."""
 
     maps: dict[str, Map]
     tc: Program
@@ -189,8 +192,8 @@ class Programs(NamedTuple):
         return cls(maps, tc, xdp)
 
     def empty(self) -> None:
-        """Make the maps what new ones are, but for what CPUs keep of listeners that have been: that
-        counts no more."""
+        """Empty the maps, except the CPUs' caches of listeners: cached listeners of earlier tests
+        are no longer valid."""
         for name, each in self.maps.items():
             if name in ("listener_cache", "generation"):
                 continue
@@ -210,12 +213,12 @@ class Programs(NamedTuple):
 
 
 _idle: list[Programs] = []
-"""Those that no test has at the moment."""
+"""Programs that no test uses at the moment."""
 
 
 @contextmanager
 def a_forwarder(*, fast: bool) -> Iterator[Forwarder]:
-    """One with maps of its own and nodes 1 to 3."""
+    """A forwarder with empty maps and the nodes node1 to node3."""
     programs = _idle.pop() if _idle else Programs.load()
     made = Forwarder(*programs, fast=fast)
     for i in (1, 2, 3):
@@ -233,12 +236,12 @@ def forwarder(request: pytest.FixtureRequest) -> Iterator[Forwarder]:
 
 
 def mac_of(node: str) -> bytes:
-    """The hardware address that a node has in these tests."""
+    """Return the MAC address of a node in these tests."""
     return b"\x02\0" + zlib.crc32(node.encode()).to_bytes(4, "big")
 
 
 def to_us() -> Packet:
-    """An Ethernet header that the loopback device takes as addressed to itself."""
+    """Return an Ethernet header that the loopback interface accepts as addressed to itself."""
     return Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
 
 
@@ -251,7 +254,7 @@ def tcp(
     hops: int = 64,
     seq: int = 0,
 ) -> Packet:
-    """A segment from a client to the listener."""
+    """Return a TCP segment from a client to the listener."""
     if ipv6:
         head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
     else:
@@ -260,7 +263,7 @@ def tcp(
 
 
 def udp(port: int = 40000, *, ipv6: bool = False, client: str = "", hops: int = 64) -> Packet:
-    """A datagram from a client to the listener."""
+    """Return a UDP datagram from a client to the listener."""
     if ipv6:
         head: Packet = IPv6(src=client or CLIENT6, dst=VIP6, hlim=hops)
     else:
@@ -289,7 +292,7 @@ def add_cable(device: str, address: str) -> None:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Run a scenario in a namespace with one interface, eth0, on 192.0.2.0/24."""
+    """A function that runs a scenario in a namespace with one interface, eth0, in 192.0.2.0/24."""
 
     namespace.create(NAME)
     try:
@@ -306,23 +309,23 @@ def driver(
     pin_path: Path = PINS,
     priority: int = 100,
     arena_bytes: int = 1 << 20,
-    wanted: AttachKind = "auto",
+    attach_kind: AttachKind = "auto",
     touched: Callable[[Collection[ServiceKey]], None] = lambda _: None,
-    objects: Path = OBJECTS,
+    object_dir: Path = OBJECTS,
     clock: Callable[[], float] = time.monotonic,
-    share: float = 1.0,
+    namespace_share: float = 1.0,
     interfaces: Sequence[str] = ("eth0",),
 ) -> DirectDriver:
     return DirectDriver(
         interfaces,
-        wanted=wanted,
+        attach_kind=attach_kind,
         pin_path=pin_path,
         priority=priority,
         sizes=Sizes(arena_bytes, connections=1024, datagrams=1024),
-        look_again=touched,
-        objects=objects,
+        requeue=touched,
+        object_dir=object_dir,
         clock=clock,
-        share=share,
+        namespace_share=namespace_share,
     )
 
 
@@ -334,7 +337,7 @@ def load_balancer(
 
 
 async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
-    """Apply what differs, which must succeed; the changes."""
+    """Bring the driver to the intents, which must succeed, and return the changes."""
     changes = made.diff(made.render(intents), await made.read(None))
     assert await made.apply(changes) == {}
     return [str(change) for change in changes]
@@ -345,8 +348,8 @@ NODE1 = Member("node1", "192.0.2.21", 1)
 
 @pytest.fixture(scope="module")
 def own_loopback() -> Iterator[None]:
-    """The module's tests run in a namespace of their own: addresses and ports on its loopback are
-    in use by no other run on this machine, and by no gateway of a user."""
+    """Run the tests of a module in a network namespace of their own, so that no other test run and
+    no gateway on this machine uses the addresses and ports of its loopback interface."""
     name = f"flt-{os.getpid()}-loopback"
     namespace.create(name)
     try:

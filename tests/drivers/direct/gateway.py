@@ -1,9 +1,10 @@
-"""A gateway process for the tests: the driver in a network namespace, told what to do line by line.
+"""A gateway process for tests: a driver in a network namespace, controlled through standard input.
 
-Run as `gateway.py NAMESPACE PIN_PATH OPTIONS`, the last an `Options` as JSON. Each line on standard
-input is a LoadBalancer as JSON, which is applied; an empty line is a plain read. Each answer is one
-line: what the maps hold then, the counters and drops. The end of the input closes the driver and
-leaves everything forwarding; the line `remove` takes everything away first."""
+Usage: `gateway.py NAMESPACE PIN_PATH OPTIONS`, where OPTIONS is an `Options` as JSON. The process
+applies each input line, a LoadBalancer as JSON; an empty line applies nothing. It answers each line
+with one line of JSON: interfaces, the content of the maps, counters and drops. At the end of the
+input the driver is closed, and the programs keep forwarding. The line `remove` also removes
+programs, maps and routes."""
 
 import asyncio
 import sys
@@ -20,8 +21,8 @@ from fairlead.telemetry import configure_logging
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the driver is made: `attach` and `interfaces` as in the configuration, `objects` the
-    folder of the programs, `arena_mib` the memory for tables."""
+    """Options of the driver. `attach`, `interfaces`: as in the configuration. `objects`: the
+    directory of the compiled programs. `arena_mib`: the size of the table memory."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
@@ -32,10 +33,10 @@ class Options(msgspec.Struct, frozen=True):
 async def serve(pin_path: Path, options: Options) -> None:
     driver = DirectDriver(
         options.interfaces,
-        wanted=options.attach,
+        attach_kind=options.attach,
         pin_path=pin_path,
         sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
-        objects=Path(options.objects),
+        object_dir=Path(options.objects),
     )
     await driver.open()
     following = asyncio.create_task(driver.run())
@@ -50,7 +51,7 @@ async def serve(pin_path: Path, options: Options) -> None:
         actual = await driver.read(None)
         answer = {
             "interfaces": [msgspec.structs.astuple(each) for each in driver.interfaces],
-            # Without what only a plan can say: it is not in the maps.
+            # Without `spec` and the other fields that are not in the maps.
             "actual": sorted(
                 (
                     str(key),
@@ -72,6 +73,6 @@ async def serve(pin_path: Path, options: Options) -> None:
 
 
 if __name__ == "__main__":
-    configure_logging(verbose=False)  # to standard error
+    configure_logging(verbose=False)  # logs go to standard error, answers to standard output
     namespace.enter(sys.argv[1])
     asyncio.run(serve(Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)))

@@ -1,9 +1,11 @@
-"""A site of namespaces for tests with real packets through a real gateway process.
+"""A network of namespaces, for tests that send real packets through a real gateway process.
 
-client 198.51.100.7 -- router -- fabric 192.0.2.0/24 -- gateway .10, nodes .21 to .23, each of which
-DNATs the VIP to its pod. The router sends what is for the VIP to the gateway; a node's replies go
-to the router directly. The gateway's kernel does not forward (ip_forward is 0, rp_filter is
-strict), so that nothing gets through it but by the program. Over IPv6 the same."""
+client 198.51.100.7 -- router -- fabric 192.0.2.0/24 -- gateway .10, nodes .21 to .23
+
+Each node translates (DNAT) the VIP to its pod. The router sends packets for the VIP to the gateway,
+and nodes send replies to the router directly. The kernel of the gateway forwards no packets
+(ip_forward is 0, rp_filter is strict), so only the eBPF program can forward them. IPv6 is set up in
+the same way."""
 
 import asyncio
 import os
@@ -50,7 +52,8 @@ def ip(*words: str) -> None:
 
 
 def connect(host: str, addresses: tuple[str, ...], port: str, *, to_fabric: bool) -> None:
-    """A cable from the host to the router: into the bridge, or a link of its own."""
+    """Connect the host to the router by a veth: to the bridge (`to_fabric`), or by a link of its
+    own."""
     ip(
         "link",
         "add",
@@ -177,7 +180,7 @@ def made_site() -> Iterator[None]:
 
 
 class Gateway:
-    """A gateway process, see gateway.py."""
+    """A running gateway process; see gateway.py."""
 
     def __init__(self, options: Options) -> None:
         given = msgspec.json.encode(options).decode()
@@ -201,7 +204,8 @@ class Gateway:
     async def serve(
         self, weights: dict[str, int], states: dict[str, MemberState] | None = None
     ) -> Any:
-        """Apply: TCP and UDP on port 80 of both addresses."""
+        """Apply a load balancer with TCP and UDP on port 80 of both addresses. Return the answer of
+        the process."""
         return await self.tell(msgspec.json.encode(load_balancer(weights, states or {})).decode())
 
     def kill(self) -> None:
@@ -253,7 +257,7 @@ def load_balancer(weights: dict[str, int], states: dict[str, MemberState]) -> Lo
 
 
 def shown_filters() -> str:
-    """What tc(8) says of the gateway's ingress."""
+    """Return what tc(8) shows at the ingress of the gateway's interface."""
     command = ["tc", "-n", SITE + "gateway", "filter", "show", "dev", "eth0", "ingress"]
     return subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=DEADLINE_S
@@ -261,12 +265,15 @@ def shown_filters() -> str:
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """Answers each datagram with the node's name and the sender's address."""
+    """A UDP server that answers each datagram with the node's name and the sender's address."""
 
     def __init__(self, node: str) -> None:
         self.node = node
 
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+    def connection_made(
+        self,
+        transport: asyncio.DatagramTransport,  # type: ignore[override]
+    ) -> None:
         self.transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
@@ -275,15 +282,15 @@ class Datagrams(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def pods() -> AsyncIterator[None]:
-    """On each node, for each family: TCP and UDP servers that answer with the node's name and the
-    peer's address."""
+    """Run TCP and UDP servers on each node, for each address family. They answer with the node's
+    name and the peer's address."""
 
     async def answer(node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await reader.readline():
                 writer.write(f"{node} {writer.get_extra_info('peername')[0]}\n".encode())
         finally:
-            writer.close()  # callers that are gone may have left without a word
+            writer.close()  # also after a caller has disappeared without closing the connection
 
     async with AsyncExitStack() as stack:
         loop = asyncio.get_running_loop()
@@ -318,7 +325,7 @@ class Conversation:
         return cls(*await asyncio.open_connection(sock=made))
 
     async def ask(self) -> tuple[str, str]:
-        """(node, client address as the pod sees it)."""
+        """Return the node that answers, and the client address that its pod sees."""
         self.writer.write(b"who\n")
         node, peer = (await asyncio.wait_for(self.reader.readline(), DEADLINE_S)).decode().split()
         return node, peer

@@ -1,4 +1,5 @@
-"""The slot memory: regions in use never overlap, and none is reused before its grace is over."""
+"""The slot memory: regions in use never overlap, and a released region is reused only after its
+grace period."""
 
 import pytest
 from hypothesis import given
@@ -47,22 +48,21 @@ def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]
             used.append((offset, number))
 
 
-def test_what_is_taken_is_found_again() -> None:
+def test_regions_that_are_taken_at_the_start_are_not_given_out() -> None:
     arena = Arena(10, [(6, 2), (0, 3)])
     assert [arena.reserve(3, 0.0), arena.reserve(2, 0.0)] == [3, 8]
     with pytest.raises(Unavailable, match="table memory is used up"):
         arena.reserve(1, 0.0)
 
 
-def test_what_rests_goes_on_resting_when_it_is_seen_anew_what_is_free() -> None:
+def test_grace_periods_survive_a_new_survey_of_free_regions() -> None:
     arena = Arena(10, [(0, 2), (2, 3), (5, 1), (6, 4)])
     arena.release(2, 3, 5.0)
     arena.release(5, 1, 5.5)
-    anew = Arena(
-        10, [(0, 2), (6, 4), (4, 1)], arena.in_grace
-    )  # somebody has put a table into the first of them
-    assert anew.in_grace == ((5.5, 5, 1),)
-    assert anew.reserve(2, 5.5) == 2
+    # Another process has put a table into the first of the two in_grace regions.
+    surveyed = Arena(10, [(0, 2), (6, 4), (4, 1)], arena.in_grace)
+    assert surveyed.in_grace == ((5.5, 5, 1),)
+    assert surveyed.reserve(2, 5.5) == 2
     with pytest.raises(Unavailable):
-        anew.reserve(1, 5.6)
-    assert anew.reserve(1, 6.5) == 5
+        surveyed.reserve(1, 5.6)
+    assert surveyed.reserve(1, 6.5) == 5

@@ -1,4 +1,5 @@
-"""Where packets are taken: the choice as a table, and each way of taking them with real packets."""
+"""Where the programs are attached: the choice between tc and XDP as a table, and each attachment
+with real packets."""
 
 import asyncio
 import os
@@ -87,7 +88,7 @@ def test_choice(
     assert why in choice.why
 
 
-def test_frames_that_xdp_is_to_take() -> None:
+def test_tags_name_the_frames_that_xdp_handles() -> None:
     other = VLAN._replace(number=5, parent=9, vlan=8)
     assert accepted_frames([CARD, VETH, VLAN, other], {CARD.number}) == {(2, 0): MAC, (2, 7): MAC}
     assert accepted_frames([CARD, VETH, VLAN, other], set()) == {}
@@ -95,8 +96,8 @@ def test_frames_that_xdp_is_to_take() -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("following", [False, True], ids=["audit", "event"])
-def test_an_interface_that_gets_another_hardware_address(run: Run, following: bool) -> None:
-    """XDP takes the frames that are for it from then on."""
+def test_a_changed_mac_address_of_an_interface_is_followed(run: Run, following: bool) -> None:
+    """From then on the XDP program accepts frames for the new address."""
 
     def taken() -> set[bytes]:
         (layout,) = PINS.glob("layout-*")
@@ -104,7 +105,7 @@ def test_an_interface_that_gets_another_hardware_address(run: Run, following: bo
             return {address[:6] for _, address in tags.items()}
 
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
         follow = asyncio.create_task(made.run()) if following else None
@@ -129,8 +130,9 @@ def in_site(host: str, *words: str) -> str:
 
 
 def prepare_other_end() -> None:
-    """Do what the reason for XDP in a veth's driver warns of. A program without listeners passes
-    everything."""
+    """Prepare the other end of the veth, as the warning about XDP in the driver of a veth demands:
+    checksum offload off, and an XDP program, which passes everything because it has no
+    listeners."""
     in_site("router", "ethtool", "-K", "gateway", "tx", "off")
     object_file = read_object(OBJECTS / "direct_xdp.o")
 
@@ -152,7 +154,7 @@ def _without_pins() -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic", "xdp"])
-async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> None:
+async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) -> None:
     if attach == "xdp":
         prepare_other_end()
     async with pods(), running_gateway(Options(attach)) as gateway:
@@ -168,18 +170,17 @@ async def test_each_way_of_taking_packets(site: None, attach: AttachKind) -> Non
                 assert Counter(node for node, _ in tcp + udp).keys() == set(NODES)
             if attach == "tc":
                 break
-            # Without the tc program nothing but XDP forwards; the routes that catch the rest would
-            # show.
+            # Without the tc program only XDP forwards. A packet that XDP passed would end in a
+            # blackhole route, and its connection would fail.
             in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
         await gateway.tell("remove")
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
-async def test_a_frame_whose_tag_says_nothing_but_its_priority(
-    site: None, attach: AttachKind
-) -> None:
-    """VLAN 0 is no VLAN (802.1Q): network cards and switches that tag every frame are there."""
+async def test_a_frame_with_a_priority_tag_is_forwarded(site: None, attach: AttachKind) -> None:
+    """VLAN 0 carries a priority and names no VLAN (802.1Q). Some network cards and switches tag
+    every frame with it."""
     loop = asyncio.get_running_loop()
     async with pods(), running_gateway(Options(attach)) as gateway:
         await gateway.serve({"node1": 1})
@@ -211,14 +212,15 @@ async def test_a_frame_whose_tag_says_nothing_but_its_priority(
 async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwards(
     site: None,
 ) -> None:
-    """Nothing but events does it: XDP does not ask the kernel, and the tc program is taken away."""
+    """Only events of the kernel tell the gateway: the XDP program does not look up neighbours, and
+    the tc program is detached."""
     async with pods(), running_gateway(Options("xdp-generic")) as gateway:
         await gateway.serve({"node1": 1})
         talks = [await Conversation.start(family) for family in FAMILIES]
         assert [(await talk.ask())[0] for talk in talks] == ["node1", "node1"]
         in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
         in_site("node1", "ip", "link", "set", "eth0", "address", "02:00:00:00:77:01")
-        for family in FAMILIES:  # as a node does that comes back with another card: it says so
+        for family in FAMILIES:  # a node that returns with another network card announces itself
             announce("node1", family)
         assert [(await asyncio.wait_for(talk.ask(), DEADLINE_S))[0] for talk in talks] == [
             "node1",
@@ -228,8 +230,8 @@ async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwar
 
 
 def announce(node: str, family: int) -> None:
-    """Have the gateway hear of the node's hardware address: the node asks for the gateway's, to
-    send it something."""
+    """Have the gateway learn the MAC address of the node: the node resolves the address of the
+    gateway, to send it a datagram."""
     in_site(node, "ip", "neigh", "flush", "dev", "eth0")
     with namespace.make_socket(SITE + node, family, socket.SOCK_DGRAM) as made:
         made.sendto(b"", ("192.0.2.10" if family == socket.AF_INET else "2001:db8::10", 9))
@@ -256,7 +258,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
         assert before[0]
         try:
             for wanted in ("xdp", "xdp-generic"):
-                made = driver(wanted=wanted)
+                made = driver(attach_kind=wanted)
                 with pytest.raises(
                     Refused, match=r"XDP program direct \(id \d+, generic\) is already attached"
                 ):
@@ -273,9 +275,9 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
 
 
 @pytest.mark.root
-def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
+def test_xdp_is_detached_when_it_is_no_longer_configured(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         index = socket.if_nametoindex("eth0")
         attached = await xdp.attached(index)
@@ -283,7 +285,7 @@ def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
         assert attached.mode == xdp.GENERIC
         await made.close()
         assert await xdp.attached(index) == attached
-        made = driver(wanted="tc")
+        made = driver(attach_kind="tc")
         await made.open()
         assert await xdp.attached(index) is None
         assert [each for each in os.listdir(PINS) if each.startswith("xdp")] == []
@@ -293,9 +295,9 @@ def test_xdp_goes_when_it_is_not_asked_for_any_more(run: Run) -> None:
 
 
 @pytest.mark.root
-def test_an_interface_that_is_made_anew_gets_its_programs_by_event(run: Run) -> None:
+def test_a_recreated_interface_gets_its_programs_by_event(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(wanted="xdp-generic")
+        made = driver(attach_kind="xdp-generic")
         await made.open()
         await bring(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())

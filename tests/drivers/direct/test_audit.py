@@ -1,5 +1,4 @@
-"""Whole reads beside everything else: readers and changes never see the mirror while it is made
-anew."""
+"""Audits run beside other work: readers and changes never see a half updated mirror."""
 
 import asyncio
 
@@ -7,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
 
-from fairlead.drivers.direct.driver import AT_ONCE
+from fairlead.drivers.direct.driver import BATCH_SIZE
 from fairlead.drivers.direct.maps.records import pack_listener_key
 from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.drivers.direct.spec import ListenerKey
@@ -40,11 +39,11 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
         intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
         await bring(made, intents)
         intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
-        await bring(made, intents)  # now each has a previous table
+        await bring(made, intents)  # now each listener has a previous table
         over = False
 
         async def settle(key: ServiceKey) -> list[str]:
-            """Bring one Service to what is wanted, as a pass does."""
+            """Reconcile one Service, as a pass of the loop does."""
             mine = {key: intents[key]}
             changes = made.diff(made.render(mine), await made.read([key]))
             assert await made.apply(changes) == {}
@@ -91,16 +90,16 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
     run(scenario)
 
 
-def test_what_others_change_is_found_though_changes_come_all_the_time(run: Run) -> None:
+def test_an_audit_finds_foreign_changes_while_other_changes_are_applied(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()
         intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
         await bring(made, intents)
-        await made.read(None)  # the first is what `open` has read
+        await made.read(None)  # the first complete read returns what `open` has read
         stray = next(iter(intents))
         (layout,) = PINS.glob("layout-*")
-        with Map.open(layout / "listeners") as listeners:  # as somebody else would
+        with Map.open(layout / "listeners") as listeners:  # as another process would
             listeners.delete(pack_listener_key(ListenerKey("198.18.0.0", 80, "TCP")))
         done = 0
 
@@ -124,7 +123,7 @@ def test_what_others_change_is_found_though_changes_come_all_the_time(run: Run) 
     run(scenario)
 
 
-def test_many_changes_leave_turns_to_others(run: Run) -> None:
+def test_other_tasks_run_between_batches(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()
@@ -140,21 +139,21 @@ def test_many_changes_leave_turns_to_others(run: Run) -> None:
         task = asyncio.ensure_future(others())
         intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
         found = await made.read(intents.keys())
-        assert turns == COUNT // AT_ONCE - 1
+        assert turns == COUNT // BATCH_SIZE - 1
         changes = made.diff(made.render(intents), found)
         assert len(changes) == COUNT
         assert await made.apply(changes) == {}
-        assert turns == 2 * (COUNT // AT_ONCE - 1)
+        assert turns == 2 * (COUNT // BATCH_SIZE - 1)
         turns = 0
         assert await made.read(None) == await made.read(intents.keys())
-        assert turns >= 2 * (COUNT // AT_ONCE - 1)
+        assert turns >= 2 * (COUNT // BATCH_SIZE - 1)
         task.cancel()
         await made.close(remove=True)
 
     run(scenario)
 
 
-def test_what_the_data_plane_counts_can_be_scraped(run: Run) -> None:
+def test_counters_of_the_data_plane_can_be_scraped(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()

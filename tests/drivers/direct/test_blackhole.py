@@ -1,5 +1,5 @@
-"""Blackhole routes: what is for no listener ends at the gateway; nobody else's packets and routes
-suffer."""
+"""Blackhole routes: packets for an address without a matching listener end at the gateway. Other
+packets, and routes of other programs, are not affected."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from scapy.packet import Packet
 from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
 
 from fairlead.drivers.direct import remove_pins
-from fairlead.drivers.direct.driver import ASKED_AGAIN_S
+from fairlead.drivers.direct.driver import UNSERVED_TIMEOUT_S
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.blackhole import Blackholes, Rule
@@ -32,7 +32,8 @@ THIS_HOST = Member("this", "192.0.2.10", 1)
 
 
 def kernel() -> tuple[set[str], set[Rule]]:
-    """Addresses and rules, of this thread's namespace."""
+    """Return the addresses with blackhole routes, and the rules, in the namespace of this
+    thread."""
     found = Blackholes(TABLE, 171)
     try:
         return found.routes(), found.rules()
@@ -51,7 +52,7 @@ def nft(text: str) -> None:
 
 
 def route_back() -> None:
-    """A router beside the gateway, which sent the packet and would get it back."""
+    """Make the gateway a router with a default route to the router that sends it packets."""
     ip("neighbour", "replace", "192.0.2.1", "lladdr", ROUTER_MAC, "dev", "eth0")
     ip("route", "replace", "default", "via", "192.0.2.1")
     subprocess.run(
@@ -68,7 +69,7 @@ def mac_of(device: str) -> str:
 
 
 async def answers(port: int) -> list[Packet]:
-    """What comes out of eth0 on a SYN to that port of the VIP."""
+    """Send a SYN to this port of the VIP, and return the TCP packets that leave eth0."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
         wire.bind(("eth0-end", 0))
@@ -103,14 +104,14 @@ def test_routes_come_and_go_with_listeners(run: Run) -> None:
         await bring(made, second)
         assert kernel() == ({VIP6}, rules)
         await made.close()
-        assert kernel() == ({VIP6}, rules), "they stay with the data plane"
+        assert kernel() == ({VIP6}, rules), "routes stay when the process ends"
         made = driver()
         await made.open()
         ip("-6", "route", "flush", "table", str(TABLE))
         ip("route", "add", "blackhole", "203.0.113.77", "table", str(TABLE))
         ip("-6", "rule", "delete", "table", str(TABLE))
         await made.read(None)
-        assert kernel() == ({VIP6}, rules), "a whole read puts right what was done to them"
+        assert kernel() == ({VIP6}, rules), "an audit restores routes and rules"
         await bring(made, load_balancer(NODE1) | second)
         await made.close()
         await remove_pins(PINS)
@@ -131,7 +132,7 @@ def test_audits_and_changes_run_beside_each_other(run: Run) -> None:
             assert kernel()[0] == served
             await asyncio.gather(routes.add(coming), routes.sync(served))
             assert kernel()[0] == served | coming, (
-                "those about to have listeners are not taken away"
+                "routes of addresses that are about to have listeners stay"
             )
             await routes.remove(coming)
         assert not routes.missing(served)
@@ -147,7 +148,7 @@ def six() -> LoadBalancer:
     )
 
 
-def test_a_route_of_somebody_else_to_the_address_stays_and_counts(run: Run) -> None:
+def test_a_foreign_route_to_the_address_stays_and_replaces_ours(run: Run) -> None:
     async def scenario() -> None:
         ip(
             "route",
@@ -171,18 +172,18 @@ def test_a_route_of_somebody_else_to_the_address_stays_and_counts(run: Run) -> N
         assert kernel()[0] == {VIP}
         ip("address", "add", f"{VIP}/32", "dev", "lo")
         await made.read(None)
-        assert kernel()[0] == set(), "it is this host's own"
+        assert kernel()[0] == set(), "the address is this host's own"
         await made.close(remove=True)
 
     run(scenario)
 
 
-def test_what_is_for_no_listener_does_not_go_back_to_the_router(run: Run) -> None:
+def test_packets_without_a_listener_do_not_return_to_the_router(run: Run) -> None:
     async def scenario() -> None:
         route_back()
         (back,) = await answers(443)
         assert (back.src, back.dst, back.ttl) == (CLIENT, VIP, 63), (
-            "without a route of ours it does"
+            "without a blackhole route the packet returns to the router"
         )
         made = driver()
         await made.open()
@@ -194,14 +195,15 @@ def test_what_is_for_no_listener_does_not_go_back_to_the_router(run: Run) -> Non
     run(scenario)
 
 
-def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run: Run) -> None:
-    """Also while the address has no other listener. The route goes some time after the Service."""
+def test_packets_for_a_listener_that_did_not_fit_do_not_return_to_the_router(run: Run) -> None:
+    """The address has a route although it has no listener. The route is removed some time after the
+    Service is."""
     ahead_s = 0.0
 
     async def scenario() -> None:
         nonlocal ahead_s
         route_back()
-        made = driver(share=0.1, clock=lambda: time.monotonic() + ahead_s)
+        made = driver(namespace_share=0.1, clock=lambda: time.monotonic() + ahead_s)
         await made.open()
         ports = tuple(
             Listener("IPv4", port, "TCP", "Local", 30080, (NODE1,)) for port in range(1, 41)
@@ -216,7 +218,7 @@ def test_what_is_for_a_listener_without_room_does_not_go_back_to_the_router(run:
         assert await answers(80) == []
         await made.read(None)
         assert kernel()[0] == {VIP, "203.0.113.99"}
-        ahead_s = ASKED_AGAIN_S + 1
+        ahead_s = UNSERVED_TIMEOUT_S + 1
         await made.read(None)
         assert kernel()[0] == {"203.0.113.99"}
         await made.close(remove=True)

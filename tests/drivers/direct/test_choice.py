@@ -1,5 +1,5 @@
-"""Which node gets a packet: shares, what stays where it was after a change, ICMP errors, affinity,
-the insert limit."""
+"""The node that a packet is sent to: shares, connections that stay after a change, ICMP errors,
+session affinity, and the limit of new entries."""
 
 import random
 import struct
@@ -37,7 +37,8 @@ _SOURCE, _PORT = 14 + 12, 14 + 20
 def owners(
     forwarder: Forwarder, flags: str, ports: range = PORTS, *, seq: int = 0
 ) -> dict[int, str]:
-    """Which node gets a segment with these flags and this sequence number from each port."""
+    """Return, for each client port, the node that gets a segment with these flags and this sequence
+    number."""
     return {port: forwarder.run(tcp(flags, port, seq=seq)).node for port in ports}
 
 
@@ -56,8 +57,8 @@ def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
         seen[forwarder.run(bytes(packet)).node] += 1
     for node, weight in weights.items():
         share = weight / 10
-        # One slot's worth, and five standard deviations of the draw itself (the draw is the same in
-        # every run).
+        # The share is exact to one slot. Five standard deviations allow for the random draw, which
+        # is the same in every run.
         assert (
             abs(seen[node] - total * share)
             < total / len(slots) + 5 * (total * share * (1 - share)) ** 0.5
@@ -96,7 +97,7 @@ def test_growing_from_2_to_500_pods_moves_no_connection(forwarder: Forwarder) ->
     assert len(sizes) == 6
 
 
-def test_connections_of_a_node_that_left_go_to_the_current_one(forwarder: Forwarder) -> None:
+def test_connections_of_a_departed_node_go_to_the_current_node(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1})
     owners(forwarder, "S")
     forwarder.serve({"node2": 1, "node3": 1})
@@ -116,23 +117,21 @@ def test_connections_with_entries_outlive_the_node_that_had_the_slot_before(
     assert set(owners(forwarder, "S", range(30000, 30100)).values()) == {"node3"}
 
 
-def test_what_an_older_connection_of_the_same_ports_left_does_not_count(
+def test_the_entry_of_an_older_connection_with_the_same_ports_is_ignored(
     forwarder: Forwarder,
 ) -> None:
-    """Clients use their ports again: an entry must not outlive the connection that it was made
-    for."""
+    """Clients reuse ports, so an entry must not affect a later connection with the same ports."""
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, {"node1", "node2"})
     assert set(owners(forwarder, "S").values()) == {"node2"}
-    forwarder.serve(
-        {"node1": 1}
-    )  # nobody may keep a connection but node1: there is nothing to tell apart any more
+    # Only node1 may keep connections, so no slot is in transition, and new flows get no entries.
+    forwarder.serve({"node1": 1})
     assert set(owners(forwarder, "S").values()) == {"node1"}
     forwarder.serve({"node1": 1, "node2": 1})
     assert set(owners(forwarder, "A").values()) == {"node1"}
 
 
-def test_an_older_entry_does_not_count_either_when_none_can_be_made(forwarder: Forwarder) -> None:
+def test_an_older_entry_is_ignored_also_when_no_new_entry_can_be_made(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, {"node1", "node2"})
     assert set(owners(forwarder, "S").values()) == {"node2"}
@@ -191,7 +190,7 @@ def test_datagrams_stay_with_their_node_while_the_slot_knows_it(forwarder: Forwa
 
 
 def errors_about(quoted: Packet, *, ipv6: bool) -> list[Packet]:
-    """ICMP errors that routers send back about a packet from the listener to its client."""
+    """Return ICMP errors that a router sends about a packet from the listener to its client."""
     if ipv6:
         head = to_us() / IPv6(src="2001:db8:aaaa::1", dst=VIP6)
         return [head / ICMPv6PacketTooBig(mtu=1280) / quoted, head / ICMPv6TimeExceeded() / quoted]
@@ -200,8 +199,8 @@ def errors_about(quoted: Packet, *, ipv6: bool) -> list[Packet]:
 
 
 def reply(port: int, *, ipv6: bool, transport: type[Packet]) -> Packet:
-    """The start of a packet from the listener to the client, as an error quotes it: eight bytes of
-    transport header."""
+    """Return the start of a packet from the listener to the client, as an ICMP error quotes it:
+    with eight bytes of the transport header."""
     head = (
         IPv6(src=VIP6, dst=CLIENT6, nh=6 if transport is TCP else 17)
         if ipv6

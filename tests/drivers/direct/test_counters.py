@@ -1,5 +1,5 @@
-"""What is counted: for Services, for nodes, by reason; and that it is the kernel's, so that it
-outlives a process."""
+"""The counters of Services, nodes and reasons. The kernel keeps them, so they survive the
+process."""
 
 import pytest
 from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
@@ -38,11 +38,11 @@ def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps)
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
-    assert counters(forwarder).services() == counted.services(), "another process goes on counting"
+    assert counters(forwarder).services() == counted.services(), "another process continues"
     assert counters(forwarder).nodes() == nodes
 
 
-def test_who_takes_a_number_over_begins_at_nothing(forwarder: Forwarder) -> None:
+def test_counters_of_a_reused_number_start_at_zero(forwarder: Forwarder) -> None:
     now_s = 0.0
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps, clock=lambda: now_s)
@@ -56,6 +56,6 @@ def test_who_takes_a_number_over_begins_at_nothing(forwarder: Forwarder) -> None
         forwarder.tables.forget_unused_nodes()
     assert "node3" not in counters(forwarder).nodes()
     limit = forwarder.maps["node_names"].spec.max_entries
-    forwarder.tables.nodes._next = number  # all others have had their turn
+    forwarder.tables.nodes._next = number  # as after all other numbers were used
     assert forwarder.tables.nodes.number("new") == number < limit
     assert counters(forwarder).nodes()["new"] == NodeTraffic((), (), 0, 0, 0)

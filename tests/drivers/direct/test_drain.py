@@ -1,4 +1,4 @@
-"""The end of a drain comes by itself: nothing else happens to the Service meanwhile."""
+"""A drain ends when its time is over, without any other event of the Service."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -30,8 +30,8 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         ) -> None:
             outcomes.extend(told.values())
 
-        async def keeping(*nodes: str) -> None:
-            while (await made.read([WEB]))[WEB].listeners[0].keeping != nodes:
+        async def retained(*nodes: str) -> None:
+            while (await made.read([WEB]))[WEB].listeners[0].retained_nodes != nodes:
                 await asyncio.sleep(0.01)
 
         await made.open()
@@ -41,14 +41,14 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         task = asyncio.ensure_future(loop.run())
         state.synced("services")
         await loop.settled.wait()
-        await keeping("node1", "node2")
+        await retained("node1", "node2")
         drains = load_balancer(NODE1, NODE2_DRAINS)[WEB]
         intents = {WEB: msgspec.structs.replace(drains, settings=DirectSettings(1.0))}
         state.subscribers.mark([WEB])
         while not made.draining():
             await asyncio.sleep(0.01)
-        assert (await made.read([WEB]))[WEB].listeners[0].keeping == ("node1", "node2")
-        await keeping("node1")
+        assert (await made.read([WEB]))[WEB].listeners[0].retained_nodes == ("node1", "node2")
+        await retained("node1")
         assert made.draining() == []
         assert {outcome.state for outcome in outcomes} == {"done"}
         task.cancel()

@@ -1,4 +1,4 @@
-"""The driver's life on a real interface: attached, adopted, put back, replaced, taken away."""
+"""The driver on a real interface: attaching, adopting, restoring, replacing and removing."""
 
 import os
 import socket
@@ -44,14 +44,15 @@ SET_NODE1 = [
 
 
 def way_to_node1() -> NextHop:
-    """As the pinned map has it: of the first node that was set, over IPv4."""
+    """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "ways") as ways:
         return unpack_next_hop(ways.lookup(INDEX.pack(0)) or b"")
 
 
 def refuses() -> bool:
-    """What the only listener in the pinned maps does with a packet for which it has no node."""
+    """Return whether the only listener in the pinned maps refuses packets for which it has no
+    node."""
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "listeners") as listeners:
         ((_, record),) = listeners.items()
@@ -117,7 +118,7 @@ def test_a_second_process_is_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pins gone"])
-def test_what_a_process_left_is_taken_away_by_path_alone(run: Run, pinned: bool) -> None:
+def test_cleanup_needs_only_the_pin_path(run: Run, pinned: bool) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
@@ -141,7 +142,7 @@ def test_what_a_process_left_is_taken_away_by_path_alone(run: Run, pinned: bool)
     run(scenario)
 
 
-def test_a_filter_that_went_with_its_interface_is_put_back(run: Run) -> None:
+def test_a_recreated_interface_gets_its_filter_back(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
@@ -174,7 +175,7 @@ def test_a_node_that_moves_to_another_link_is_followed(run: Run) -> None:
 
 
 def leave_older_layout() -> Path:
-    """Pins as another version has them."""
+    """Create pins with the layout of another version."""
     older = PINS / "layout-0"
     bpffs.prepare(older)
     with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:
@@ -197,7 +198,7 @@ def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
     run(scenario)
 
 
-def test_another_layout_goes_when_there_is_nothing_to_fill(run: Run) -> None:
+def test_another_layout_is_removed_when_there_is_nothing_to_apply(run: Run) -> None:
     async def scenario() -> None:
         older = leave_older_layout()
         made = driver()
@@ -212,7 +213,7 @@ def test_another_layout_goes_when_there_is_nothing_to_fill(run: Run) -> None:
     run(scenario)
 
 
-def test_half_made_pins_are_made_anew(run: Run) -> None:
+def test_incomplete_pins_are_recreated(run: Run) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
@@ -229,9 +230,9 @@ def test_half_made_pins_are_made_anew(run: Run) -> None:
     run(scenario)
 
 
-def test_a_note_is_there_long_enough_for_the_second_packet_to_come(run: Run) -> None:
-    """Up to four CPUs together fill half of each table of notes in a second, at most, and so the
-    whole within two bursts."""
+def test_the_entry_of_a_new_flow_stays_until_its_second_packet_can_arrive(run: Run) -> None:
+    """Up to four CPUs together fill at most half of each table of new flows in a second, so an
+    entry stays for at least a second even if two bursts follow each other."""
 
     async def scenario() -> None:
         made = driver()
@@ -264,7 +265,7 @@ def test_a_removed_service_frees_what_it_had(run: Run) -> None:
 
 
 def numbered() -> set[str]:
-    """The nodes that a connection entry may name, from the pinned map."""
+    """Return the nodes that have a number, from the pinned map: flow entries may name them."""
     (layout,) = PINS.glob("layout-*")
     names = Map.open(layout / "node_names")
     try:
@@ -275,8 +276,8 @@ def numbered() -> set[str]:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, restart: bool) -> None:
-    """All slots were node1's at first, so once node2 drains no slot names it: connections to it
-    exist as entries alone."""
+    """At first all slots belong to node1. When node2 drains, no slot names it any more, and its
+    connections exist only as flow entries."""
     node2 = Member("node2", "192.0.2.22", 1)
     draining = Member("node2", "192.0.2.22", 0, "draining")
     now_s = 0.0
@@ -305,10 +306,8 @@ def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, res
         await bring(made, load_balancer(NODE1, draining))
         assert numbered() == {"node1", "node2"}
         await bring(made, load_balancer(NODE1))
-        for intents in (
-            load_balancer(NODE1) | another,
-            load_balancer(NODE1),
-        ):  # found to be unused, then forgotten
+        # The first pass finds that node2 is unused, the second one releases its number.
+        for intents in (load_balancer(NODE1) | another, load_balancer(NODE1)):
             now_s += GRACE_S
             await bring(made, intents)
         assert numbered() == {"node1"}

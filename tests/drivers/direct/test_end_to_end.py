@@ -1,5 +1,5 @@
-"""Real packets through a real gateway process, between namespaces: shares, and what becomes of open
-connections."""
+"""Real packets through a real gateway process, between namespaces: shares, and open connections
+across changes and restarts."""
 
 import socket
 from collections import Counter
@@ -32,13 +32,13 @@ async def test_pods_see_the_client_and_get_their_shares(site: None, family: int)
             assert {peer for _, peer in answers} == {CLIENT[family]}
             shares = Counter(node for node, _ in answers)
             assert shares.keys() == {"node1", "node2"}
-            assert 60 < shares["node1"] < 118  # 90 by the weights; the standard deviation is 4.7
+            assert 60 < shares["node1"] < 118  # expected 90, with a standard deviation of 4.7
         answer = await gateway.tell("")
         assert answer["drops"] == dict.fromkeys(DROPS, 0)
         ((_, packets, _, flows),) = answer["counters"]
-        assert (
-            flows > 120
-        )  # all connections, and most of the datagrams: a socket may get a port again, so a flow that is known
+        # All connections, and most of the datagrams, are new flows. A UDP socket may get the port
+        # of an earlier socket; its datagram then belongs to a known flow.
+        assert flows > 120
         assert packets > flows
 
 

@@ -1,5 +1,5 @@
-"""Entries of flows: noted with the first packet, kept with the second, safe from floods; source
-ranges; other gateways."""
+"""Flow entries: created with the first packet of a flow, made permanent with the second, and safe
+from floods. Also source ranges, and packets of other gateways."""
 
 import struct
 import time
@@ -34,7 +34,7 @@ from fairlead.drivers.direct.maps.records import (
     ListenerRecord,
     pack_listener_key,
 )
-from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.net.address import pack_address
 from fairlead.net.ringbuf import RingBuffer
 
@@ -49,14 +49,15 @@ BOTH = {"node1", "node2"}
 SPOOFED = 10 * FLOWS
 
 
-def in_transition(forwarder: Forwarder, protocol: str = "TCP", port: int = 80) -> None:
-    """From node1 to node2: what is open stays with node1, what opens goes to node2."""
+def in_transition(forwarder: Forwarder, protocol: ListenerProtocol = "TCP", port: int = 80) -> None:
+    """Move the listener from node1 to node2: open connections stay with node1, new ones go to
+    node2."""
     for weights, retained_nodes in (({"node1": 1}, {"node1"}), ({"node2": 1}, BOTH)):
-        forwarder.serve(weights, retained_nodes, protocol=protocol, port=port)  # type: ignore[arg-type]  # one of three words
+        forwarder.serve(weights, retained_nodes, protocol=protocol, port=port)
 
 
 def spoofed(template: Packet, count: int) -> list[bytes]:
-    """The packet from as many addresses."""
+    """Return `count` copies of the packet, each from another source address."""
     data = bytearray(bytes(template))
     packets = []
     for number in range(count):
@@ -69,7 +70,7 @@ def held(forwarder: Forwarder, table: str) -> int:
     return len(list(forwarder.maps[table].items()))
 
 
-def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(
+def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
     forwarder: Forwarder,
 ) -> None:
     in_transition(forwarder)
@@ -82,10 +83,10 @@ def test_a_connection_is_noted_by_its_first_packet_and_kept_by_its_second(
     assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 1)
 
 
-def test_a_flow_of_datagrams_is_noted_by_its_first_packet_and_kept_by_its_second(
+def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
     forwarder: Forwarder,
 ) -> None:
-    """Its note is deleted: the table of notes has room for flows of which one packet was seen."""
+    """The first entry is deleted, because its table is for flows of which one packet was seen."""
     in_transition(forwarder, "UDP")
     assert forwarder.run(udp()).node == "node2"
     assert (held(forwarder, "new_datagrams"), held(forwarder, "datagrams")) == (1, 0)
@@ -97,8 +98,8 @@ FAR = 1 << 31
 
 
 def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
-    """Neither one that has an entry nor one from before the change; and whoever really opens it
-    anew is heard."""
+    """Neither a connection with an entry nor a connection from before the change moves. A client
+    that really opens a new connection from the same port gets the new node."""
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, BOTH)
     opened = [forwarder.run(tcp(flags, 2000)).node for flags in "SA"]
@@ -117,7 +118,8 @@ def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
         "node3",
         "node3",
     ]
-    # The older connection's packets are nobody's now, as on a host that has its ports in use anew.
+    # The client has reused the ports, so the older connection is gone: its packets go to the node
+    # of the newer one.
     assert [forwarder.run(tcp("A", port, seq=1)).node for port in (1000, 2000)] == [
         "node3",
         "node3",
@@ -140,22 +142,24 @@ def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(
     )
 
 
-def test_a_connection_that_cannot_be_kept_yet_goes_on_by_its_note(forwarder: Forwarder) -> None:
+def test_a_connection_over_the_insert_limit_continues_by_its_first_entry(
+    forwarder: Forwarder,
+) -> None:
     in_transition(forwarder)
     assert forwarder.run(tcp("S", seq=7)).node == "node2"
     forwarder.allow_inserts(0)
     for seq in range(8, 1 << 20, 1 << 16):
         assert forwarder.run(tcp("A", seq=seq)).node == "node2"
-    assert (
-        forwarder.run(tcp("S", seq=1 << 20)).node == "node2"
-    )  # its note speaks for what looks like the same
-    assert forwarder.run(tcp("S", seq=FAR)).node == "node1"  # another one, which cannot be noted
+    # The sequence number is near the entry's, so this may be a packet of the same connection.
+    assert forwarder.run(tcp("S", seq=1 << 20)).node == "node2"
+    # Another connection, which cannot get an entry.
+    assert forwarder.run(tcp("S", seq=FAR)).node == "node1"
     assert forwarder.run(tcp("A", seq=FAR + 1)).node == "node1"
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "SCTP"])
-def test_a_node_that_keeps_nothing_any_more_loses_connections_with_entries_too(
-    forwarder: Forwarder, protocol: str
+def test_a_node_that_is_no_longer_retained_loses_connections_with_entries_too(
+    forwarder: Forwarder, protocol: ListenerProtocol
 ) -> None:
     in_transition(forwarder, protocol)
 
@@ -167,14 +171,14 @@ def test_a_node_that_keeps_nothing_any_more_loses_connections_with_entries_too(
         ).node
 
     assert [send(2000, opening=True), send(2000, opening=False)] == ["node2", "node2"]
-    everybody = {"node1", "node2", "node3"}
-    forwarder.serve({"node3": 1}, everybody, protocol=protocol)  # type: ignore[arg-type]  # one of three words
+    nodes = {"node1", "node2", "node3"}
+    forwarder.serve({"node3": 1}, nodes, protocol=protocol)
     assert send(2000, opening=False) == "node2"
-    forwarder.serve({"node3": 1}, everybody - {"node2"}, protocol=protocol)  # type: ignore[arg-type]  # as above
+    forwarder.serve({"node3": 1}, nodes - {"node2"}, protocol=protocol)
     assert [send(1000, opening=False), send(2000, opening=False)] == ["node1", "node1"]
 
 
-def test_icmp_errors_keep_nothing(forwarder: Forwarder) -> None:
+def test_icmp_errors_make_no_entry_permanent(forwarder: Forwarder) -> None:
     in_transition(forwarder)
     forwarder.run(tcp("S"))
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
@@ -191,9 +195,9 @@ def run_all(forwarder: Forwarder, packets: list[bytes]) -> None:
         run.test_run(packet, with_context=False)
 
 
-def test_connections_that_come_and_go_push_out_none_that_stay(forwarder: Forwarder) -> None:
-    """More than the table has room for, which pushes out what was not used for long, while those
-    that stay say nothing."""
+def test_short_connections_evict_no_long_ones(forwarder: Forwarder) -> None:
+    """There are more short connections than the table can hold, and the table evicts the entries
+    that were not used for longest; the long connections are silent meanwhile."""
     in_transition(forwarder)
     ports = range(20000, 20200)
     assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
@@ -212,7 +216,7 @@ def test_connections_that_come_and_go_push_out_none_that_stay(forwarder: Forward
 def test_a_connection_stays_where_it_is_when_its_client_ends_it(
     forwarder: Forwarder, last: str
 ) -> None:
-    """Whoever has said the last that he will say may be sent much yet, and acknowledges it."""
+    """A client that has closed its side may still receive data, and acknowledges it."""
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == [
         "node2"
@@ -224,27 +228,25 @@ def test_a_connection_stays_where_it_is_when_its_client_ends_it(
         == "node2"
     )
     forwarder.serve({"node3": 1}, {"node1", "node3"})
-    assert forwarder.run(tcp("A")).node == "node1"  # its node keeps nothing any more
+    assert forwarder.run(tcp("A")).node == "node1"  # node2 is no longer retained
 
 
-def test_a_forged_end_ends_nothing(forwarder: Forwarder) -> None:
+def test_a_forged_fin_or_reset_moves_no_connection(forwarder: Forwarder) -> None:
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     for flags in ("F", "R", "S"):
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (
-        1,
-        0,
-    )  # where it was before
+    # The entry is back in the table of open connections.
+    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
 
 
-def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_again(
+def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
     forwarder: Forwarder,
 ) -> None:
-    """Peers send no sequence numbers, so every packet of such a connection may be one that follows
-    its end."""
+    """Peers send no sequence numbers, so any packet of such a connection may be one that follows
+    its FIN or RST."""
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     ((key, entry),) = forwarder.maps["closing_connections"].items()
@@ -254,12 +256,12 @@ def test_a_closing_connection_that_a_peer_has_told_of_is_not_taken_for_open_agai
 
 
 def without_sequence(entry: bytes) -> bytes:
-    """The entry of a flow that a gateway has received from a peer (struct flow of
+    """Return the flow entry as a gateway stores it that has received it from a peer (struct flow of
     bpf/structs.h)."""
     return FLOW.pack(*FLOW.unpack(entry)).ljust(len(entry), b"\0")
 
 
-def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection(
+def test_a_forged_syn_and_reset_leave_the_entry_of_an_open_connection(
     forwarder: Forwarder,
 ) -> None:
     in_transition(forwarder)
@@ -270,8 +272,9 @@ def test_who_forges_an_opening_and_its_end_takes_nothing_from_an_open_connection
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
 
 
-def test_openings_that_are_taken_back_push_out_nobody(forwarder: Forwarder) -> None:
-    """As hosts do whose addresses somebody has forged: they answer the answer with a reset."""
+def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwarder) -> None:
+    """This occurs if an attacker forges addresses of real hosts: the hosts answer the SYN-ACK with
+    a reset."""
     in_transition(forwarder)
     ports = range(20000, 20200)
     assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
@@ -282,23 +285,22 @@ def test_openings_that_are_taken_back_push_out_nobody(forwarder: Forwarder) -> N
     assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
 
 
-def test_the_next_connection_of_the_same_ports_is_one_of_its_own(forwarder: Forwarder) -> None:
+def test_the_next_connection_with_the_same_ports_gets_its_own_entry(forwarder: Forwarder) -> None:
     in_transition(forwarder)
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
-    forwarder.allow_inserts(
-        0
-    )  # it cannot be noted: what follows goes by what is known, and so does it
+    # Without an entry, the new connection goes where packets without an entry go.
+    forwarder.allow_inserts(0)
     assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)
-    forwarder.serve({"node3": 1}, {"node3"})  # settled: no entry speaks any more
+    forwarder.serve({"node3": 1}, {"node3"})  # the transition is over, and entries are ignored
     assert forwarder.run(tcp("S", seq=FAR)).node == "node3"
     assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 0)
 
 
-def test_associations_that_end_make_room(forwarder: Forwarder) -> None:
+def test_ended_associations_move_to_the_table_of_closing_connections(forwarder: Forwarder) -> None:
     in_transition(forwarder, "SCTP")
     last = sctp(2000, opening=False)
     last[SCTP].payload = SCTPChunkShutdown()
@@ -308,11 +310,11 @@ def test_associations_that_end_make_room(forwarder: Forwarder) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
-def test_a_flood_from_made_up_sources_pushes_out_only_its_like(
-    forwarder: Forwarder, protocol: str
+def test_a_flood_from_forged_sources_evicts_only_its_own_entries(
+    forwarder: Forwarder, protocol: ListenerProtocol
 ) -> None:
     in_transition(forwarder, protocol)
-    kept, noted = (
+    permanent, new = (
         ("connections", "new_connections") if protocol == "TCP" else ("datagrams", "new_datagrams")
     )
     ports = range(20000, 20200)
@@ -322,14 +324,14 @@ def test_a_flood_from_made_up_sources_pushes_out_only_its_like(
 
     opened = {port: [send(port, "S"), send(port, "A")] for port in ports}
     assert {*map(tuple, opened.values())} == {("node2", "node2")}
-    assert held(forwarder, kept) == len(ports)
+    assert held(forwarder, permanent) == len(ports)
     run_all(forwarder, spoofed(tcp("S") if protocol == "TCP" else udp(), SPOOFED))
-    assert held(forwarder, noted) <= FLOWS
-    assert held(forwarder, kept) == len(ports)
+    assert held(forwarder, new) <= FLOWS
+    assert held(forwarder, permanent) == len(ports)
     assert {send(port, "A") for port in ports} == {"node2"}
 
 
-def test_no_state_at_all_for_connections_of_slots_that_stay(forwarder: Forwarder) -> None:
+def test_connections_of_unchanged_slots_get_no_entries(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1})
     for packet in spoofed(tcp("S"), 100) + spoofed(tcp("A"), 100):
         forwarder.run(packet)
@@ -342,7 +344,7 @@ def sctp(port: int, *, opening: bool, ipv6: bool = False) -> Packet:
     return to_us() / head / SCTP(sport=port, dport=80, tag=0 if opening else 7) / chunk
 
 
-def test_associations_are_kept_like_connections(forwarder: Forwarder) -> None:
+def test_associations_get_entries_like_connections(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1}, protocol="SCTP")
     forwarder.serve({"node2": 1}, BOTH, protocol="SCTP")
     assert [
@@ -356,7 +358,7 @@ def test_associations_are_kept_like_connections(forwarder: Forwarder) -> None:
     assert held(forwarder, "connections") == 1
     odd = sctp(3000, opening=False)
     odd[SCTP].tag = 0
-    assert forwarder.run(odd).node == "node1"  # no INIT: it opens nothing
+    assert forwarder.run(odd).node == "node1"  # without an INIT chunk it opens no association
 
 
 def quic(port: int, payload: bytes) -> Packet:
@@ -382,7 +384,7 @@ CONTINUING = {
 
 
 @pytest.mark.parametrize("payload", OPENING.values(), ids=OPENING.keys())
-def test_what_may_open_a_quic_connection_goes_to_the_new_node(
+def test_a_datagram_that_may_open_a_quic_connection_goes_to_the_new_node(
     forwarder: Forwarder, payload: bytes
 ) -> None:
     in_transition(forwarder, "UDP", QUIC_PORT)
@@ -394,7 +396,7 @@ def test_what_may_open_a_quic_connection_goes_to_the_new_node(
 def test_quic_connections_from_before_stay_without_an_entry(
     forwarder: Forwarder, payload: bytes
 ) -> None:
-    """They came by another gateway until now."""
+    """Until now the packets of these connections passed another gateway."""
     in_transition(forwarder, "UDP", QUIC_PORT)
     assert [forwarder.run(quic(40000, payload)).node for _ in range(3)] == ["node1"] * 3
     assert forwarder.run(udp()).verdict == NOT_OURS
@@ -402,11 +404,11 @@ def test_quic_connections_from_before_stay_without_an_entry(
     assert forwarder.run(quic(40001, payload)).node == "node2"
 
 
-def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> None:
+def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
 
-    def told() -> list[tuple[int, int]]:
+    def reported() -> list[tuple[int, int]]:
         return [
             (int.from_bytes(record[32:34], "big"), struct.unpack_from("=I", record, 40)[0])
             for record in ring.read(100)
@@ -417,23 +419,22 @@ def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> 
         number for number, name in forwarder.tables.nodes.names().items() if name == "node2"
     )
     forwarder.run(tcp("S", 1000))
-    assert told() == []
+    assert reported() == []
     forwarder.run(tcp("A", 1000))
     forwarder.run(tcp("A", 1000))
-    assert told() == [(1000, number)]
-    forwarder.serve(
-        {"node2": 1}, {"node2"}
-    )  # settled: the next connection of these ports needs no entry
+    assert reported() == [(1000, number)]
+    # The transition is over, so the next connection with these ports needs no entry.
+    forwarder.serve({"node2": 1}, {"node2"})
     forwarder.run(tcp("S", 1000))
-    assert told() == [(1000, NONE)]
+    assert reported() == [(1000, NONE)]
     forwarder.set_settings(flags=0)
     in_transition(forwarder, "UDP")
     forwarder.run(udp(1000))
     forwarder.run(udp(1000))
-    assert told() == []
+    assert reported() == []
 
 
-def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> None:
+def test_udp_entries_that_follow_from_the_tables_are_not_reported(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, protocol="UDP")
@@ -443,11 +444,11 @@ def test_no_news_of_datagrams_where_the_tables_say_it(forwarder: Forwarder) -> N
     assert list(ring.read(100)) == []
 
 
-def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_had_one_node(
+def test_a_stale_entry_of_a_peer_moves_no_udp_flow_of_an_unchanged_slot(
     forwarder: Forwarder,
 ) -> None:
-    """Its entry is another gateway's, which did not see the one that lives: it has made its own way
-    by the tables."""
+    """The peer has not seen the present flow with these ports, which was sent to its node by the
+    table."""
     forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
@@ -458,13 +459,12 @@ def test_an_older_flow_of_the_same_ports_moves_no_datagrams_where_the_slot_has_h
     forwarder.maps["datagrams"].update(flow, FLOW.pack(INDEX.pack(numbers["node2"])))
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
     assert list(forwarder.maps["datagrams"].items()) == [(flow, entry)]
-    assert [record[40:44] for record in ring.read(100)] == [
-        INDEX.pack(numbers["node1"])
-    ]  # others are told that it was wrong
+    # The correction is reported, so that peers learn of it.
+    assert [record[40:44] for record in ring.read(100)] == [INDEX.pack(numbers["node1"])]
 
 
 def restrict(forwarder: Forwarder, address: str, set_number: int) -> None:
-    """Have the listener at port 80 ask this set."""
+    """Restrict the listener on port 80 to the source ranges of this set."""
     key = pack_listener_key(ListenerKey(address, 80, "TCP"))
     value = forwarder.maps["listeners"].lookup(key)
     assert value
@@ -482,9 +482,9 @@ def allow(forwarder: Forwarder, set_number: int, network: str, bits: int) -> Non
 def test_source_ranges(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     restrict(forwarder, VIP4, 7)
-    assert forwarder.run(tcp()).verdict == DROP  # a set without entries lets nobody in
+    assert forwarder.run(tcp()).verdict == DROP  # an empty set permits no source
     allow(forwarder, 8, "0.0.0.0", 0)
-    assert forwarder.run(tcp()).verdict == DROP  # another's set
+    assert forwarder.run(tcp()).verdict == DROP  # the range is in another set
     allow(forwarder, 7, "198.51.100.0", 29)
     inside, outside = (
         ("198.51.100.0", "198.51.100.7"),
@@ -524,7 +524,9 @@ def test_thousands_of_source_ranges(forwarder: Forwarder) -> None:
         assert forwarder.run(tcp(client=f"{base}{last + 4}")).verdict == DROP
 
 
-def test_errors_about_a_flow_count_as_from_its_client(forwarder: Forwarder) -> None:
+def test_source_ranges_apply_to_the_client_of_the_flow_that_an_error_quotes(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     restrict(forwarder, VIP4, 7)
     allow(forwarder, 7, CLIENT4, 32)
@@ -537,7 +539,9 @@ def test_errors_about_a_flow_count_as_from_its_client(forwarder: Forwarder) -> N
     )
 
 
-def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: Forwarder) -> None:
+def test_errors_that_quote_a_packet_of_another_address_are_not_touched(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     quoted = IP(src="203.0.113.99", dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
     assert (
@@ -548,7 +552,9 @@ def test_errors_that_quote_a_packet_of_another_address_are_not_ours(forwarder: F
     )
 
 
-def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forwarder) -> None:
+def test_a_packet_of_another_gateway_stays_on_a_gateway_that_is_a_node(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     forwarder.set_settings(flags=IS_NODE)
     passed = Ether(forwarder.run(tcp("A")).packet)
@@ -556,12 +562,12 @@ def test_what_another_gateway_among_the_nodes_decided_stays_here(forwarder: Forw
     frame = bytes(to_us() / passed.payload)
     assert forwarder.run(frame)[::2] == (NOT_OURS, frame)
     forwarder.serve({}, set())
-    assert forwarder.run(frame)[::2] == (NOT_OURS, frame), "the other gateway knows more"
+    assert forwarder.run(frame)[::2] == (NOT_OURS, frame), "the other gateway has decided"
     restrict(forwarder, VIP4, 7)
     assert forwarder.run(frame).verdict == DROP, "a client may send with any hop limit"
 
 
-def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes(
+def test_udp_flows_stay_with_a_serving_node_however_often_their_slot_changes(
     forwarder: Forwarder,
 ) -> None:
     nodes = {"node1", "node2", "node3"}
@@ -570,26 +576,25 @@ def test_datagrams_stay_with_a_node_that_serves_however_often_their_slot_changes
     assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
     forwarder.serve({"node2": 1}, nodes, protocol="UDP")
     assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
-    forwarder.serve({"node3": 1}, nodes, protocol="UDP")  # node2 stands in neither table now
+    forwarder.serve({"node3": 1}, nodes, protocol="UDP")  # no table names node2 now
     assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
     assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
-    forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")  # node2 has ceased to serve
+    forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")  # node2 no longer serves
     assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
     assert {forwarder.run(udp(port)).node for port in later} == {"node3"}
 
 
 LIFETIME = 280
-"""DATAGRAM_LIFETIME of bpf/choose.h."""
+"""DATAGRAM_LIFETIME in bpf/choose.h, in ticks."""
 
 
 def tick() -> int:
-    """The coarse clock of the program (`tick` of bpf/choose.h)."""
+    """Return the time of the coarse clock of the program (`tick` in bpf/choose.h)."""
     return (time.monotonic_ns() >> 30) + 1
 
 
 def silent_for(forwarder: Forwarder, ticks: int) -> None:
-    """Make the entries of all open UDP flows as old as if their clients had been silent for so
-    long."""
+    """Age the entries of all UDP flows, as if their clients had been silent for this time."""
     for key, entry in list(forwarder.maps["datagrams"].items()):
         node, _ = struct.unpack("=II", entry)
         forwarder.maps["datagrams"].update(key, struct.pack("=II", node, tick() - ticks))
@@ -599,9 +604,8 @@ def seen(forwarder: Forwarder) -> set[int]:
     return {struct.unpack("=II", entry)[1] for _, entry in forwarder.maps["datagrams"].items()}
 
 
-def test_a_flow_of_datagrams_that_was_silent_for_long_is_a_new_one(forwarder: Forwarder) -> None:
-    """A client that comes back with the ports of an old flow must not be led to a node that
-    drains."""
+def test_a_udp_flow_after_a_long_silence_is_a_new_flow(forwarder: Forwarder) -> None:
+    """A client that reuses the ports of an old flow must not be sent to a draining node."""
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
     forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
@@ -614,8 +618,8 @@ def test_a_flow_of_datagrams_that_was_silent_for_long_is_a_new_one(forwarder: Fo
     assert seen(forwarder) <= {tick(), tick() - 1}
 
 
-def test_a_quic_connection_that_was_silent_for_long_goes_on(forwarder: Forwarder) -> None:
-    """Its datagrams show that they open nothing."""
+def test_a_quic_connection_continues_after_a_long_silence(forwarder: Forwarder) -> None:
+    """The header of its datagrams shows that they do not open a connection."""
     short = b"\x40" + b"." * 24
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP", port=QUIC_PORT)
     assert [forwarder.run(quic(40000, short)).node for _ in range(2)] == ["node1"] * 2
@@ -624,7 +628,7 @@ def test_a_quic_connection_that_was_silent_for_long_goes_on(forwarder: Forwarder
     assert forwarder.run(quic(40000, short)).node == "node1"
 
 
-def test_an_entry_that_a_peer_has_told_of_counts_until_the_client_is_seen(
+def test_an_entry_of_a_peer_is_valid_until_the_client_is_seen(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")

@@ -1,4 +1,4 @@
-"""Fragments: all of a packet reach one node, whatever comes between them."""
+"""Fragments: all fragments of a packet reach the same node, whatever arrives between them."""
 
 import random
 import struct
@@ -32,7 +32,7 @@ PART = 48
 
 @pytest.fixture
 def serving(forwarder: Forwarder) -> Forwarder:
-    """UDP and TCP by two nodes, on both addresses."""
+    """A forwarder with UDP and TCP listeners on both addresses, served by two nodes."""
     for address in (VIP4, VIP6):
         forwarder.maps["addresses"].update(pack_address(address), (1).to_bytes(4, "little"))
         forwarder.serve({"node1": 1, "node2": 1}, address=address, protocol="UDP")
@@ -41,7 +41,7 @@ def serving(forwarder: Forwarder) -> Forwarder:
 
 
 def fragments(port: int, number: int, *, ipv6: bool = False, hops: int = 64) -> list[Packet]:
-    """A datagram in four parts."""
+    """Return the four fragments of a datagram. `number`: the identification of the packet."""
     whole = bytes(UDP(sport=port, dport=80) / Raw(b"x" * (4 * PART - 8)))
     parts = [(at, whole[at : at + PART]) for at in range(0, len(whole), PART)]
     if ipv6:
@@ -69,7 +69,7 @@ def fragments(port: int, number: int, *, ipv6: bool = False, hops: int = 64) -> 
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_all_parts_reach_the_node_of_the_first(serving: Forwarder, ipv6: bool) -> None:
+def test_all_fragments_reach_the_node_of_the_first(serving: Forwarder, ipv6: bool) -> None:
     nodes = set()
     for port in range(20000, 20050):
         owner = serving.run(udp(port, ipv6=ipv6)).node
@@ -90,7 +90,7 @@ def test_all_parts_reach_the_node_of_the_first(serving: Forwarder, ipv6: bool) -
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_many_packets_at_once_in_any_order_after_their_first_parts(
+def test_fragments_of_many_packets_in_any_order_after_the_first_fragments(
     serving: Forwarder, ipv6: bool
 ) -> None:
     packets = {port: fragments(port, port, ipv6=ipv6) for port in range(20000, 20100)}
@@ -101,7 +101,7 @@ def test_many_packets_at_once_in_any_order_after_their_first_parts(
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_a_later_part_without_a_first_is_dropped_and_counted(
+def test_a_later_fragment_without_a_first_is_dropped_and_counted(
     serving: Forwarder, ipv6: bool
 ) -> None:
     first, second, third, _ = fragments(20000, 5, ipv6=ipv6)
@@ -113,7 +113,7 @@ def test_a_later_part_without_a_first_is_dropped_and_counted(
     assert serving.event(FRAGMENT) == 2
 
 
-def test_a_first_part_of_long_ago_does_not_count(serving: Forwarder) -> None:
+def test_the_node_of_a_first_fragment_is_forgotten_after_30_s(serving: Forwarder) -> None:
     first, second, *_ = fragments(20000, 5)
     serving.run(first)
     table = serving.maps["fragments"]
@@ -125,7 +125,9 @@ def test_a_first_part_of_long_ago_does_not_count(serving: Forwarder) -> None:
     assert serving.run(second).verdict == DROP
 
 
-def test_parts_of_another_sender_or_protocol_are_told_apart(serving: Forwarder) -> None:
+def test_fragments_of_another_sender_protocol_or_packet_are_distinguished(
+    serving: Forwarder,
+) -> None:
     serving.run(fragments(20000, 5)[0])
     second = fragments(20000, 5)[1]
     for field, value in (("src", "198.51.100.8"), ("proto", 6), ("id", 6)):
@@ -135,7 +137,7 @@ def test_parts_of_another_sender_or_protocol_are_told_apart(serving: Forwarder) 
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_parts_spend_a_hop_like_any_packet(serving: Forwarder, ipv6: bool) -> None:
+def test_fragments_with_a_used_up_hop_limit_are_dropped(serving: Forwarder, ipv6: bool) -> None:
     serving.run(fragments(20000, 5, ipv6=ipv6)[0])
     assert [serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=1)] == [
         DROP
@@ -144,7 +146,7 @@ def test_parts_spend_a_hop_like_any_packet(serving: Forwarder, ipv6: bool) -> No
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_parts_pass_a_gateway_once_like_any_packet(serving: Forwarder, ipv6: bool) -> None:
+def test_fragments_pass_only_one_gateway(serving: Forwarder, ipv6: bool) -> None:
     serving.run(fragments(20000, 5, ipv6=ipv6)[0])
     assert [
         serving.run(part).verdict for part in fragments(20000, 5, ipv6=ipv6, hops=HOPS_LEFT)
@@ -152,7 +154,7 @@ def test_parts_pass_a_gateway_once_like_any_packet(serving: Forwarder, ipv6: boo
     assert serving.event(DROPS.index("returned")) == 4
 
 
-def test_parts_for_a_node_that_is_this_host_go_up(serving: Forwarder) -> None:
+def test_fragments_for_a_node_that_is_this_host_go_to_the_kernel(serving: Forwarder) -> None:
     for number in (1, 2):
         serving.tables.nodes.set_next_hop(
             f"node{number}", NextHop(LOCAL, 1, f"192.0.2.{number}"), ipv6=False
@@ -162,7 +164,8 @@ def test_parts_for_a_node_that_is_this_host_go_up(serving: Forwarder) -> None:
 
 
 def one_piece() -> Iterator[Packet]:
-    """Packets with a fragment header that are whole (RFC 6946), alone and after another header."""
+    """Yield atomic fragments (RFC 6946: complete packets with a fragment header), without and with
+    another extension header."""
     atomic = IPv6ExtHdrFragment(nh=6, offset=0, m=0, id=7)
     segment = TCP(sport=20000, dport=80, flags="A")
     yield to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=44) / atomic / segment
@@ -175,14 +178,16 @@ def one_piece() -> Iterator[Packet]:
     )
 
 
-def test_a_fragment_that_is_whole_is_like_any_packet(serving: Forwarder) -> None:
+def test_an_atomic_fragment_is_handled_like_any_packet(serving: Forwarder) -> None:
     for packet in one_piece():
         assert serving.run(packet).verdict == REDIRECT
     assert not list(serving.maps["fragments"].items())
     assert serving.passed_on == 0
 
 
-def test_a_first_part_too_short_for_flags_goes_where_the_connection_is(serving: Forwarder) -> None:
+def test_a_first_fragment_too_short_for_tcp_flags_goes_to_the_node_of_the_connection(
+    serving: Forwarder,
+) -> None:
     owner = serving.run(
         to_us() / IP(src=CLIENT4, dst=VIP4) / TCP(sport=20000, dport=80, flags="A")
     ).node

@@ -1,4 +1,4 @@
-"""The records as Python packs them are those that the object was compiled with."""
+"""The records that Python packs have the layout of the structs in the compiled programs."""
 
 import struct
 
@@ -37,7 +37,7 @@ def test_sizes(name: str, packed: struct.Struct) -> None:
 
 @pytest.mark.parametrize(("name", "packed"), RECORDS.items())
 def test_offsets(name: str, packed: struct.Struct) -> None:
-    """Each value, set alone, shows at the offset of the field of its turn."""
+    """Each value, when only it is set, appears at the offset of the field of the same position."""
     fields = [field for field in TYPES.fields(name) if field.name != "pad"]
     blank = packed.unpack(bytes(packed.size))
     assert len(fields) == len(blank)

@@ -1,4 +1,4 @@
-"""What CPUs keep of listeners counts until a listener changes, and no longer."""
+"""The cache of listeners of each CPU is valid until a listener changes."""
 
 import os
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ KEY = pack_listener_key(ListenerKey(VIP4, 80, "TCP"))
 
 @pytest.fixture(autouse=True)
 def on_one_cpu() -> Iterator[None]:
-    """Each keeps what it has found itself."""
+    """Run the test on one CPU, because each CPU has a cache of its own."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield
     os.sched_setaffinity(0, before)
 
 
-def kept(forwarder: Forwarder) -> list[bytes]:
-    """The records that some CPU keeps of the listener, whether they still count or not."""
+def cached(forwarder: Forwarder) -> list[bytes]:
+    """Return the records of the listener in the caches of all CPUs, valid or not."""
     size = LISTENER_KEY.size + 8
     values = (
         forwarder.maps["listener_cache"].per_cpu(INDEX.pack(number)) for number in range(4096)
@@ -41,17 +41,16 @@ def record(forwarder: Forwarder) -> bytes:
     return found
 
 
-def test_a_listener_is_kept_and_what_is_kept_is_what_counts(forwarder: Forwarder) -> None:
+def test_a_listener_is_cached_and_the_cached_record_is_used(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
-    assert record(forwarder) in kept(forwarder)
-    forwarder.maps["listeners"].update(
-        KEY, LISTENER.pack(*[0] * 7)
-    )  # the process ends before it has told
+    assert record(forwarder) in cached(forwarder)
+    # As if the process ended before it invalidated the caches.
+    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
     assert forwarder.run(tcp("A")).node == "node1"
 
 
-def test_the_next_process_begins_with_what_the_last_has_written(forwarder: Forwarder) -> None:
+def test_a_new_process_invalidates_the_caches(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
     forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
@@ -59,7 +58,7 @@ def test_the_next_process_begins_with_what_the_last_has_written(forwarder: Forwa
     assert forwarder.run(tcp("A")).verdict == DROP
 
 
-def test_an_audit_makes_packets_find_what_somebody_else_has_written(forwarder: Forwarder) -> None:
+def test_an_audit_invalidates_the_caches(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
     forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
@@ -67,23 +66,22 @@ def test_an_audit_makes_packets_find_what_somebody_else_has_written(forwarder: F
     assert forwarder.run(tcp("A")).verdict == DROP
 
 
-def test_a_listener_that_is_gone_is_not_kept(forwarder: Forwarder) -> None:
+def test_a_removed_listener_is_not_used_from_a_cache(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     before = forwarder.run(tcp("A"))
     assert before.node == "node1"
-    listeners = Listeners(
-        forwarder.maps
-    )  # which makes every CPU look again, so a packet goes through before the removal
+    # A new `Listeners` invalidates the caches, so one more packet fills the cache before the
+    # removal.
+    listeners = Listeners(forwarder.maps)
     assert forwarder.run(tcp("A")).node == "node1"
     listeners.remove(KEY)
-    assert forwarder.run(tcp("A")).verdict not in (
-        before.verdict,
-        DROP,
-    )  # no listener has it: it goes on to the kernel
+    # Without a listener the packet is passed to the kernel.
+    assert forwarder.run(tcp("A")).verdict not in (before.verdict, DROP)
 
 
-def test_listeners_that_share_a_place_keep_their_own(forwarder: Forwarder) -> None:
-    """Of 300 in 4,096 places some do: whoever came last has it, and the other is looked up."""
+def test_listeners_in_the_same_cache_slot_are_not_confused(forwarder: Forwarder) -> None:
+    """Of 300 listeners some share one of the 4,096 slots of a cache. The latest one has the slot,
+    the others are looked up."""
     ports = range(80, 380)
     for port in ports:
         forwarder.serve({f"node{port % 3 + 1}": 1}, port=port)
@@ -96,7 +94,7 @@ def test_listeners_that_share_a_place_keep_their_own(forwarder: Forwarder) -> No
         ]
 
 
-def test_where_programs_of_one_cpu_interrupt_each_other_nothing_is_kept(
+def test_nothing_is_cached_on_a_kernel_where_programs_of_a_cpu_interrupt_each_other(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1})
@@ -108,6 +106,6 @@ def test_where_programs_of_one_cpu_interrupt_each_other_nothing_is_kept(
         forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
         assert forwarder.run(tcp("A")).verdict == DROP
     finally:
-        # No kernel turns into another. Numbers that have been are not to come again: the maps serve
-        # other tests.
+        # Other tests use these maps, and a generation number must not be used twice. In reality a
+        # running kernel does not become another one.
         forwarder.maps["generation"].update(INDEX.pack(0), generation)

@@ -1,5 +1,5 @@
-"""What the maps take in the kernel, as docs/gateway.md says: measured on maps of the size that
-gateways have by default."""
+"""The memory of the maps in the kernel is as docs/gateway.md says, measured on maps of the default
+sizes."""
 
 import re
 from math import ceil
@@ -22,7 +22,7 @@ MEMORY = (
     .partition("\n## ")[0]
 )
 PER_CPU = (5, 6, 10, 21)
-"""Types of maps that have each value once for each CPU (linux/bpf.h)."""
+"""Map types with one value for each CPU (linux/bpf.h)."""
 MIB = 1 << 20
 
 
@@ -33,12 +33,12 @@ def documented(pattern: str) -> int:
 
 
 def for_each_cpu(spec: MapSpec) -> int:
-    """The bytes that each CPU adds."""
+    """Return the bytes that each CPU adds to the map."""
     return ceil(spec.value_size / 8) * 8 * spec.max_entries if spec.type in PER_CPU else 0
 
 
 def locked(descriptor: int) -> int:
-    """The bytes that the kernel accounts for a map."""
+    """Return the bytes that the kernel accounts for the map."""
     fields = dict(
         line.split(":\t")
         for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
@@ -46,7 +46,7 @@ def locked(descriptor: int) -> int:
     return int(fields["memlock"])
 
 
-def test_the_maps_take_what_the_document_says() -> None:
+def test_the_maps_take_the_documented_memory() -> None:
     sizes = Sizes().entries()
     specs = [
         spec._replace(max_entries=sizes.get(spec.name, spec.max_entries))
@@ -65,7 +65,7 @@ def test_the_maps_take_what_the_document_says() -> None:
     assert round(arena / MIB) == documented(r"(\d+) MiB of it are tables")
 
 
-def test_the_chart_requests_what_the_document_says_and_has_no_figures_of_its_own() -> None:
+def test_the_chart_requests_the_documented_memory_and_has_no_other_figures() -> None:
     text = (CHART / "values.yaml").read_text()
     gateway = yaml.safe_load(text)["gateway"]
     needed = documented(r"take (\d+) MiB on two CPUs") + documented(

@@ -1,5 +1,5 @@
-"""Messages of the gateway's own, byte by byte: echo replies, and what senders of packets too big
-are told."""
+"""Packets that the gateway itself creates, byte by byte: echo replies, and errors about packets
+that are too big."""
 
 import os
 from collections.abc import Iterator
@@ -50,7 +50,8 @@ def serving(forwarder: Forwarder) -> Forwarder:
 
 
 def ones_sum(data: bytes) -> int:
-    """RFC 1071: 0xffff where a checksum in the data is right."""
+    """Return the ones' complement sum (RFC 1071): 0xffff if the data contains a correct
+    checksum."""
     total = sum(
         int.from_bytes(data[at : at + 2].ljust(2, b"\0"), "big") for at in range(0, len(data), 2)
     )
@@ -60,7 +61,7 @@ def ones_sum(data: bytes) -> int:
 
 
 def valid(packet: bytes) -> Packet:
-    """The packet, with the checksums of its IP and ICMP headers found to be right."""
+    """Check the checksums of the IP and ICMP headers, and return the packet."""
     frame = Ether(packet)
     if IP in frame:
         assert ones_sum(packet[14:34]) == 0xFFFF
@@ -108,8 +109,8 @@ def test_echo_requests_over_ipv6_are_answered(serving: Forwarder, payload: int) 
 
 
 @pytest.mark.parametrize("checksum", [0x0000, 0x0001, 0xF7FE, 0xF7FF, 0xF800, 0xFFFE, 0xFFFF])
-def test_checksums_of_replies_carry_over(serving: Forwarder, checksum: int) -> None:
-    """The two bytes of data are chosen so that the request has this checksum."""
+def test_checksums_of_replies_are_right_with_every_carry(serving: Forwarder, checksum: int) -> None:
+    """The two bytes of data give the request this checksum."""
     rest = (0xF7FF - checksum) % 0xFFFF
     request = ICMP(id=0, seq=0) / Raw(rest.to_bytes(2, "big"))
     assert int.from_bytes(bytes(request)[2:4], "big") % 0xFFFF == checksum % 0xFFFF
@@ -124,20 +125,22 @@ NOT_ANSWERED: dict[str, Packet] = {
 FORGED: dict[str, Packet] = {
     "from a group": to_us() / IP(src="224.0.0.1", dst=VIP4) / ICMP(),
     "from all hosts": to_us() / IP(src="255.255.255.255", dst=VIP4) / ICMP(),
-    "from nobody": to_us() / IP(src="0.0.0.0", dst=VIP4) / ICMP(),
+    "from no address": to_us() / IP(src="0.0.0.0", dst=VIP4) / ICMP(),
     "from the loopback": to_us() / IP(src="127.0.0.1", dst=VIP4) / ICMP(),
     "from a group over ipv6": to_us() / IPv6(src="ff02::1", dst=VIP6) / ICMPv6EchoRequest(),
-    "from nobody over ipv6": to_us() / IPv6(src="::", dst=VIP6) / ICMPv6EchoRequest(),
+    "from no address over ipv6": to_us() / IPv6(src="::", dst=VIP6) / ICMPv6EchoRequest(),
 }
 
 
 @pytest.mark.parametrize("packet", NOT_ANSWERED.values(), ids=NOT_ANSWERED.keys())
-def test_other_echo_requests_are_the_kernels(serving: Forwarder, packet: Packet) -> None:
+def test_other_echo_requests_are_passed_to_the_kernel(serving: Forwarder, packet: Packet) -> None:
     assert serving.run(packet)[::2] == (NOT_OURS, bytes(packet))
 
 
 @pytest.mark.parametrize("packet", FORGED.values(), ids=FORGED.keys())
-def test_nobody_is_answered_who_is_no_single_host(serving: Forwarder, packet: Packet) -> None:
+def test_echo_requests_of_sources_that_are_not_a_single_host_are_dropped(
+    serving: Forwarder, packet: Packet
+) -> None:
     assert serving.run(packet).verdict == DROP
     assert serving.event(ECHO_ANSWERED) == 0
 
@@ -151,10 +154,10 @@ def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
         (tcp(ipv6=True), REFUSALS_SENT),
     )
     sent = 40
-    with on_one_cpu():  # each counts for itself
+    with on_one_cpu():  # each CPU has its own limit
         for packet, event in kinds:
-            # The other kinds have used up nothing of this one. If a second passes meanwhile, more
-            # are answered.
+            # The other kinds have not used up the limit of this kind. If a second passes meanwhile,
+            # more than three are answered.
             answered = [serving.run(packet).verdict for _ in range(sent)].count(REDIRECT)
             assert 3 <= answered < sent
             assert serving.event(event) == answered
@@ -163,7 +166,7 @@ def test_each_kind_of_message_has_its_own_limit(serving: Forwarder) -> None:
 
 @contextmanager
 def on_one_cpu() -> Iterator[None]:
-    """Programs that this thread has the kernel run are run by the same CPU."""
+    """Run the thread, and so the programs that it has the kernel run, on one CPU."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     yield
@@ -173,7 +176,7 @@ def on_one_cpu() -> Iterator[None]:
 @pytest.mark.parametrize("kind", [LINK, IPIP])
 @pytest.mark.parametrize("flags", ["DF", ""])
 @pytest.mark.parametrize("length", [MTU + 1, 1500, 3000])
-def test_senders_of_packets_too_big_are_told_the_size(
+def test_the_sender_of_a_packet_that_is_too_big_gets_the_size_that_fits(
     serving: Forwarder, kind: int, flags: str, length: int
 ) -> None:
     serve_by(serving, way(kind)._replace(mtu=MTU))
@@ -181,14 +184,13 @@ def test_senders_of_packets_too_big_are_told_the_size(
     sent[IP].flags = flags
     answer = serving.run(sent)
     assert answer.verdict == REDIRECT
-    told = valid(answer.packet)
-    assert (told.dst, told.src) == (sent.src, sent.dst)
-    assert (told[IP].src, told[IP].dst, told[IP].len, told[IP].ttl) == (VIP4, CLIENT4, 576, 64)
-    assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
-    assert bytes(told)[14 + 28 :] == bytes(sent[IP])[:548]
+    error = valid(answer.packet)
+    assert (error.dst, error.src) == (sent.src, sent.dst)
+    assert (error[IP].src, error[IP].dst, error[IP].len, error[IP].ttl) == (VIP4, CLIENT4, 576, 64)
+    assert (error[ICMP].type, error[ICMP].code, error[ICMP].nexthopmtu) == (3, 4, MTU)
+    assert bytes(error)[14 + 28 :] == bytes(sent[IP])[:548]
     assert (serving.event(TOO_BIG), serving.event(SIZE_MESSAGES_SENT)) == (1, 1)
-    # What was not forwarded is not counted as if it had been, neither for the Service nor for the
-    # node.
+    # The packet does not count as forwarded, neither for the Service nor for the node.
     for name in ("statistics", "node_statistics"):
         counters = [
             int.from_bytes(value[at : at + 8], "little")
@@ -199,7 +201,9 @@ def test_senders_of_packets_too_big_are_told_the_size(
 
 
 @pytest.mark.parametrize("transport", [TCP, UDP])
-def test_over_ipv6_too(serving: Forwarder, transport: type[Packet]) -> None:
+def test_the_sender_gets_the_size_that_fits_over_ipv6(
+    serving: Forwarder, transport: type[Packet]
+) -> None:
     sent = (
         to_us()
         / IPv6(src=CLIENT6, dst=VIP6)
@@ -208,15 +212,15 @@ def test_over_ipv6_too(serving: Forwarder, transport: type[Packet]) -> None:
     )
     answer = serving.run(sent)
     assert answer.verdict == REDIRECT
-    told = valid(answer.packet)
-    assert (told[IPv6].src, told[IPv6].dst, told[IPv6].plen, told[IPv6].hlim) == (
+    error = valid(answer.packet)
+    assert (error[IPv6].src, error[IPv6].dst, error[IPv6].plen, error[IPv6].hlim) == (
         VIP6,
         CLIENT6,
         1240,
         64,
     )
-    assert told[ICMPv6PacketTooBig].mtu == MTU
-    assert bytes(told)[14 + 48 :] == bytes(sent[IPv6])[:1232]
+    assert error[ICMPv6PacketTooBig].mtu == MTU
+    assert bytes(error)[14 + 48 :] == bytes(sent[IPv6])[:1232]
 
 
 def test_no_errors_about_errors_nor_about_later_fragments(serving: Forwarder) -> None:
@@ -234,6 +238,6 @@ def test_no_errors_about_errors_nor_about_later_fragments(serving: Forwarder) ->
     assert (serving.event(TOO_BIG), serving.event(SIZE_MESSAGES_SENT)) == (3, 0)
 
 
-def test_a_packet_too_big_leaves_no_state_behind(serving: Forwarder) -> None:
+def test_a_packet_that_is_too_big_leaves_no_state(serving: Forwarder) -> None:
     serving.run(segments(2000))
     assert serving.run(tcp("A")).node == "node1"

@@ -1,4 +1,5 @@
-"""TableAllocator for neighbours: found to be too small before nodes find no place, for each family apart."""
+"""The sysctl that limits the kernel's neighbour table: it is reported as too small before nodes no
+longer fit, for each address family separately."""
 
 import pytest
 from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
@@ -20,7 +21,7 @@ IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "i
         (4096, 0, [(IPV4, "8192")]),
     ],
 )
-def test_too_small_is_what_has_no_room_for_anybody_else(
+def test_a_limit_without_space_for_another_neighbour_is_too_small(
     ipv4: int, ipv6: int, found: list[tuple[str, str]]
 ) -> None:
     next_hops = [f"10.0.{n >> 8}.{n & 255}" for n in range(ipv4)] + [
@@ -36,7 +37,7 @@ def test_too_small_is_what_has_no_room_for_anybody_else(
 
 
 @pytest.mark.root
-def test_a_gateway_needs_room_for_those_that_it_sends_to(run: Run) -> None:
+def test_a_gateway_requires_space_for_its_next_hops(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()

@@ -1,4 +1,4 @@
-"""Which way packets get to a node: as a table, and as the kernel's own routes and events say it."""
+"""The next hop to a node: computed, as a table, and from the kernel's routes and events."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         ),
     ],
 )
-def test_ways(address: str, route: Route, rules: Rules, way: NextHop) -> None:
+def test_next_hops(address: str, route: Route, rules: Rules, way: NextHop) -> None:
     assert next_hop_to("node", address, route, CARD, rules) == way
 
 
@@ -139,7 +139,7 @@ def test_a_vlan_is_named_for_xdp() -> None:
         ),
     ],
 )
-def test_no_way(
+def test_no_next_hop(
     route: Route | None, rules: Rules, error: type[FairleadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -148,7 +148,7 @@ def test_no_way(
 
 @pytest.mark.root
 @pytest.mark.parametrize(("tunnel", "kind", "mtu"), [("ipip", IPIP, 1280), ("vxlan", VXLAN, 1250)])
-def test_ways_by_the_kernels_routes(
+def test_next_hops_by_the_kernels_routes(
     run: Run, tunnel: Literal["ipip", "vxlan"], kind: int, mtu: int
 ) -> None:
     async def scenario() -> None:
@@ -202,7 +202,7 @@ def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
 
 
 @pytest.mark.root
-def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) -> None:
+def test_a_neighbour_that_does_not_answer_is_not_resolved_again_at_once(run: Run) -> None:
     async def scenario() -> None:
         sysctl.write("net/ipv4/neigh/eth0/mcast_solicit", "1")
         sysctl.write("net/ipv4/neigh/eth0/retrans_time_ms", "10")
@@ -217,9 +217,9 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
                 if isinstance(each, NextHop)
             )
             around.xdp_interfaces = frozenset({way.interface})
-            following = asyncio.create_task(hear(around))
+            following = asyncio.create_task(follow(around))
             for _ in range(2):
-                for _ in range(10):  # each a change of the networks, say
+                for _ in range(10):  # as for ten changes of the networks
                     around.with_mac(way)
                     while state_of(way.next_hop) != ["FAILED"]:
                         await asyncio.sleep(0.01)
@@ -232,7 +232,7 @@ def test_a_neighbour_that_does_not_answer_is_left_alone_for_a_while(run: Run) ->
 
 
 @pytest.mark.root
-def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) -> None:
+def test_a_neighbour_that_is_no_next_hop_any_more_is_not_watched(run: Run) -> None:
     async def scenario() -> None:
         with closing(HostNetwork(Rules())) as around:
             nodes = [("needed", "192.0.2.21"), ("gone", "192.0.2.22")]
@@ -254,7 +254,7 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
                 each for each in around.find_next_hops(nodes).values() if isinstance(each, NextHop)
             )
             around.watch_only([needed])
-            following = asyncio.create_task(hear(around))
+            following = asyncio.create_task(follow(around))
             for _, address in reversed(nodes):
                 ip(
                     "neighbour",
@@ -275,21 +275,21 @@ def test_a_neighbour_that_no_way_needs_any_more_is_not_kept_an_eye_on(run: Run) 
     run(scenario)
 
 
-async def hear(around: HostNetwork) -> None:
-    """As the driver does: ask for the news again and again."""
+async def follow(around: HostNetwork) -> None:
+    """Wait for changes in a loop, as the driver does."""
     while True:
         await around.next_changes()
 
 
 def state_of(address: str) -> list[str]:
-    """What the kernel thinks of a neighbour."""
+    """Return the states of a neighbour in the kernel."""
     words = ["ip", "-n", NAME, "-j", "neighbour", "show", address]
     (found,) = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=10).stdout)
     return list(found["state"])
 
 
 def arp_socket(device: str) -> socket.socket:
-    """All that is asked at the other end of a cable."""
+    """Return a socket that receives all ARP packets at this device."""
     made = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0806))
     made.bind((device, 0x0806))
     made.setblocking(False)
@@ -297,7 +297,7 @@ def arp_socket(device: str) -> socket.socket:
 
 
 def requests(asked: socket.socket, address: str) -> int:
-    """How often the address has been asked for."""
+    """Return the number of ARP requests for the address since the last call."""
     count = 0
     with suppress(BlockingIOError):
         while True:
@@ -308,7 +308,8 @@ def requests(asked: socket.socket, address: str) -> int:
 
 @pytest.mark.root
 def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
-    """No audit: another route, another size of packets, no route at all and one again."""
+    """Without an audit, the driver follows another route, another MTU, the loss of the route and a
+    new route."""
 
     def way() -> NextHop:
         (layout,) = PINS.glob("layout-*")
@@ -343,7 +344,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
 
 
 @pytest.mark.root
-def test_a_host_is_a_node_where_a_way_leads_to_itself(run: Run) -> None:
+def test_a_host_is_a_node_if_it_has_the_address_of_a_node(run: Run) -> None:
     async def scenario() -> None:
         around = HostNetwork(Rules(tunnel="ipip"))
         others = [("near", "192.0.2.21"), ("far", FAR), ("silent", "192.0.2.99")]

@@ -1,5 +1,5 @@
-"""The ways to a node, packet in and packet out: tunnels of every pair of families, VLANs, the next
-hop, what does not fit."""
+"""Next hops to a node, packet in and packet out: tunnels of every pair of address families, VLANs,
+neighbours, and packets that do not fit."""
 
 import struct
 
@@ -39,7 +39,7 @@ TOO_BIG = 5
 
 
 def way(kind: int, *, outer6: bool = False) -> NextHop:
-    """A way of node1; where it is a tunnel, with outer addresses of this family."""
+    """Return a next hop of node1. `outer6`: the family of the outer addresses of a tunnel."""
     outer = OUTER[outer6] if kind in (IPIP, VXLAN) else ("", "")
     next_hop = "2001:db8::fe" if outer6 else "192.0.2.254"
     return NextHop(
@@ -48,7 +48,7 @@ def way(kind: int, *, outer6: bool = False) -> NextHop:
 
 
 def serve_by(forwarder: Forwarder, of_node1: NextHop) -> None:
-    """Have node1 serve all listeners, by this way."""
+    """Have node1 serve all listeners, with this next hop."""
     for ipv6 in (False, True):
         forwarder.tables.nodes.set_next_hop("node1", of_node1, ipv6=ipv6)
     for address in (VIP4, VIP6):
@@ -56,8 +56,8 @@ def serve_by(forwarder: Forwarder, of_node1: NextHop) -> None:
         forwarder.serve({"node1": 1}, address=address, protocol="UDP")
 
 
-def one_hop_less(packet: Packet) -> bytes:
-    """The IP packet in a frame, forwarded."""
+def forwarded(packet: Packet) -> bytes:
+    """Return the IP packet of the frame as the gateway forwards it: with another hop limit."""
     inner = packet[IP].copy() if IP in packet else packet[IPv6].copy()
     if inner.version == 4:
         inner.ttl = HOPS_LEFT
@@ -68,7 +68,7 @@ def one_hop_less(packet: Packet) -> bytes:
 
 
 def with_class(packet: Packet, octet: int) -> Packet:
-    """The packet with this traffic class."""
+    """Set the traffic class of the packet, and return it."""
     if IP in packet:
         packet[IP].tos = octet
     else:
@@ -93,7 +93,7 @@ def test_ip_in_ip(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
     serve_by(forwarder, way(IPIP, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
-    inner = one_hop_less(packet)
+    inner = forwarded(packet)
     protocol, octet = (4, packet[IP].tos) if IP in packet else (41, packet[IPv6].tc)
     check_outer(answer.packet, outer6=outer6, protocol=protocol, octet=octet, inside=len(inner))
     assert answer.packet[14 + (40 if outer6 else 20) :] == inner
@@ -106,7 +106,7 @@ def test_vxlan(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
     serve_by(forwarder, way(VXLAN, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
-    inner = one_hop_less(packet)
+    inner = forwarded(packet)
     octet = packet[IP].tos if IP in packet else packet[IPv6].tc
     check_outer(answer.packet, outer6=outer6, protocol=17, octet=octet, inside=30 + len(inner))
     datagram = UDP(answer.packet[14 + (40 if outer6 else 20) :])
@@ -121,11 +121,11 @@ def test_vxlan(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
 
 
 def check_outer(packet: bytes, *, outer6: bool, protocol: int, octet: int, inside: int) -> None:
-    """The outer header says what it should, and its checksum is right."""
+    """Check the fields of the outer header, and its checksum."""
     if outer6:
         outer = IPv6(packet[14:])
-        said = (outer.src, outer.dst, outer.nh, outer.tc, outer.plen, outer.hlim)
-        assert said == (*OUTER[True], protocol, octet, inside, 64)
+        fields = (outer.src, outer.dst, outer.nh, outer.tc, outer.plen, outer.hlim)
+        assert fields == (*OUTER[True], protocol, octet, inside, 64)
         return
     outer = IP(packet[14:])
     assert (outer.src, outer.dst, outer.proto, outer.tos, outer.len, outer.ttl) == (
@@ -142,7 +142,7 @@ def check_outer(packet: bytes, *, outer6: bool, protocol: int, octet: int, insid
 
 
 def check_link(forwarder: Forwarder, packet: bytes, *, outer6: bool) -> None:
-    """At XDP the frame is as it leaves; at tc the kernel writes that header."""
+    """Check the Ethernet header that XDP writes. At tc the kernel writes it later."""
     if forwarder.fast:
         assert packet[:14] == NODE_MAC + OWN_MAC + (b"\x86\xdd" if outer6 else b"\x08\0")
 
@@ -156,7 +156,7 @@ def test_flows_differ_in_the_outer_port(forwarder: Forwarder) -> None:
     assert [struct.unpack_from("!H", packet, 34)[0] for packet in again] == ports
 
 
-def test_another_interface_than_it_came_by(forwarder: Forwarder) -> None:
+def test_xdp_redirects_a_packet_that_leaves_by_another_interface(forwarder: Forwarder) -> None:
     serve_by(forwarder, way(LINK)._replace(interface=9))
     trial = forwarder.xdp.test_run(bytes(tcp()), with_context=False)
     assert trial.verdict == XDP_REDIRECT
@@ -165,15 +165,13 @@ def test_another_interface_than_it_came_by(forwarder: Forwarder) -> None:
 
 
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
-def test_what_needs_a_neighbour_that_is_not_known_is_left_to_tc(
-    forwarder: Forwarder, kind: int
-) -> None:
+def test_xdp_passes_packets_for_an_unknown_neighbour_to_tc(forwarder: Forwarder, kind: int) -> None:
     serve_by(forwarder, way(kind)._replace(mac=bytes(6)))
     assert forwarder.run(tcp("A")).verdict == REDIRECT
     assert forwarder.passed_on == forwarder.fast
 
 
-def test_a_way_that_is_gone_counts_as_none(forwarder: Forwarder) -> None:
+def test_packets_without_a_next_hop_are_dropped(forwarder: Forwarder) -> None:
     serve_by(forwarder, way(LINK))
     serve_by(forwarder, way(UNREACHABLE))
     assert forwarder.run(tcp("A")).verdict == DROP
@@ -197,34 +195,33 @@ def test_vlan_tags_at_xdp(forwarder: Forwarder, came: Packet, tag: int, kind: in
     assert trial.verdict == XDP_TX
     expected = NODE_MAC + OWN_MAC + (struct.pack("!HH", 0x8100, tag) if tag else b"") + b"\x08\0"
     assert trial.packet[: len(expected)] == expected
-    assert trial.packet.endswith(one_hop_less(came))
+    assert trial.packet.endswith(forwarded(came))
     overhead = {LINK: 0, IPIP: 20, VXLAN: 50}[kind]
     assert len(trial.packet) == len(expected) + overhead + len(came[IP])
 
 
-def test_tags_that_are_not_ours_go_on(forwarder: Forwarder) -> None:
+def test_frames_with_foreign_tags_are_not_touched(forwarder: Forwarder) -> None:
     serve_by(forwarder, way(LINK))
     assert forwarder.run(TAGGED)[::2] == (NOT_OURS, bytes(TAGGED))
-    forwarder.maps["tags"].update(
-        struct.pack("=II", 1, 7), b"\x02" + bytes(7)
-    )  # ours, but for another address
+    # The tag is ours, but for another MAC address.
+    forwarder.maps["tags"].update(struct.pack("=II", 1, 7), b"\x02" + bytes(7))
     assert forwarder.run(TAGGED).verdict == NOT_OURS
 
 
 def segments(length: int, *, ipv6: bool = False) -> Packet:
-    """What GRO made of segments: one packet of many times their size."""
+    """Return a packet as GRO merges it from segments: many times their size."""
     whole = tcp("A", ipv6=ipv6)
     whole[TCP].payload = Raw(b"x" * length)
     return whole
 
 
-# BPF_PROG_TEST_RUN makes no packet of a type of GSO, which the kernel asks for where a tunnel
-# begins: so on the link only.
+# Only without a tunnel: to encapsulate a merged packet the kernel needs its GSO type, and packets
+# of BPF_PROG_TEST_RUN have none.
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_packets_put_together_by_the_kernel_pass_whole_if_their_segments_fit(
+def test_merged_packets_are_forwarded_whole_if_their_segments_fit(
     forwarder: Forwarder, ipv6: bool
 ) -> None:
-    forwarder.fast = False  # XDP never sees such
+    forwarder.fast = False  # GRO runs after XDP
     serve_by(forwarder, way(LINK)._replace(mtu=1400))
     headers = 60 if ipv6 else 40
     packet = segments(3000, ipv6=ipv6)
@@ -245,7 +242,7 @@ def test_the_longest_packet_that_fits(forwarder: Forwarder, kind: int, ipv6: boo
 
 
 def test_frames_for_other_hosts_are_neither_sent_nor_dropped(forwarder: Forwarder) -> None:
-    """A gateway that listens to all frames, for tcpdump say, must not answer for others."""
+    """An interface in promiscuous mode, for example for tcpdump, receives frames of other hosts."""
     foreign = tcp("A")
     foreign.dst = "02:00:00:00:00:99"
     serve_by(forwarder, way(LINK))
@@ -255,7 +252,9 @@ def test_frames_for_other_hosts_are_neither_sent_nor_dropped(forwarder: Forwarde
     assert forwarder.run(tcp("A")).verdict == DROP
 
 
-def test_a_frame_that_leaves_by_where_it_came_needs_no_look_at_tags(forwarder: Forwarder) -> None:
+def test_a_frame_that_leaves_by_its_own_interface_needs_no_look_up_of_tags(
+    forwarder: Forwarder,
+) -> None:
     forwarder.maps["tags"].delete(struct.pack("=II", 1, 0))
     serve_by(forwarder, way(LINK))
     assert forwarder.xdp.test_run(bytes(tcp("A")), with_context=False).verdict == XDP_PASS

@@ -1,4 +1,5 @@
-"""One Service's trouble is no other's: nodes out of reach, listeners that are held, no room."""
+"""A problem of one Service does not affect other Services: unreachable nodes, listeners of other
+Services, and resources that are used up."""
 
 import asyncio
 from array import array
@@ -40,25 +41,24 @@ def service(name: str, address: str, *members: Member) -> dict[ServiceKey, LoadB
 async def outcomes(
     made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]
 ) -> dict[str, Outcome]:
-    """What a pass over these Services comes to, by name."""
+    """Reconcile these Services once, and return the outcomes by name."""
     changes = made.diff(made.render(intents), await made.read(intents.keys()))
     return {key.name: outcome for key, outcome in (await made.apply(changes)).items()}
 
 
 async def shares(made: DirectDriver, name: str) -> set[str]:
-    """The nodes that get new connections."""
+    """Return the nodes that get new connections of the Service."""
     (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
     return {listener.slots.nodes[i] for i in array("H", listener.slots.current)}
 
 
-def test_the_way_to_a_node_that_others_use_is_not_asked_for_again(run: Run) -> None:
+def test_the_next_hop_of_a_node_in_use_is_not_looked_up_again(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
         assert await outcomes(made, service("first", "203.0.113.1", NODE1)) == {}
-        ip(
-            "route", "delete", "192.0.2.0/24", "dev", "eth0"
-        )  # to be found by `follow`, for all Services at once
+        # `run` would notice this, for all Services at once.
+        ip("route", "delete", "192.0.2.0/24", "dev", "eth0")
         assert await outcomes(made, service("second", "203.0.113.2", NODE1)) == {}
         assert await shares(made, "second") == {"node1"}
         await made.close(remove=True)
@@ -66,7 +66,7 @@ def test_the_way_to_a_node_that_others_use_is_not_asked_for_again(run: Run) -> N
     run(scenario)
 
 
-def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Run) -> None:
+def test_an_unreachable_node_is_left_out_and_named_and_other_services_are_served(run: Run) -> None:
     async def scenario() -> None:
         ip("route", "add", "203.0.113.96/28", "via", "192.0.2.1")
         made = driver()
@@ -75,24 +75,24 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
         intents |= service("partly", "203.0.113.2", FAR, NODE1)
         intents |= service("not", "203.0.113.3", FAR)
         intents |= service("refused", "203.0.113.4", BEHIND, NODE1)
-        for _ in range(2):  # asked again each time, with the same answer
-            told = await outcomes(made, intents)
-            assert told.keys() == {"partly", "not", "refused"}
-            assert told["partly"] == Outcome("unavailable", NO_ROUTE, in_part=True)
-            assert told["not"] == Outcome("unavailable", NO_ROUTE)
-            assert (told["refused"].state, told["refused"].in_part) == ("refused", True)
+        for _ in range(2):  # each pass has the same result
+            found = await outcomes(made, intents)
+            assert found.keys() == {"partly", "not", "refused"}
+            assert found["partly"] == Outcome("unavailable", NO_ROUTE, in_part=True)
+            assert found["not"] == Outcome("unavailable", NO_ROUTE)
+            assert (found["refused"].state, found["refused"].in_part) == ("refused", True)
             words = (
                 "node behind at 203.0.113.99 is not on a link with this gateway: the route "
                 "leads through 192.0.2.1"
             )
-            assert words in told["refused"].message
+            assert words in found["refused"].message
             assert (
                 await shares(made, "well")
                 == await shares(made, "partly")
                 == await shares(made, "refused")
                 == {"node1"}
             )
-            # Nobody else is there for it, and so it is served as soon as the route is.
+            # The Service has no other node. Its traffic flows as soon as there is a route.
             assert await shares(made, "not") == {"far"}
         ip("route", "add", "198.51.100.0/24", "dev", "eth0")
         assert (await outcomes(made, intents)).keys() == {"refused"}
@@ -103,7 +103,7 @@ def test_a_node_out_of_reach_is_left_out_and_named_and_others_are_served(run: Ru
 
 
 class Announcement(Component):
-    """A driver that stands behind `direct` and notes which Services it is shown."""
+    """A driver after `direct` in the chain, which records the Services that reach it."""
 
     name = "announcement"
 
@@ -126,7 +126,7 @@ class Announcement(Component):
         return {}
 
 
-def test_one_node_out_of_reach_withholds_no_service_from_the_drivers_behind(run: Run) -> None:
+def test_a_service_with_an_unreachable_node_still_reaches_the_next_driver(run: Run) -> None:
     async def scenario() -> None:
         made, announcement, state = driver(), Announcement(), State(("services",))
         intents = service("well", "203.0.113.1", NODE1)
@@ -166,7 +166,7 @@ def test_one_node_out_of_reach_withholds_no_service_from_the_drivers_behind(run:
     run(scenario)
 
 
-def test_a_node_that_gets_out_of_reach_gives_its_share_to_others_until_it_is_back(run: Run) -> None:
+def test_the_share_of_an_unreachable_node_goes_to_others_until_it_is_back(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
@@ -181,7 +181,7 @@ def test_a_node_that_gets_out_of_reach_gives_its_share_to_others_until_it_is_bac
         for name in ("web", "api"):
             assert await shares(made, name) == {"node1"}
             (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
-            assert "node2" in listener.keeping, "open connections stay"
+            assert "node2" in listener.retained_nodes, "open connections stay"
         ip("route", "delete", "unreachable", "192.0.2.22")
         assert await outcomes(made, intents) == {}
         after = await made.read(None)
@@ -205,7 +205,7 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
         assert told["late"].state == "unavailable"
         assert "listener 203.0.113.10:80/TCP is held by Service default/web" in told["late"].message
         assert await shares(made, "web") == {"node1"}
-        # As the loop does it: what goes, goes first.
+        # The loop removes the listener before another Service gets it.
         await made.apply(made.diff({}, await made.read([WEB])))
         assert await outcomes(made, late) == {}
         assert await shares(made, "late") == {"node2"}
@@ -214,9 +214,9 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
     run(scenario)
 
 
-def test_without_room_for_all_some_are_served_and_no_room_is_lost(run: Run) -> None:
-    """1 MiB holds 512 tables of 2 KiB. Each listener counts for two of them, and an eighth is the
-    reserve for changes."""
+def test_if_not_all_services_fit_some_are_served_and_no_memory_is_lost(run: Run) -> None:
+    """1 MiB of table memory holds 512 tables of 2 KiB. A listener counts as two tables, and an
+    eighth of the memory is the reserve for changes."""
     now_s = 0.0
 
     async def scenario() -> None:

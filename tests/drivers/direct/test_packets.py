@@ -1,5 +1,5 @@
-"""Packet in, verdict and packet out: which packets are ours, and what leaves of them. The kernel
-itself runs the programs."""
+"""Packet in, verdict and packet out: which packets the programs handle, and how they change them.
+The kernel itself runs the programs."""
 
 import errno
 import os
@@ -53,7 +53,8 @@ PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 @pytest.fixture
 def serving(forwarder: Forwarder) -> Forwarder:
-    """All protocols on port 80 of both addresses, by node1 alone."""
+    """A forwarder with listeners for all protocols on port 80 of both addresses, served by
+    node1."""
     for address in (VIP4, VIP6):
         for protocol in PROTOCOLS:
             forwarder.serve({"node1": 1}, address=address, protocol=protocol)
@@ -61,7 +62,7 @@ def serving(forwarder: Forwarder) -> Forwarder:
 
 
 def over6(*headers: Packet) -> Packet:
-    """A segment over IPv6 with these extension headers."""
+    """Return a TCP segment over IPv6 with these extension headers."""
     packet = to_us() / IPv6(src=CLIENT6, dst=VIP6)
     for header in headers:
         packet /= header
@@ -117,13 +118,15 @@ OURS: dict[str, Packet] = {
 
 
 @pytest.mark.parametrize("packet", OURS.values(), ids=OURS.keys())
-def test_forwards_unmodified_but_for_the_hop_limit(serving: Forwarder, packet: Packet) -> None:
+def test_only_the_hop_limit_of_a_forwarded_packet_changes(
+    serving: Forwarder, packet: Packet
+) -> None:
     answer = serving.run(packet)
     assert (answer.verdict, answer.node) == (REDIRECT, "node1")
     expected = packet.copy()
     if IP in expected:
         expected[IP].ttl = HOPS_LEFT
-        del expected[IP].chksum  # scapy computes the right one
+        del expected[IP].chksum  # scapy computes it
     else:
         expected[IPv6].hlim = HOPS_LEFT
     assert answer.packet[14:] == bytes(expected)[14:]
@@ -132,8 +135,9 @@ def test_forwards_unmodified_but_for_the_hop_limit(serving: Forwarder, packet: P
         assert answer.packet[:14] == mac_of("node1") + OWN_MAC + bytes(packet)[12:14]
 
 
-def test_the_sum_that_the_device_made_stays_right(serving: Forwarder) -> None:
-    """Where a device sums whole packets, the kernel checks transport checksums by that."""
+def test_the_packet_sum_of_the_device_stays_right(serving: Forwarder) -> None:
+    """Some devices sum whole packets on receipt (CHECKSUM_COMPLETE), and the kernel verifies
+    transport checksums with this sum."""
     for name, packet in OURS.items():
         try:
             trial = serving.tc.test_run(bytes(packet), flags=TEST_CHECKSUM_COMPLETE)
@@ -168,14 +172,14 @@ def test_header_checksum_stays_right_where_it_carries_over(
     packet[IP].id = 0
     (without,) = struct.unpack_from("!H", bytes(packet), 24)
     packet[IP].id = (without - checksum) % 0xFFFF
-    packet[IP].chksum = checksum  # of 0 and 0xffff, which are the same, senders may take either
+    packet[IP].chksum = checksum  # 0 and 0xffff are equivalent; senders use either
     given = bytes(packet)
     header = serving.run(given).packet[14:34]
     assert sum(struct.unpack("!10H", header)) % 0xFFFF == 0
     assert sum(struct.unpack("!10H", given[14:34])) % 0xFFFF == 0
 
 
-# Frames cut within the IP header are missing: BPF_PROG_TEST_RUN itself refuses them.
+# Frames cut within the IP header are missing, because BPF_PROG_TEST_RUN rejects them.
 FOREIGN: dict[str, Packet | bytes] = {
     "other port": to_us() / IP(src=CLIENT4, dst=VIP4) / TCP(dport=81),
     "other address": to_us() / IP(src=CLIENT4, dst="203.0.113.11") / TCP(dport=80),
@@ -200,7 +204,7 @@ FOREIGN: dict[str, Packet | bytes] = {
     "ihl beyond the end": bytes(tcp())[:14] + b"\x4f" + bytes(tcp())[15:54],
     "version 6 in ipv4": bytes(tcp())[:14] + b"\x65" + bytes(tcp())[15:],
     "encrypted": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=50) / Raw(bytes(40)),
-    "more extension headers than anybody sends": over6(
+    "more extension headers than the programs parse": over6(
         *[IPv6ExtHdrDestOpt(options=[PadN(optdata=b"\0" * 4)])] * 8
     ),
     "no next header": to_us() / IPv6(src=CLIENT6, dst=VIP6, nh=59),
@@ -208,7 +212,9 @@ FOREIGN: dict[str, Packet | bytes] = {
 
 
 @pytest.mark.parametrize("packet", FOREIGN.values(), ids=FOREIGN.keys())
-def test_what_is_not_ours_goes_on_untouched(serving: Forwarder, packet: Packet | bytes) -> None:
+def test_other_packets_are_passed_to_the_kernel_untouched(
+    serving: Forwarder, packet: Packet | bytes
+) -> None:
     answer = serving.run(packet)
     assert answer.verdict == NOT_OURS
     assert answer.packet == bytes(packet)
@@ -222,8 +228,8 @@ def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
     assert serving.event(HOP_LIMIT) == 2
 
 
-def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
-    """Packets of every kind, and over any number of hops."""
+def test_a_packet_passes_only_one_gateway_and_only_once(serving: Forwarder) -> None:
+    """This holds for packets of every protocol, after any number of hops."""
     sent = (tcp(), tcp(ipv6=True), udp(), udp(ipv6=True), OURS["sctp data"], OURS["sctp over ipv6"])
     for packet in sent:
         once = serving.run(packet)
@@ -236,7 +242,7 @@ def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
             else:
                 frame[IPv6].hlim = hops
             assert serving.run(frame).verdict == DROP
-        assert serving.run(packet).verdict == REDIRECT, "the client sends it again"
+        assert serving.run(packet).verdict == REDIRECT, "a retransmission of the client"
     expected = len(sent) * (HOPS_LEFT - 1)
     assert serving.event(RETURNED) == expected
     (number,) = (number for number, name in serving.tables.nodes.names().items() if name == "node1")
@@ -244,7 +250,7 @@ def test_a_packet_passes_a_gateway_once(serving: Forwarder) -> None:
         NODE_TRAFFIC.unpack(row)
         for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))
     ]
-    assert sum(row[3] for row in rows) == expected, "the node that sends them back is known"
+    assert sum(row[3] for row in rows) == expected, "counted for the node that sent them back"
 
 
 def test_listener_without_members_drops_and_counts(forwarder: Forwarder) -> None:
@@ -303,17 +309,17 @@ def test_drops_are_counted_with_their_listener(serving: Forwarder) -> None:
 
 
 def cuts() -> Iterator[bytes]:
-    """Every packet of ours cut at every length that BPF_PROG_TEST_RUN takes, and so that the header
-    still says so."""
+    """Yield the packets of OURS, cut at every length that BPF_PROG_TEST_RUN accepts: with the
+    original length field, and with a length field that is right for the cut packet."""
     for packet in OURS.values():
         whole = bytes(packet)
         ipv6 = IPv6 in packet
         least = 14 + (40 if ipv6 else 20)
         for length in range(least, len(whole)):
             yield whole[:length]
-            told = bytearray(whole[:length])
-            struct.pack_into("!H", told, 18 if ipv6 else 16, length - (54 if ipv6 else 14))
-            yield bytes(told)
+            adjusted = bytearray(whole[:length])
+            struct.pack_into("!H", adjusted, 18 if ipv6 else 16, length - (54 if ipv6 else 14))
+            yield bytes(adjusted)
 
 
 def test_packets_cut_at_any_length_do_no_harm(serving: Forwarder) -> None:
@@ -333,7 +339,7 @@ def test_packets_cut_at_any_length_do_no_harm(serving: Forwarder) -> None:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.sampled_from(sorted(OURS)), st.data())
-def test_whatever_stands_in_the_headers_only_the_hop_limit_changes(
+def test_with_any_content_of_the_headers_only_the_hop_limit_changes(
     serving: Forwarder, name: str, data: st.DataObject
 ) -> None:
     packet = bytearray(bytes(OURS[name]))

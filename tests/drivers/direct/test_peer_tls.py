@@ -1,4 +1,4 @@
-"""Gateways that authenticate each other by certificates: real certificates, made by openssl, and
+"""Gateways that authenticate each other by certificates, with real certificates from openssl and
 real connections."""
 
 import asyncio
@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
+from functools import partial
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 from structlog.testing import capture_logs
 from tests.drivers.direct.conftest import a_forwarder
 from tests.drivers.direct.test_peers import (
+    ALL_NODES,
     DEADLINE_S,
-    EVERYBODY,
     NEW,
     OLD,
     PORTS,
@@ -51,7 +52,7 @@ def address(number: int) -> str:
 
 
 class Authority:
-    """A CA, and what it issues."""
+    """A CA that issues certificates."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -74,8 +75,7 @@ class Authority:
     def issue(
         self, gateway: str, *, dns: str = PEER_NAME, days: int = 1, purpose: str = ""
     ) -> PeerTLSConfig:
-        """Put certificate, key and CA of this gateway into files, in place of those that are
-        there."""
+        """Write certificate, key and CA of this gateway to files, and replace existing files."""
         options = [
             "-addext",
             f"subjectAltName=DNS:{dns}",
@@ -137,7 +137,7 @@ def refusals(lines: Lines) -> list[str]:
     ]
 
 
-async def test_gateways_of_one_ca_tell_each_other(authority: Authority) -> None:
+async def test_gateways_of_one_ca_exchange_entries(authority: Authority) -> None:
     purpose = "clientAuth,serverAuth"
     async with gateways(authority.issue("one"), authority.issue("two", purpose=purpose)) as (
         _,
@@ -147,16 +147,17 @@ async def test_gateways_of_one_ca_tell_each_other(authority: Authority) -> None:
         await acquainted(one, two)
         for each in (one, two):
             for weights in (OLD, NEW):
-                each.forwarder.serve(weights, EVERYBODY)
+                each.forwarder.serve(weights, ALL_NODES)
         opened = one.open(PORTS)
         await until(lambda: len(entries(one)) == len(entries(two)) > 0)
         assert two.nodes(PORTS) == opened
 
 
-async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]:
-    """The problem that each gateway shows for its peer, once `said` holds for it."""
+async def problems(*gateways: Gateway, matches: Callable[[str], bool]) -> list[str]:
+    """Wait until `matches` holds for the problem that each gateway shows for its peer, and return
+    these problems."""
     for each in gateways:
-        await until(lambda each=each: said(each.peers.shown[0].problem))  # type: ignore[misc]
+        await until(lambda each=each: matches(each.peers.shown[0].problem))  # type: ignore[misc]
     assert not any(each.peers.shown[0].connected or each.peers.followers for each in gateways)
     return [each.peers.shown[0].problem for each in gateways]
 
@@ -174,27 +175,29 @@ async def problems(*gateways: Gateway, said: Callable[[str], bool]) -> list[str]
     ],
     ids=["expired", "not a gateway", "for something else", "of another CA"],
 )
-async def test_a_wrong_certificate_is_refused_in_words(
+async def test_a_wrong_certificate_is_refused_with_the_reason(
     authority: Authority, tmp_path: Path, lines: Lines, wrong: dict[str, Any] | None, why: str
 ) -> None:
-    """The second gateway has the certificate. The first one neither follows it nor lets it
-    follow."""
+    """The second gateway has the wrong certificate. The first gateway neither follows it nor
+    accepts it as a follower."""
     if wrong is None:
         files = Authority(tmp_path, "other").issue("two")
-        copy(authority.certificate, files.ca)  # it would accept the first
+        copy(authority.certificate, files.ca)  # the second gateway would accept the first
     else:
         files = authority.issue("two", **wrong)
     async with gateways(authority.issue("one"), files) as (_, one, two):
-        (here,) = await problems(one, said=lambda said: "certificate" in said)
+        (here,) = await problems(one, matches=lambda problem: "certificate" in problem)
         assert (
             why in here or f"Hostname mismatch, certificate is not valid for '{PEER_NAME}'" in here
         )
-        (there,) = await problems(two, said=lambda said: "certificate" in said)
+        (there,) = await problems(two, matches=lambda problem: "certificate" in problem)
         assert "it may not accept the certificate of this gateway; its log says why" in there
         await until(lambda: any(why in each for each in refusals(lines)))
 
 
-async def test_without_a_certificate_nothing_is_told(authority: Authority, lines: Lines) -> None:
+async def test_a_caller_without_a_certificate_gets_nothing(
+    authority: Authority, lines: Lines
+) -> None:
     async with gateways(authority.issue("one"), authority.issue("two")):
         context = ssl.create_default_context(cafile=str(authority.certificate))
         reader, writer = await asyncio.open_connection(
@@ -209,16 +212,18 @@ async def test_without_a_certificate_nothing_is_told(authority: Authority, lines
         await until(lambda: "it presented no certificate" in refusals(lines))
 
 
-async def test_one_with_and_one_without_tls_say_so(authority: Authority, lines: Lines) -> None:
+async def test_a_gateway_with_and_one_without_tls_report_the_mismatch(
+    authority: Authority, lines: Lines
+) -> None:
     async with gateways(authority.issue("one"), None) as (_, one, two):
-        (with_tls,) = await problems(one, said=lambda said: "does not speak TLS" in said)
+        (with_tls,) = await problems(one, matches=lambda problem: "does not speak TLS" in problem)
         assert with_tls == (
             "connecting failed: it does not speak TLS: set gateway.peerTLS on all gateways, "
             "or on none"
         )
-        (without,) = await problems(two, said=lambda said: "TLS" in said)
+        (without,) = await problems(two, matches=lambda problem: "TLS" in problem)
         assert "it may require TLS, see gateway.peerTLS" in without
-        # Each says it of the connection from the other, too.
+        # Each gateway also logs it for the connection that the other one opens.
         await until(lambda: any("did not begin TLS" in each for each in refusals(lines)))
         ended = "it speaks TLS: set gateway.peerTLS on all gateways, or on none"
         await until(lambda: any(line.get("why") == ended for line in lines))
@@ -229,7 +234,7 @@ def serial(writer: asyncio.StreamWriter) -> str:
 
 
 async def shown_by(number: int, files: PeerTLSConfig) -> str:
-    """The serial number of the certificate that a gateway shows to a new connection."""
+    """Return the serial number of the certificate that the gateway presents to a new connection."""
     host, _, port = address(number).rpartition(":")
     reader, writer = await asyncio.open_connection(
         host,
@@ -244,7 +249,7 @@ async def shown_by(number: int, files: PeerTLSConfig) -> str:
     return found
 
 
-async def test_files_that_change_count_for_new_connections_and_open_ones_stay(
+async def test_changed_files_apply_to_new_connections_and_open_connections_stay(
     authority: Authority, lines: Lines
 ) -> None:
     files, other = authority.issue("one"), authority.issue("two")
@@ -255,7 +260,7 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(
         authority.issue("one")
         second = await shown_by(1, other)
         assert second != first
-        # While a file is being written, or has gone, the ones before count.
+        # While a file is incomplete or missing, the previous certificate is used.
         os.truncate(files.certificate, 100)
         assert await shown_by(1, other) == second
         os.unlink(files.certificate)
@@ -266,9 +271,8 @@ async def test_files_that_change_count_for_new_connections_and_open_ones_stay(
         authority.issue("one")
         assert await shown_by(1, other) not in (first, second)
         await until(lambda: one.peers.followers == two.peers.followers == 1)
-        assert (
-            sum(line["event"] == "following a gateway" for line in lines) == 2
-        )  # each the other one, once
+        # Each gateway has connected to the other one exactly once.
+        assert sum(line["event"] == "following a gateway" for line in lines) == 2
 
 
 async def test_files_that_cannot_be_used_are_refused_at_the_start(authority: Authority) -> None:
@@ -294,14 +298,14 @@ async def test_a_role_uses_the_files_that_the_configuration_names(authority: Aut
         peers_of(parse(text, "a test", CLASSES))
 
 
-async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:
+async def test_hundreds_of_unknown_callers_cause_two_log_lines(lines: Lines) -> None:
     async with gateways(None, None) as (_, one, two):
         await until(lambda: one.peers.followers == two.peers.followers == 1)
         for number in range(STRANGERS):
             with socket.socket() as stranger:
                 stranger.bind((str(ipaddress.ip_address("127.0.80.1") + number), 0))
                 stranger.connect(("127.0.79.1", 9445))
-                # It is closed before anything is read.
+                # The gateway closes the connection before it reads anything.
                 stranger.setblocking(False)
                 with contextlib.suppress(ConnectionResetError):
                     assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
@@ -315,16 +319,19 @@ async def test_hundreds_of_strangers_take_two_lines(lines: Lines) -> None:
     assert more == [STRANGERS - 1]
 
 
-async def test_what_was_not_told_is_told_at_the_end_of_each_period(lines: Lines) -> None:
+async def test_further_refusals_are_summed_up_at_the_end_of_each_period(lines: Lines) -> None:
     refused = Refusals(period_s=0.05)
 
     def summed_up() -> list[tuple[int, str]]:
         return [(line["count"], line["last"]) for line in lines if "more" in line["event"]]
 
+    def is_summed_up(last: str) -> bool:
+        return last in [each for _, each in summed_up()]
+
     for count in (100, 50):
         for number in range(count):
             refused.add("", f"192.0.2.{number}", "its address is not in gateway.peers")
-        await until(lambda: f"192.0.2.{count - 1}" in [last for _, last in summed_up()])  # noqa: B023
+        await until(partial(is_summed_up, f"192.0.2.{count - 1}"))
     assert summed_up() == [(99, "192.0.2.99"), (50, "192.0.2.49")]
     assert len(refusals(lines)) == 1
     refused.add("full", "192.0.2.200", "it has 4 connections already")
@@ -332,8 +339,8 @@ async def test_what_was_not_told_is_told_at_the_end_of_each_period(lines: Lines)
     assert (refused.count, len(summed_up()), len(refusals(lines))) == (151, 2, 2)
 
 
-async def test_one_peer_has_few_connections_at_a_time(authority: Authority, lines: Lines) -> None:
-    """Connections that have not begun TLS count."""
+async def test_the_connections_of_one_peer_are_limited(authority: Authority, lines: Lines) -> None:
+    """Connections before their TLS handshake count too."""
     async with gateways(authority.issue("one"), None):
         callers = [
             await asyncio.open_connection("127.0.79.1", 9445, local_addr=("127.0.79.2", 0))

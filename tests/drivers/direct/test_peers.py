@@ -1,8 +1,8 @@
-"""Several gateways for the same addresses: packets of one connection meet now this one, now that
-one.
+"""Several gateways for the same addresses: the packets of a connection arrive now at one gateway,
+now at another.
 
-Each is the program on maps of its own, with an address of its own on loopback, where gateways tell
-each other over TCP."""
+Each gateway is the program with its own maps, and an address on the loopback interface, where the
+gateways exchange their entries over TCP."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ from fairlead.drivers.direct.peers.messages import (
     read_message,
 )
 from fairlead.drivers.direct.peers.peers import Peers
-from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.transition import NONE, Slots
 
@@ -49,7 +49,7 @@ PORTS = range(40000, 40300)
 WEB = ListenerKey(VIP4, 80, "TCP")
 DEADLINE_S = 60.0
 OLD, NEW = {"node1": 1, "node2": 1}, {"node2": 1, "node3": 1}
-EVERYBODY = {"node1", "node2", "node3"}
+ALL_NODES = {"node1", "node2", "node3"}
 
 
 def address(number: int) -> str:
@@ -57,23 +57,23 @@ def address(number: int) -> str:
 
 
 class Gateway:
-    """A forwarder and what speaks for it. Its connections are known by their source port."""
+    """A forwarder with its `Peers`. Connections are identified by their source port."""
 
     def __init__(self, forwarder: Forwarder, peers: Peers) -> None:
         self.forwarder, self.peers = forwarder, peers
         forwarder.set_settings(flags=REPORT_ENTRIES)
 
     def among_others(self, clock: Callable[[], float]) -> None:
-        """As the driver does where peers are configured."""
+        """Create `ListenerMaps` as the driver does if peers are configured."""
         self.forwarder.tables.close()
         self.forwarder.tables = made = ListenerMaps(self.forwarder.maps, peers=True, clock=clock)
         made.adopt(made.survey(made.baseline()))
 
     def serve(self, weights: dict[str, int]) -> None:
-        self.forwarder.serve(weights, EVERYBODY)
+        self.forwarder.serve(weights, ALL_NODES)
 
     def open(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
-        """New connections, up to their second packet; the node of each."""
+        """Open connections from these ports, up to their second packet. Return the node of each."""
         flags = [("S",), ("A",)] if packet is tcp else [(), ()]
         answers = {
             port: [self.forwarder.run(packet(*each, port=port)) for each in flags] for port in ports
@@ -83,25 +83,25 @@ class Gateway:
         return {port: second.node for port, (_, second) in answers.items()}
 
     def nodes(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
-        """Where packets of open connections go."""
+        """Return the node to which a packet of each open connection is sent."""
         flags = ("A",) if packet is tcp else ()
         return {port: self.forwarder.run(packet(*flags, port=port)).node for port in ports}
 
 
 class Site:
-    """Gateways 1, 2 ... that know of each other."""
+    """Gateways 1, 2, and so on, which are configured as peers of each other."""
 
     def __init__(self, stack: AsyncExitStack, count: int) -> None:
         self.stack = stack
         self.addresses = [address(number) for number in range(1, count + 1)]
 
     def gateway(self, number: int) -> Gateway:
-        """One that tells nobody anything yet."""
+        """Create a gateway that is not connected yet."""
         made = self.stack.enter_context(a_forwarder(fast=False))
         return Gateway(made, Peers(address(number), self.addresses))
 
     async def start(self, number: int) -> Gateway:
-        """One that begins with what the others have."""
+        """Create a gateway that starts with the tables and entries of its peers."""
         made = self.gateway(number)
         await self.join(made)
         return made
@@ -110,7 +110,7 @@ class Site:
         await gateway.peers.inherit(gateway.forwarder.tables, gateway.forwarder.maps)
         task = asyncio.ensure_future(gateway.peers.run())
         self.stack.push_async_callback(stop, task)
-        await asyncio.sleep(0.05)  # others find it then
+        await asyncio.sleep(0.05)  # meanwhile the other gateways connect to it
         return task
 
 
@@ -127,7 +127,7 @@ async def site(count: int = 2) -> AsyncIterator[Site]:
 
 
 class Cable:
-    """Between two gateways: what each says to the other passes here, until it is cut."""
+    """A proxy for the connections between two gateways, which can be cut and mended."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -135,8 +135,7 @@ class Cable:
         self._writers = set[asyncio.StreamWriter]()
 
     async def end(self, there: int, here: int) -> str:
-        """Where one gateway finds the other: it listens as `there`, and knows the other as
-        `here`."""
+        """Return the address at which gateway `here` reaches gateway `there` through the cable."""
         at, _, port = address(there).rpartition(":")
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,18 +174,18 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def connected_to(gateway: Gateway, count: int) -> bool:
-    """Report whether the gateway is connected to this number of peers."""
+    """Return whether the gateway is connected to this number of peers."""
     return sum(peer.connected for peer in gateway.peers.shown) == count
 
 
 async def acquainted(*gateways: Gateway) -> None:
-    """Wait until each follows all others."""
+    """Wait until each gateway follows all others."""
     for each in gateways:
         await until(partial(connected_to, each, len(gateways) - 1))
 
 
-async def told(count: int, *gateways: Gateway) -> None:
-    """Wait until each has taken over so many entries."""
+async def have_received(count: int, *gateways: Gateway) -> None:
+    """Wait until each gateway has merged at least this number of entries."""
     for each in gateways:
         await until(lambda each=each: each.peers.received >= count)  # type: ignore[misc]
 
@@ -204,8 +203,8 @@ def slots(gateway: Gateway) -> Slots:
     return installed.slots if installed else Slots()
 
 
-async def test_equal_plans_need_no_words() -> None:
-    """Where no slot is in transition, each gateway sends each packet where the others send it."""
+async def test_gateways_with_equal_plans_agree_without_a_connection() -> None:
+    """While no slot is in transition, all gateways send a packet to the same node."""
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
         for each in (one, two):
@@ -214,25 +213,25 @@ async def test_equal_plans_need_no_words() -> None:
 
 
 @pytest.mark.parametrize("packet", [tcp, udp])
-async def test_without_words_what_was_opened_in_transition_breaks_and_with_them_nothing_does(
+async def test_only_connected_gateways_keep_connections_opened_in_transition(
     packet: Callable[..., object],
 ) -> None:
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
-        protocol = "TCP" if packet is tcp else "UDP"
+        protocol: ListenerProtocol = "TCP" if packet is tcp else "UDP"
         for each in (one, two):
             for weights in (OLD, NEW):
-                each.forwarder.serve(weights, EVERYBODY, protocol=protocol)  # type: ignore[arg-type]
+                each.forwarder.serve(weights, ALL_NODES, protocol=protocol)
         opened = one.open(PORTS, packet)
-        if packet is tcp:  # a new flow of datagrams goes to the current node, at any gateway
+        if packet is tcp:  # a new UDP flow goes to the current node at any gateway
             lost = {port for port, node in two.nodes(PORTS).items() if node != opened[port]}
-            assert len(lost) > len(PORTS) / 4  # of those in slots that changed: all
+            assert len(lost) > len(PORTS) / 4  # all connections in slots that changed
         for each in (one, two):
             await made.join(each)
         await acquainted(one, two)
         assert two.nodes(PORTS, packet) == opened
         later = one.open(range(41000, 41300), packet)
-        await told(1, two)
+        await have_received(1, two)
         await until(
             lambda: (
                 one.forwarder.maps["connections"].count()
@@ -242,7 +241,7 @@ async def test_without_words_what_was_opened_in_transition_breaks_and_with_them_
         assert two.nodes(later, packet) == later
 
 
-async def test_one_that_comes_later_begins_with_what_the_others_have() -> None:
+async def test_a_later_gateway_starts_with_the_tables_and_entries_of_the_others() -> None:
     async with site(3) as made:
         one, two = await made.start(1), await made.start(2)
         for each in (one, two):
@@ -252,19 +251,19 @@ async def test_one_that_comes_later_begins_with_what_the_others_have() -> None:
             each.serve(NEW)
         during = two.open(range(41000, 41300))
         await acquainted(one, two)
-        await told(1, one)
+        await have_received(1, one)
         three = await made.start(3)
-        (begun,) = three.forwarder.tables.actual(None)[SERVICE].listeners
-        assert begun.used  # though no packet has come here
+        (inherited,) = three.forwarder.tables.actual(None)[SERVICE].listeners
+        assert inherited.used  # although no packet has arrived at this gateway
         three.serve(NEW)
         assert three.nodes(before) == before
         assert three.nodes(during) == during
         assert slots(three) == slots(one) != Slots()
 
 
-async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
-    """Others' tables of open connections are not to fill with what has ended; and each takes what
-    is new of the same ports."""
+async def test_a_connection_that_closes_at_one_gateway_closes_at_all_on_its_node() -> None:
+    """Closed connections must not fill the tables of open connections of other gateways. All
+    gateways learn of a new connection with the same ports."""
 
     def moved(*gateways: Gateway) -> bool:
         return all(
@@ -298,9 +297,7 @@ async def test_what_ends_at_one_ends_at_all_and_stays_where_it_is() -> None:
         assert one.nodes(PORTS) == again
 
 
-async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_the_one_that_lives() -> (
-    None
-):
+async def test_the_end_of_an_older_connection_with_the_same_ports_closes_no_open_one() -> None:
     async with site(1) as made:
         one = made.gateway(1)
         for weights in (OLD, NEW):
@@ -322,9 +319,9 @@ async def test_the_end_of_an_older_connection_of_the_same_ports_is_not_that_of_t
         exchange.close()
 
 
-async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> None:
-    """One has gone from OLD to NEW and back, the other has seen nothing of it: its slots were never
-    in transition."""
+async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanwhile() -> None:
+    """The first gateway changes from OLD to NEW and back. The second one does not learn of NEW, so
+    its slots are never in transition."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
         for each in (one, two):
@@ -340,14 +337,14 @@ async def test_one_that_missed_a_change_knows_what_was_opened_meanwhile() -> Non
 
 
 @pytest.mark.parametrize("packet", [tcp, udp])
-async def test_a_new_service_may_seem_another_one_to_each_gateway(
+async def test_gateways_that_learn_of_the_nodes_of_a_new_service_in_different_orders(
     packet: Callable[..., object],
 ) -> None:
-    """Each finds another node first, and sends it all connections that come just then. They are
-    converging: where nothing is in transition their connections have entries all the same. Once they are
-    grown up, new ones need none."""
-    all_nodes, protocol = dict.fromkeys(EVERYBODY, 1), "TCP" if packet is tcp else "UDP"
-    key = ListenerKey(VIP4, 80, protocol)  # type: ignore[arg-type]  # one of two words
+    """Each gateway learns of another node first, and sends it all connections that arrive then. The
+    listener is converging: its connections get entries although no slot is in transition. After the
+    convergence new connections need no entries."""
+    all_nodes = dict.fromkeys(ALL_NODES, 1)
+    key = ListenerKey(VIP4, 80, "TCP" if packet is tcp else "UDP")
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
         now_s = 1000.0
@@ -356,43 +353,42 @@ async def test_a_new_service_may_seem_another_one_to_each_gateway(
             await made.join(each)
         await acquainted(one, two)
         for each, node in ((one, "node1"), (two, "node3")):
-            each.forwarder.serve({node: 1}, EVERYBODY, protocol=key.protocol)
+            each.forwarder.serve({node: 1}, ALL_NODES, protocol=key.protocol)
         opened = [one.open(range(40000, 40100), packet), two.open(range(41000, 41100), packet)]
         assert {node for each in opened for node in each.values()} == {"node1", "node3"}
         for each in (one, two):
-            each.forwarder.serve(all_nodes, EVERYBODY, protocol=key.protocol)
+            each.forwarder.serve(all_nodes, ALL_NODES, protocol=key.protocol)
         opened.append(two.open(range(42000, 42100), packet))
         table = "connections" if packet is tcp else "datagrams"
         await until(lambda: len(entries(one, table)) == len(entries(two, table)) == 300)
         for each in (one, two):
             assert [each.nodes(ports, packet) for ports in opened] == opened
-        # Long before they are grown up each has heard of the other's past, in which every slot had
-        # another node at one of them.
+        # Long before the convergence ends, each gateway has received the earlier tables of the
+        # other one. In these every slot had another node at one of the gateways.
         await until(lambda: not any(untracked(each, key) for each in (one, two)))
-        while converging(one, key) or converging(
-            two, key
-        ):  # what one tells late makes the other converging once more
+        # A table that arrives late makes the listener converge again.
+        while converging(one, key) or converging(two, key):
             now_s += CONVERGENCE_S
             await asyncio.sleep(0.1)
         for each in (one, two):
             assert [each.nodes(ports, packet) for ports in opened] == opened
 
 
-async def test_a_listener_that_was_the_same_from_the_first_is_grown_up_without_a_trace() -> None:
+async def test_the_convergence_of_an_unchanged_listener_leaves_no_state() -> None:
     async with site() as made:
         one = made.gateway(1)
         now_s = 1000.0
         one.among_others(lambda: now_s)
         one.serve(OLD)
         await made.join(one)
-        young_ones = one.open(PORTS)
+        opened = one.open(PORTS)
         assert len(entries(one)) == len(PORTS)
         now_s += CONVERGENCE_S
         await until(lambda: not converging(one, WEB))
         assert slots(one).previous == b""
         assert not one.forwarder.maps["retained_nodes"].count()
         one.forwarder.maps["connections"].delete_all(list(entries(one)))
-        assert one.nodes(PORTS) == young_ones, "nothing rests on their entries"
+        assert one.nodes(PORTS) == opened, "the connections do not need their entries"
         one.open(range(41000, 41300))
         assert not entries(one)
 
@@ -403,14 +399,15 @@ def converging(gateway: Gateway, key: ListenerKey) -> bool:
 
 
 def untracked(gateway: Gateway, key: ListenerKey) -> bool:
-    """Whether some slot of the listener has had one node only, as far as the gateway knows."""
+    """Return whether some slot of the listener has had only one node, as far as the gateway
+    knows."""
     installed = gateway.forwarder.tables.installed(key)
     return installed is not None and NONE in array("H", installed.slots.previous)
 
 
-async def test_one_that_had_no_packet_takes_the_word_of_one_that_had() -> None:
-    """What it goes through before its first packet leaves nothing behind; connections of others may
-    come to it all the same."""
+async def test_a_gateway_without_packets_takes_over_the_slots_of_one_with_packets() -> None:
+    """Changes of a listener before its first packet leave no slot in transition, but packets of
+    other gateways' connections may arrive."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
         await acquainted(one, two)
@@ -449,42 +446,43 @@ async def test_tables_of_a_new_service_before_its_first_packet_cause_no_transiti
             exchange.close()
 
 
-async def test_others_have_their_turn_while_much_is_heeded() -> None:
+async def test_other_tasks_run_while_many_tables_are_merged() -> None:
     ports = range(80, 100)
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
         for port in ports:
             for weights in (OLD, NEW):
-                one.forwarder.serve(weights, EVERYBODY, port=port)
-            two.forwarder.serve(NEW, EVERYBODY, port=port)
-        said, exchange = (
+                one.forwarder.serve(weights, ALL_NODES, port=port)
+            two.forwarder.serve(NEW, ALL_NODES, port=port)
+        theirs, exchange = (
             Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two)
         )
         two.peers._received_tables = {
-            key: told for key in said.listeners() if (told := said.tables(key))
+            key: tables for key in theirs.listeners() if (tables := theirs.tables(key))
         }
         exchange.take_changed_listeners()
-        heeding = asyncio.create_task(two.peers._merge_tables(exchange))
+        merging = asyncio.create_task(two.peers._merge_tables(exchange))
         turns = list[int]()
         while sum(turns) < len(ports):
             await asyncio.sleep(0)
             turns.append(len(exchange.take_changed_listeners()))
-        await stop(heeding)
+        await stop(merging)
         assert max(turns) == 1
-        for each in (said, exchange):
+        for each in (theirs, exchange):
             each.close()
 
 
 async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
-    """Connections were opened at the first, and both know them."""
+    """Return two connected gateways with slots in transition. Connections were opened at the first
+    gateway, and both have their entries."""
     one, two = await made.start(1), await made.start(2)
     await pass_on(one, two)
     return one, two
 
 
 async def one_without_a_process(made: Site) -> tuple[Gateway, Gateway]:
-    """The same; then who was `current` is so again, and the first's process ends, while its program
-    goes on."""
+    """Return two gateways as `two_in_transition` does. Then the weights are OLD again, and the
+    process of the first gateway ends, while its program keeps forwarding."""
     one, two = made.gateway(1), await made.start(2)
     process = await made.join(one)
     await pass_on(one, two)
@@ -503,18 +501,18 @@ async def pass_on(one: Gateway, two: Gateway) -> None:
     await until(lambda: len(entries(two)) == len(entries(one)) > 0)
 
 
-async def test_the_last_of_several_connections_of_the_same_ports_counts_everywhere() -> None:
+async def test_the_latest_of_several_connections_with_the_same_ports_wins_everywhere() -> None:
     async with site() as made:
         one, two = await two_in_transition(made)
         for each in (one, two):
-            each.serve(OLD)  # who was `current` is `current` again
+            each.serve(OLD)  # the slots have their first nodes again
         again = two.open(PORTS)
         await until(lambda: entries(one) == entries(two))
         assert one.nodes(PORTS) == again
 
 
-async def test_a_syn_takes_an_entry_away_everywhere_where_nobody_needs_it_any_more() -> None:
-    """In transition it might be forged, and takes nothing away."""
+async def test_a_syn_deletes_an_entry_that_is_no_longer_needed_on_all_gateways() -> None:
+    """While the slot is in transition the SYN might be forged, and deletes nothing."""
     async with site() as made:
         one, two = await two_in_transition(made)
         port = next(iter(PORTS))
@@ -529,28 +527,29 @@ async def test_a_syn_takes_an_entry_away_everywhere_where_nobody_needs_it_any_mo
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_one_that_was_away_takes_what_passed_to_others(pinned: bool) -> None:
-    """It has no tables, or those of long ago; the other has served alone since, and its slots have
-    come to rest."""
+async def test_a_gateway_that_was_offline_takes_over_the_connections_of_its_peer(
+    pinned: bool,
+) -> None:
+    """The gateway has no tables, or old ones. The peer has served alone since, and its slots are no
+    longer in transition."""
     async with site() as made:
         one, two = await made.start(1), made.gateway(2)
         for each in (one, two) if pinned else (one,):
             each.serve(OLD)
             each.open(range(43000, 43010))
-        one.forwarder.serve(
-            {"node3": 1}, {"node3"}
-        )  # node1 and node2 are gone, and with them their connections
+        # node1 and node2 disappear with their connections, and return.
+        one.forwarder.serve({"node3": 1}, {"node3"})
         alone = one.open(PORTS)
-        one.serve(OLD)  # they are back
+        one.serve(OLD)
         one.peers._began_s -= peers_module.TRUSTED_AFTER_S
         await made.join(two)
         two.serve(OLD)
         assert two.nodes(PORTS) == alone
 
 
-async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() -> None:
-    """Its program goes on while no process is there to tell of it: connections with the ports of
-    older ones get other nodes."""
+async def test_entries_made_while_no_process_ran_win_everywhere_after_a_restart() -> None:
+    """The program of the gateway keeps forwarding without its process: connections with the ports
+    of older connections go to other nodes."""
     async with site() as made:
         one, two = await one_without_a_process(made)
         again = one.open(PORTS)
@@ -563,8 +562,8 @@ async def test_what_one_that_starts_again_has_met_meanwhile_counts_everywhere() 
         assert two.nodes(PORTS) == again
 
 
-async def test_one_that_starts_again_learns_what_others_have_met_meanwhile() -> None:
-    """Also of one that has begun just now itself, and so is not asked what to begin with."""
+async def test_a_gateway_that_restarts_learns_the_entries_that_peers_made_meanwhile() -> None:
+    """This holds also for a peer that has just started, from which the gateway inherits nothing."""
     async with site() as made:
         one, two = await one_without_a_process(made)
         again = two.open(PORTS)
@@ -604,8 +603,8 @@ async def test_flows_that_begin_while_a_gateway_inherits_are_newer(
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["has run for long", "has just begun"])
-async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool) -> None:
-    """Also while nobody has read yet that there is news of it."""
+async def test_an_entry_made_while_a_peer_sends_its_entries_is_younger(fresh: bool) -> None:
+    """This holds also before the process has read the report of the new entry."""
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
         for each in (one, two):
@@ -629,7 +628,7 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
         reader.feed_data(
             frame(msgspec.structs.replace(stored, records=stored.records[: ENTRY.size]))
         )
-        await told(1, one)
+        await have_received(1, one)
         again = one.open(PORTS)
         assert entries(one) != entries(two)
         reader.feed_data(frame(stored) + frame(CompleteMessage()))
@@ -639,8 +638,8 @@ async def test_what_is_met_while_a_peer_tells_all_it_has_is_younger(fresh: bool)
         theirs.close()
 
 
-async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> None:
-    """It has run all the time, but was cut off from everybody."""
+async def test_a_gateway_that_was_cut_off_for_long_takes_over_the_connections_of_its_peer() -> None:
+    """The gateway has run all the time, but without a connection to any peer."""
     async with site() as made:
         one, two = made.gateway(1), await made.start(2)
         for each in (one, two):
@@ -655,9 +654,9 @@ async def test_one_that_heard_nobody_for_long_takes_what_passed_to_others() -> N
         await until(lambda: two.nodes(PORTS) == alone)
 
 
-async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_right() -> None:
-    """Both have run and served all the time, each for long enough to be away in the eyes of the
-    other."""
+async def test_of_two_gateways_that_were_cut_off_the_later_entry_of_a_flow_wins() -> None:
+    """Both gateways have run and forwarded all the time. They were disconnected for so long that
+    each regards the other as offline."""
     mine, others, both = PORTS[:100], PORTS[100:200], PORTS[200:]
     async with site() as made:
         cable = Cable(made.stack)
@@ -680,7 +679,7 @@ async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_r
             each.serve(OLD)
         right = one.open([*mine, *both])
         two.serve(NEW)
-        await asyncio.sleep(0.1)  # they know when by reading of it
+        await asyncio.sleep(0.1)  # the time of an entry is the time at which its report is read
         right |= two.open([*others, *both])
         cable.mend()
         await until(lambda: all(each.peers.shown[0].connected for each in (one, two)))
@@ -688,7 +687,7 @@ async def test_of_two_that_were_cut_off_from_each_other_who_met_a_flow_last_is_r
         assert one.nodes(PORTS) == two.nodes(PORTS) == right
 
 
-async def test_strangers_are_told_nothing() -> None:
+async def test_unknown_callers_get_nothing() -> None:
     async with site() as made:
         one = await made.start(1)
         one.serve(OLD)
@@ -705,7 +704,7 @@ async def test_strangers_are_told_nothing() -> None:
         writer.close()
 
 
-async def test_a_follower_that_takes_nothing_is_dropped() -> None:
+async def test_a_follower_that_reads_nothing_is_disconnected() -> None:
     async with site() as made:
         forwarder = made.stack.enter_context(a_forwarder(fast=False))
         one = Gateway(forwarder, Peers(address(1), made.addresses, stalled_s=0.3))
@@ -717,9 +716,8 @@ async def test_a_follower_that_takes_nothing_is_dropped() -> None:
         )
         await until(lambda: one.peers.followers == 1)
         for round_ in range(100):
-            one.forwarder.serve(
-                {"node1": 1 + round_ % 2, "node2": 1, "node3": 300}, EVERYBODY
-            )  # tables of 64 KiB each
+            # Each table has 64 KiB.
+            one.forwarder.serve({"node1": 1 + round_ % 2, "node2": 1, "node3": 300}, ALL_NODES)
             await asyncio.sleep(0.11)
             if not one.peers.followers:
                 break
@@ -727,14 +725,14 @@ async def test_a_follower_that_takes_nothing_is_dropped() -> None:
         writer.close()
 
 
-async def test_nobody_but_itself() -> None:
+async def test_a_gateway_that_is_its_only_peer_shows_no_peers() -> None:
     async with site(1) as made:
         own = await made.start(1)
         own.serve(OLD)
         assert own.peers.shown == []
 
 
-async def test_one_that_finds_itself_under_another_name_lets_it_be() -> None:
+async def test_a_gateway_that_connects_to_itself_does_not_follow_itself() -> None:
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         own = Gateway(forwarder, Peers("*:9446", ["127.0.0.1:9446"]))
@@ -742,7 +740,7 @@ async def test_one_that_finds_itself_under_another_name_lets_it_be() -> None:
         await until(lambda: own.peers.shown == [])
 
 
-async def test_an_address_may_be_written_in_any_way() -> None:
+async def test_every_notation_of_an_address_is_accepted() -> None:
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         await Site(stack, 1).join(Gateway(forwarder, Peers("[::1]:9447", ["[0:0:0::0001]:9448"])))
@@ -751,9 +749,7 @@ async def test_an_address_may_be_written_in_any_way() -> None:
         writer.close()
 
 
-async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_sign_of_life() -> (
-    None
-):
+async def test_news_during_a_transfer_does_not_wait_for_the_next_keepalive() -> None:
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         one = Gateway(forwarder, Peers("", []))
@@ -765,7 +761,7 @@ async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_s
         reader, writer = await _connected(stack, follower, hello)
         while not isinstance(await read_message(reader, within_s=DEADLINE_S), CompleteMessage):
             pass
-        much = 100  # more than the connection takes unread
+        much = 100  # more than the connection buffers
         follower.enqueue((), [frame(hello) * much])
         await until(lambda: not follower._entries)
         follower.enqueue([key], ())
@@ -778,7 +774,7 @@ async def test_what_is_told_while_something_is_sent_does_not_wait_for_the_next_s
 async def _connected(
     stack: AsyncExitStack, follower: Follower, hello: HelloMessage
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """What is at the other end of a connection that the follower serves."""
+    """Serve the follower on a connection, and return the other end of the connection."""
     here, there = socket.socketpair()
     _, serving = await asyncio.open_connection(sock=here)
     reader, writer = await asyncio.open_connection(sock=there)
@@ -787,7 +783,7 @@ async def _connected(
     return reader, writer
 
 
-async def test_where_nobody_can_listen() -> None:
+async def test_an_address_on_which_it_cannot_listen_is_refused() -> None:
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         peers = Peers("203.0.113.99:9445", [])
@@ -828,12 +824,12 @@ def tables(slots: Slots) -> TablesMessage:
         (FlowsMessage({}, bytes(44), (1.0, 2.0)), "invalid"),
     ],
 )
-def test_what_is_no_message_is_refused(message: Message, problem: str) -> None:
+def test_invalid_messages_are_refused(message: Message, problem: str) -> None:
     with pytest.raises(Unavailable, match=problem):
         decode(msgspec.msgpack.encode(message))
 
 
-def test_what_is_a_message_comes_back_as_it_was() -> None:
+def test_messages_survive_encoding() -> None:
     some, aged = FlowsMessage({7: "a"}, bytes(88)), FlowsMessage({7: "a"}, bytes(44), (1.5,))
     for message in (HelloMessage("x", 1.0), tables(SLOTS), some, aged, CompleteMessage()):
         assert decode(frame(message)[4:]) == message
@@ -849,7 +845,7 @@ def test_what_is_a_message_comes_back_as_it_was() -> None:
         b"\0\0\0\x02\xc1\xc1",
     ],
 )
-async def test_what_others_send_is_read_with_care(sent: bytes) -> None:
+async def test_malformed_input_is_refused(sent: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(sent)
     reader.feed_eof()
@@ -857,7 +853,7 @@ async def test_what_others_send_is_read_with_care(sent: bytes) -> None:
         await read_message(reader, within_s=DEADLINE_S)
 
 
-async def test_an_entry_of_a_node_without_a_name_says_nothing() -> None:
+async def test_an_entry_without_the_name_of_its_node_is_ignored() -> None:
     async with site() as made:
         one = made.gateway(1)
         await one.peers.inherit(one.forwarder.tables, one.forwarder.maps)

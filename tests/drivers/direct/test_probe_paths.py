@@ -1,5 +1,5 @@
-"""Which of the gateway's own packets go into envelopes: those of marked sockets, to nodes behind a
-tunnel."""
+"""The gateway's own packets that are sent through a tunnel: packets of marked sockets to nodes
+behind a tunnel."""
 
 import asyncio
 import socket
@@ -41,8 +41,8 @@ def prepare() -> None:
 
 
 def sent(ways: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes]:
-    """The verdict on a packet from a socket with this mark, and the packet after it. `mark` is the
-    third word of __sk_buff."""
+    """Send a packet from a socket with this mark, and return the verdict and the packet after the
+    program. `mark` is the third word of __sk_buff."""
     assert ways.program
     trial = ways.program.test_run(bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark))
     return trial.verdict, trial.packet
@@ -52,7 +52,7 @@ def sent(ways: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("far", "near", "own"), [(FAR4, NEAR4, OWN4), (FAR6, NEAR6, OWN6)], ids=["ipv4", "ipv6"]
 )
-def test_probes_of_far_nodes_are_put_into_envelopes(
+def test_probes_of_far_nodes_are_encapsulated(
     run: Run, kind: TunnelKind, far: str, near: str, own: str
 ) -> None:
     family = IPv6 if ":" in far else IP
@@ -65,7 +65,7 @@ def test_probes_of_far_nodes_are_put_into_envelopes(
         await ways.add([far, near, own])
         assert told == {far: kind}
         question = family(src=own, dst=far) / TCP(sport=40000, dport=10256, flags="S")
-        # Bits that others set do not matter, such as kube-proxy's for masquerading.
+        # Bits of other programs do not matter, such as the bit of kube-proxy for masquerading.
         for mark in (PROBE_MARK, PROBE_MARK | 0x4000, PROBE_MARK | 0xABCD0000):
             verdict, packet = sent(ways, question, mark)
             assert verdict == REDIRECT
@@ -87,7 +87,7 @@ def test_probes_of_far_nodes_are_put_into_envelopes(
     run(scenario)
 
 
-def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> None:
+def test_the_program_follows_the_routes_and_is_removed_by_a_cleanup(run: Run) -> None:
     async def scenario() -> None:
         prepare()
         add_cable("eth1", "192.0.2.129/25")
@@ -113,7 +113,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
         await until_at("eth0")
         assert told == {FAR4: "ipip"}
         following.cancel()
-        await ways.close()  # as a process that ends: the program stays
+        await ways.close()  # as when the process ends: the program stays
         await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
         assert await remove_pins(PINS) == [f"probe program at interface {left.interface}"]
@@ -122,7 +122,7 @@ def test_the_program_follows_the_routes_and_goes_with_a_clean_up(run: Run) -> No
     run(scenario)
 
 
-def test_a_start_without_a_tunnel_takes_away_what_one_with_a_tunnel_left(run: Run) -> None:
+def test_a_start_without_a_tunnel_removes_the_program_of_a_start_with_a_tunnel(run: Run) -> None:
     async def scenario() -> None:
         prepare()
         before = made("ipip", {})

@@ -1,5 +1,5 @@
-"""Source ranges: who is let in, by packets; what is in the map; and what is left of it by errors
-and crashes."""
+"""Source ranges: the clients that may connect, tested with packets, and the content of the map,
+also after errors and crashes."""
 
 from ipaddress import ip_network
 
@@ -31,7 +31,7 @@ OTHER = ServiceKey("default", "other")
 
 
 def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
-    """As it is rendered from a Service with these ranges, served by node1."""
+    """Return the spec of a Service with these source ranges, served by node1."""
     listeners = tuple(
         ListenerSpec(key, False, (("node1", 1),), ("node1",), restricted=bool(cidrs))
         for key in keys
@@ -50,14 +50,14 @@ def lets_in(forwarder: Forwarder, client: str) -> bool:
 
 
 def restart(forwarder: Forwarder) -> None:
-    """Another process adopts the maps."""
+    """Adopt the maps as another process does."""
     forwarder.tables.close()
     forwarder.tables = ListenerMaps(forwarder.maps)
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline(), with_entries=True))
 
 
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
-    "none: everybody": ((), {CLIENT4: True, "2001:db8:c::7": True}),
+    "no ranges: every client": ((), {CLIENT4: True, "2001:db8:c::7": True}),
     "first and last address": (
         ("198.51.100.64/26", "2001:db8:c::/48"),
         {
@@ -72,11 +72,14 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
         },
     ),
     "one address": (("198.51.100.7/32",), {"198.51.100.7": True, "198.51.100.6": False}),
-    "of the other family alone: nobody of this one": (
+    "ranges of IPv4 alone: no client over IPv6": (
         ("0.0.0.0/0",),
         {CLIENT4: True, "2001:db8:c::7": False},
     ),
-    "all of IPv6 is not IPv4 too": (("::/0",), {CLIENT4: False, "2001:db8:c::7": True}),
+    "ranges of IPv6 alone: no client over IPv4": (
+        ("::/0",),
+        {CLIENT4: False, "2001:db8:c::7": True},
+    ),
     "one within another": (
         ("198.51.0.0/16", "198.51.100.0/24"),
         {"198.51.100.7": True, "198.51.7.7": True, "198.52.0.1": False},
@@ -85,7 +88,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_who_is_let_in(forwarder: Forwarder, name: str) -> None:
+def test_clients_that_may_connect(forwarder: Forwarder, name: str) -> None:
     cidrs, clients = ROWS[name]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
     assert {client: lets_in(forwarder, client) for client in clients} == clients
@@ -93,7 +96,9 @@ def test_who_is_let_in(forwarder: Forwarder, name: str) -> None:
     assert spec.diff({SERVICE: wanted(*cidrs)}, forwarder.tables.actual(None)) == ()
 
 
-def test_thousands_change_in_place_and_only_by_what_differs(forwarder: Forwarder) -> None:
+def test_thousands_of_ranges_change_in_place_and_only_where_they_differ(
+    forwarder: Forwarder,
+) -> None:
     cidrs = [str(each) for each in ip_network("198.18.0.0/15").subnets(new_prefix=27)][:4000]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
     before = dict(forwarder.maps["listeners"].items())
@@ -114,7 +119,9 @@ def test_thousands_change_in_place_and_only_by_what_differs(forwarder: Forwarder
     assert forwarder.maps["ranges"].count() == 3000
 
 
-def test_a_range_taken_away_cuts_what_is_open_and_counts_it(forwarder: Forwarder) -> None:
+def test_a_removed_range_cuts_open_connections_and_counts_their_packets(
+    forwarder: Forwarder,
+) -> None:
     bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24")})
     assert forwarder.run(tcp("S")).verdict == REDIRECT
     bring(forwarder.tables, {SERVICE: wanted("192.0.2.0/24")})
@@ -132,16 +139,16 @@ def test_services_do_not_share_ranges(forwarder: Forwarder) -> None:
     assert not lets_in(forwarder, "2001:db8:c::7")
     bring(forwarder.tables, {OTHER: theirs})
     assert forwarder.maps["ranges"].count() == 1
-    taken = wanted("198.51.100.0/25", keys=KEYS)  # with a listener that was another's
+    taken = wanted("198.51.100.0/25", keys=KEYS)  # with a listener of SERVICE
     bring(forwarder.tables, {OTHER: taken})
     assert lets_in(forwarder, CLIENT4)
     assert not lets_in(forwarder, "198.51.100.200")
 
 
-def test_ranges_survive_a_restart_and_what_no_listener_names_goes(forwarder: Forwarder) -> None:
+def test_ranges_survive_a_restart_and_unused_ones_are_removed(forwarder: Forwarder) -> None:
     service = wanted("198.51.100.0/24", "2001:db8:c::/48")
     bring(forwarder.tables, {SERVICE: service})
-    forwarder.tables.set_ranges(OTHER, ("192.0.2.0/24",))  # and then the process died
+    forwarder.tables.set_ranges(OTHER, ("192.0.2.0/24",))  # then the process dies
     assert forwarder.maps["ranges"].count() == 3
     restart(forwarder)
     assert forwarder.maps["ranges"].count() == 2
@@ -152,13 +159,13 @@ def test_ranges_survive_a_restart_and_what_no_listener_names_goes(forwarder: For
     assert forwarder.maps["ranges"].count() == 2
 
 
-def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(
+def test_an_incomplete_set_is_repaired_after_a_restart(
     forwarder: Forwarder,
 ) -> None:
     service = wanted("198.51.100.0/24", "192.0.2.0/24")
     bring(forwarder.tables, {SERVICE: service})
     key, *_ = dict(forwarder.maps["ranges"].items())
-    forwarder.maps["ranges"].delete(key)  # the process died in the middle of a change
+    forwarder.maps["ranges"].delete(key)  # as if the process died during a change
     restart(forwarder)
     changes = spec.diff({SERVICE: service}, forwarder.tables.actual(None))
     assert str(changes[0]) == "set ranges default/web 198.51.100.0/24,192.0.2.0/24"
@@ -166,7 +173,7 @@ def test_a_set_that_is_not_as_it_should_be_is_put_right_after_a_restart(
     assert forwarder.maps["ranges"].count() == 2
 
 
-def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_nothing(
+def test_if_the_map_is_full_no_further_client_may_connect_and_other_services_keep_theirs(
     forwarder: Forwarder,
 ) -> None:
     full = forwarder.maps["ranges"].spec._replace(max_entries=8)
@@ -182,14 +189,14 @@ def test_without_room_nobody_gets_in_who_should_not_and_other_services_lose_noth
         assert outcomes[SERVICE].state == "unavailable"
         assert "capacity for source ranges is used up" in outcomes[SERVICE].message
         actual = forwarder.tables.actual(None)
-        assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "what is to go has gone"
+        assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "removed ranges are gone"
         assert actual[OTHER].source_ranges == other.source_ranges
         fewer = msgspec.structs.replace(many, source_ranges=many.source_ranges[:3])
         assert bring(forwarder.tables, {SERVICE: fewer, OTHER: other}) == {}
         assert forwarder.tables.actual([SERVICE])[SERVICE].source_ranges == fewer.source_ranges
 
 
-def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(
+def test_ranges_that_change_during_a_survey_are_not_overwritten_by_it(
     forwarder: Forwarder,
 ) -> None:
     tables = forwarder.tables
@@ -201,10 +208,8 @@ def test_of_ranges_that_were_changed_since_a_survey_began_the_mirror_says_more(
         },
     )
     survey = tables.survey(tables.baseline())
-    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # and OTHER is gone
-    tables.set_ranges(
-        OTHER, ("198.51.100.128/25",)
-    )  # which its listeners are to follow in a moment
+    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # removes OTHER
+    tables.set_ranges(OTHER, ("198.51.100.128/25",))  # its listeners are set later
     tables.adopt(survey)
     assert tables.actual(None)[SERVICE].source_ranges == ("203.0.113.0/24",)
     assert forwarder.maps["ranges"].count() == 2

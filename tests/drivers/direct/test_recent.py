@@ -1,11 +1,11 @@
-"""What a gateway remembers of flows that it has met."""
+"""The flows that a gateway has seen lately."""
 
 import math
 
 from fairlead.drivers.direct.peers.recent import RecentFlows
 
 
-def test_a_flow_that_is_met_again_was_met_then() -> None:
+def test_the_last_time_that_a_flow_was_met_counts() -> None:
     recent = RecentFlows()
     recent.record([b"a", b"b"], 1.0)
     recent.record([b"a"], 2.0)
@@ -16,7 +16,7 @@ def test_a_flow_that_is_met_again_was_met_then() -> None:
     assert recent.flows == set()
 
 
-def test_what_was_met_first_is_forgotten_when_there_are_too_many() -> None:
+def test_if_there_are_too_many_flows_the_oldest_are_forgotten() -> None:
     recent = RecentFlows(limit=3)
     recent.record([b"a", b"b"], 1.0)
     recent.record([b"a", b"c", b"d"], 2.0)
@@ -25,7 +25,7 @@ def test_what_was_met_first_is_forgotten_when_there_are_too_many() -> None:
     assert recent.flows == {b"f", b"g", b"h"}
 
 
-def test_whoever_holds_the_flows_sees_what_comes_later() -> None:
+def test_the_set_of_flows_is_live() -> None:
     recent = RecentFlows()
     flows = recent.flows
     recent.record([b"a"], 1.0)

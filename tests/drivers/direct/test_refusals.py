@@ -1,4 +1,4 @@
-"""The answers to callers of a Service without endpoints, byte by byte: the same as of a host on
+"""The answers to clients of a Service without endpoints, byte by byte. They are those of a host on
 which no process listens."""
 
 import pytest
@@ -36,7 +36,7 @@ PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 @pytest.fixture
 def refusing(forwarder: Forwarder) -> Forwarder:
-    """All protocols on port 80 of both addresses, of a Service without endpoints."""
+    """A forwarder with a Service without endpoints: all protocols on port 80 of both addresses."""
     for address in (VIP4, VIP6):
         for protocol in PROTOCOLS:
             forwarder.serve({}, address=address, protocol=protocol, refuses=True)
@@ -65,7 +65,7 @@ def segment(flags: str, *, ipv6: bool, payload: int = 0, options: bool = False) 
     ("flags", "payload", "answer"),
     [
         ("S", 0, ("RA", 0, 0xFFFFFFF1)),
-        ("S", 100, ("RA", 0, 0x55)),  # TCP Fast Open; the sequence wraps
+        ("S", 100, ("RA", 0, 0x55)),  # TCP Fast Open; the sequence number wraps
         ("F", 0, ("RA", 0, 0xFFFFFFF1)),
         ("A", 100, ("R", 77, 0)),
         ("SA", 0, ("R", 77, 0)),
@@ -160,19 +160,19 @@ SILENT: dict[str, Packet] = {
     "from all hosts": to_us() / IP(src="255.255.255.255", dst=VIP4) / TCP(dport=80),
     "from the loopback": to_us() / IP(src="127.0.0.1", dst=VIP4) / TCP(dport=80),
     "from a group over ipv6": to_us() / IPv6(src="ff02::1", dst=VIP6) / UDP(dport=80),
-    "from nobody over ipv6": to_us() / IPv6(src="::", dst=VIP6) / TCP(dport=80),
+    "from no address over ipv6": to_us() / IPv6(src="::", dst=VIP6) / TCP(dport=80),
 }
 
 
 @pytest.mark.parametrize("packet", SILENT.values(), ids=SILENT.keys())
-def test_what_no_host_would_answer_is_dropped_in_silence(
+def test_packets_that_no_host_would_answer_are_dropped_without_an_answer(
     refusing: Forwarder, packet: Packet
 ) -> None:
     assert refusing.run(packet).verdict == DROP
     assert refusing.event(REFUSALS_SENT) == 0
 
 
-def test_sources_that_are_not_let_in_learn_nothing(refusing: Forwarder) -> None:
+def test_clients_outside_the_source_ranges_get_no_answer(refusing: Forwarder) -> None:
     refusing.tables.set_ranges(SERVICE, ("198.51.100.0/25",))
     for address in (VIP4, VIP6):
         refusing.serve({}, address=address, refuses=True, restricted=True)
@@ -184,8 +184,8 @@ def test_sources_that_are_not_let_in_learn_nothing(refusing: Forwarder) -> None:
     assert (refusing.event(REFUSALS_SENT), refusing.event(FORBIDDEN)) == (1, 2)
 
 
-def test_open_connections_go_on_while_new_ones_are_refused(forwarder: Forwarder) -> None:
-    """A node that drains has connections when the Service has no endpoints any more."""
+def test_open_connections_continue_while_new_ones_are_refused(forwarder: Forwarder) -> None:
+    """A draining node may have connections when the Service has no endpoints any more."""
     forwarder.serve({"node1": 1})
     forwarder.serve({}, {"node1"}, refuses=True)
     assert forwarder.run(tcp("A", 40001)).node == "node1"
@@ -198,8 +198,8 @@ def test_open_connections_go_on_while_new_ones_are_refused(forwarder: Forwarder)
     ]
 
 
-def test_without_the_flag_there_is_silence(forwarder: Forwarder) -> None:
-    """No node can be reached: a client that tries again may succeed."""
+def test_without_the_flag_packets_are_dropped_without_an_answer(forwarder: Forwarder) -> None:
+    """If no node can be reached, a client that tries again may succeed."""
     for protocol in PROTOCOLS:
         forwarder.serve({}, protocol=protocol)
     assert [forwarder.run(tcp()).verdict, forwarder.run(udp()).verdict] == [DROP, DROP]

@@ -1,5 +1,5 @@
-"""A gateway's interfaces by pattern, subnet and default route, on real interfaces that come and go;
-packets of each way."""
+"""The selection of a gateway's interfaces by pattern, subnet and default route, on real interfaces
+that appear and disappear, and with real packets."""
 
 import asyncio
 import socket
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.root
 
 
 async def attached() -> set[str]:
-    """The interfaces that have the program, by the kernel."""
+    """Return the interfaces to which the program is attached, as the kernel reports them."""
     return {socket.if_indextoname(each.interface) for each in await tc.filters(f"fairlead:{PINS}")}
 
 
 def routed() -> set[str]:
-    """The interfaces whose packets for load-balancer addresses end in the blackhole table."""
+    """Return the interfaces with a rule for the table of blackhole routes."""
     command = ["ip", "-n", NAME, "rule", "show"]
     rules = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=DEADLINE_S
@@ -55,7 +55,7 @@ async def until_served(names: set[str]) -> None:
 
 
 def test_interfaces_are_served_while_they_match(run: Run) -> None:
-    """Each step is told by the kernel; no audit runs."""
+    """The driver follows events of the kernel; no audit runs."""
 
     async def scenario() -> None:
         made = driver(interfaces=["192.0.2.0/24", "late?"])
@@ -84,7 +84,7 @@ def test_interfaces_are_served_while_they_match(run: Run) -> None:
     run(scenario)
 
 
-def test_the_default_route_chooses_and_moves(run: Run) -> None:
+def test_the_interface_of_the_default_route_is_followed(run: Run) -> None:
     async def scenario() -> None:
         ip("route", "add", "default", "via", "192.0.2.1")
         made = driver(interfaces=["default-route"])
@@ -114,7 +114,7 @@ def test_the_default_route_chooses_and_moves(run: Run) -> None:
         ),
     ],
 )
-def test_a_start_without_its_interfaces_says_what_there_is(
+def test_a_start_without_its_interfaces_names_the_present_ones(
     run: Run, selectors: Sequence[str], words: str
 ) -> None:
     async def scenario() -> None:

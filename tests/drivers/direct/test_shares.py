@@ -1,5 +1,5 @@
 """One namespace cannot use up the resources of others: table memory, listeners, retained nodes and
-source ranges; and a Service that is served can always be changed."""
+source ranges. A Service that is served can always be changed."""
 
 from array import array
 from collections import Counter
@@ -46,7 +46,7 @@ def service(
 
 
 def hogs(*members: Member) -> dict[ServiceKey, LoadBalancer]:
-    """Six Services of 100 ports and one of 40, all of one namespace."""
+    """Return six Services with 100 ports and one with 40, all in one namespace."""
     intents: dict[ServiceKey, LoadBalancer] = {}
     for i in range(7):
         intents |= service(
@@ -59,20 +59,21 @@ def hogs(*members: Member) -> dict[ServiceKey, LoadBalancer]:
 
 
 def big(weight: int) -> tuple[Member, ...]:
-    """Two nodes with 400 pods between them."""
+    """Return two nodes that have 400 pods together. `weight`: the pods of the first node."""
     return Member("node1", "192.0.2.21", weight), Member("node2", "192.0.2.22", 400 - weight)
 
 
 async def outcomes(
     made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]
 ) -> dict[ServiceKey, Outcome]:
-    """The outcomes of a pass over these Services."""
+    """Reconcile these Services once, and return the outcomes."""
     changes = made.diff(made.render(intents), await made.read(intents.keys()))
     return dict(await made.apply(changes))
 
 
 async def current(made: DirectDriver, key: ServiceKey) -> list[Counter[str]]:
-    """For each listener the nodes that get new connections, with the number of their slots."""
+    """Return, for each listener, the nodes that get new connections and the number of their
+    slots."""
     actual = (await made.read([key])).get(key)
     return [slots_by_node(each.slots) for each in actual.listeners] if actual else []
 
@@ -83,7 +84,7 @@ def slots_by_node(slots: Slots) -> Counter[str]:
 
 def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: Run) -> None:
     async def scenario() -> None:
-        made = driver(arena_bytes=64 << 20, share=0.5)
+        made = driver(arena_bytes=64 << 20, namespace_share=0.5)
         await made.open()
         assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE1, NODE2)) == {}
         large = ServiceKey("calm", "large")
@@ -107,7 +108,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         there = [len(await current(made, key)) for key in hogs()]
         assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
 
-        # What others have can change, and what is new has its listeners.
+        # Services of other namespaces can change, and a new one gets all its listeners.
         assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE2, NODE3)) == {}
         assert await outcomes(made, service(large, "203.0.113.2", *big(100))) == {}
         new = ServiceKey("calm", "new")
@@ -116,7 +117,7 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert shares.keys() == {"node2", "node3"}
         assert [each.total() for each in await current(made, new)] == 20 * [65344]
 
-        # A dead node leaves every table of the greedy namespace too.
+        # A dead node is removed from every table, also in the greedy namespace.
         dead = Member("node1", "192.0.2.21", 200, "down"), Member("node2", "192.0.2.22", 400)
         await outcomes(made, hogs(*dead))
         left = [nodes for key in hogs() for nodes in await current(made, key)]
@@ -127,13 +128,13 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
     run(scenario)
 
 
-def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> None:
-    """Two Services wait: one has fewer slots than it asks for, and one has listeners that are not
-    served."""
+def test_a_service_that_waits_for_memory_is_retried_when_some_is_released(run: Run) -> None:
+    """The Service has listeners that are not served, and the others have fewer slots than it asks
+    for."""
     touched: list[set[ServiceKey]] = []
 
     async def scenario() -> None:
-        made = driver(share=0.5, touched=lambda keys: touched.append(set(keys)))
+        made = driver(namespace_share=0.5, touched=lambda keys: touched.append(set(keys)))
         await made.open()
         first, second = ServiceKey("greedy", "first"), ServiceKey("greedy", "second")
         many = service(first, "203.0.113.1", NODE1, ports=100)
@@ -157,15 +158,15 @@ def test_who_waits_for_room_is_looked_at_as_soon_as_some_is_free(run: Run) -> No
         sizes = Counter(map(Counter.total, await current(made, second)))
         assert sizes.total() == 20
         assert max(sizes) > 1021
-        assert await outcomes(made, coarse) == told, "nothing is better when nothing is free"
+        assert await outcomes(made, coarse) == told, "without free memory nothing changes"
         await made.close(remove=True)
 
     run(scenario)
 
 
 class Full:
-    """A forwarder whose table memory is used up to the last chunk, by tables that it has received
-    from another gateway."""
+    """A forwarder whose table memory `fill` uses up to the last chunk, with tables of another
+    gateway."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder, self.now_s = forwarder, 1000.0
@@ -221,8 +222,8 @@ def full(forwarder: Forwarder) -> Full:
 OLD, NEW = range(20000, 20100), range(40000, 40100)
 
 
-def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> None:
-    """Connections to the others stay, and as soon as there is memory the shares are exact again."""
+def test_without_memory_a_dead_node_is_still_removed_from_a_table(full: Full) -> None:
+    """Connections to other nodes stay. As soon as there is memory, the shares are exact again."""
     full.bring({"node1": 1, "node2": 1, "node3": 1})
     before = full.send(OLD, "S")
     full.fill()
@@ -248,11 +249,11 @@ def test_a_dead_node_leaves_a_table_for_which_there_is_no_memory(full: Full) -> 
     assert full.send(OLD, "A") == after
 
 
-def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_there(
+def test_without_memory_a_draining_node_keeps_its_connections_if_there_is_a_previous_table(
     full: Full,
 ) -> None:
-    """The previous table is written over as well: for each slot it has the node of connections
-    without an entry."""
+    """The previous table is overwritten in place too. For each slot it names the node of
+    connections without an entry."""
     full.bring({"node1": 1, "node2": 1})
     first = full.send(OLD, "S")
     full.bring({"node1": 1, "node2": 1, "node3": 4})
@@ -270,7 +271,7 @@ def test_a_node_that_drains_keeps_its_connections_where_the_second_table_is_ther
     assert full.forwarder.run(tcp("S", 60000)).node == ""
 
 
-def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
+def test_tables_changed_in_place_are_read_back_after_a_crash(full: Full) -> None:
     full.bring({"node1": 1, "node2": 1, "node3": 1})
     full.fill()
     full.bring({"node1": 1, "node3": 1})
@@ -290,7 +291,8 @@ def test_what_is_written_over_is_found_again_after_a_crash(full: Full) -> None:
 
 
 class Small:
-    """ListenerMaps with one small map, of which one namespace gets at most half without the reserve."""
+    """`ListenerMaps` with one small map, of which a namespace gets at most half of the entries
+    outside the reserve."""
 
     def __init__(self, forwarder: Forwarder, name: str, entries: int) -> None:
         self.map = Map.create(forwarder.maps[name].spec._replace(max_entries=entries))
@@ -336,12 +338,12 @@ def test_listeners_of_one_namespace(small: Small) -> None:
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
         "gateway's capacity for listeners"
     ) in told.message
-    assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of what is left"
+    assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of the free entries"
     assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
-        "and of the reserve, as it is served already"
+        "and of the reserve, because the Service is served already"
     )
     assert small.tables.quotas.take_retriable() == set()
-    # What is served can change, though the namespace has more by now than it would get.
+    # A Service that is served can change, although its namespace now has more than its share.
     assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
     assert len(small.bring(GREEDY, range(106, 142)).missing) == 1
     assert small.tables.quotas.take_retriable() == {GREEDY, BYSTANDER}
@@ -350,7 +352,7 @@ def test_listeners_of_one_namespace(small: Small) -> None:
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 @pytest.mark.parametrize("small", [("retained_nodes", 32)], indirect=True, ids=["retained_nodes"])
 def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> None:
-    """The listener is served, with fewer nodes that keep what they have."""
+    """The listener is served, with fewer retained nodes."""
     told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
     assert told.in_part
     assert "connections may move" in told.message
@@ -359,7 +361,7 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
     assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
     assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
-        "a node can leave"
+        "nodes can be removed"
     )
     assert forwarder.run(udp()).node
 

@@ -1,4 +1,4 @@
-"""Rendering LoadBalancers, and the steps between what is and what should be."""
+"""Rendering LoadBalancers, and the changes from the installed to the desired state."""
 
 from array import array
 
@@ -68,7 +68,7 @@ def member(node: str, weight: int = 1, state: MemberState = "active") -> Member:
 def after(
     changes: tuple[DirectChange, ...], actual: dict[ServiceKey, DirectActual]
 ) -> dict[ServiceKey, DirectActual]:
-    """What would be read once the changes are applied."""
+    """Return the state that would be read after these changes were applied."""
     listeners = {
         each.key: (service, one.uid, each)
         for service, one in actual.items()
@@ -80,11 +80,11 @@ def after(
             case SetNode(node=node, address=address):
                 addresses.add((node, address))
             case SetListener(service=service, uid=uid, listener=listener, slots=slots):
-                keeping = tuple(sorted({*listener.retained_nodes, *listener.left}))
+                retained = tuple(sorted({*listener.retained_nodes, *listener.departed}))
                 listeners[listener.key] = (
                     service,
                     uid,
-                    ActualListener(listener.key, slots, listener, keeping),
+                    ActualListener(listener.key, slots, listener, retained),
                 )
             case RemoveListener(key=key):
                 del listeners[key]
@@ -115,7 +115,7 @@ def test_render_takes_its_own_class_and_all_protocols() -> None:
     ]
 
 
-def test_states_of_members_decide_who_gets_and_who_keeps() -> None:
+def test_states_of_members_decide_which_nodes_get_and_which_keep_connections() -> None:
     states: tuple[MemberState, ...] = ("active", "draining", "down", "pending")
     members = [member(f"node{i}", 2, state) for i, state in enumerate(states)]
     sctp, tcp, udp = spec.render({WEB: load_balancer(*members, protocols=("SCTP", "TCP", "UDP"))})[
@@ -139,7 +139,7 @@ def test_changes_print_as_what_they_do() -> None:
     assert [str(change) for change in changes] == [
         "set node node1 address 192.0.2.1",
         "set node node2 address 192.0.2.2",
-        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 keeping "
+        "set listener 203.0.113.10:80/TCP default/web weights node1=3,node2=1 slots 1021 retained "
         "node3",
     ]
     (removal,) = spec.diff({}, after(changes, {}))
@@ -169,7 +169,7 @@ def test_a_listener_that_passes_to_another_service_keeps_its_slots() -> None:
     assert slots_of(after((change,), actual), API) == slots_of(actual)
 
 
-def test_a_listener_that_its_service_still_wants_is_not_taken_from_it() -> None:
+def test_a_listener_that_its_service_still_asks_for_is_not_taken_from_it() -> None:
     mine = load_balancer(member("node1"))
     actual = after(steps(mine, actual={}), {})
     (change,) = steps(mine, load_balancer(member("node2"), service=API), actual=actual)[1:]
@@ -177,24 +177,25 @@ def test_a_listener_that_its_service_still_wants_is_not_taken_from_it() -> None:
     assert (change.service, change.taken_from) == (API, None)
 
 
-def test_a_service_made_anew_under_its_name_is_marked_anew() -> None:
+def test_a_recreated_service_updates_the_owner_of_its_listeners() -> None:
     actual = after(steps(load_balancer(member("node1")), actual={}), {})
-    old = {WEB: DirectActual("uid-of-before", actual[WEB].listeners, actual[WEB].addresses)}
+    old = {WEB: DirectActual("previous-uid", actual[WEB].listeners, actual[WEB].addresses)}
     (change,) = steps(load_balancer(member("node1")), actual=old)
     assert isinstance(change, SetListener)
     assert change.uid == "uid-web"
 
 
 def forgotten(actual: dict[ServiceKey, DirectActual]) -> dict[ServiceKey, DirectActual]:
-    """What is read after a start: only what the maps say, and that slots or entries name these
-    nodes."""
+    """Return the state as it is read after a start: the content of the maps, and the nodes that
+    slots or flow entries name."""
     listeners = tuple(
-        ActualListener(each.key, each.slots, None, each.keeping) for each in actual[WEB].listeners
+        ActualListener(each.key, each.slots, None, each.retained_nodes)
+        for each in actual[WEB].listeners
     )
     return {WEB: DirectActual(actual[WEB].uid, listeners, actual[WEB].addresses)}
 
 
-def test_after_a_start_the_plan_says_again_what_listeners_are_for() -> None:
+def test_after_a_start_the_spec_of_a_listener_is_recorded_again() -> None:
     intent = load_balancer(member("node1"), member("node2", 0, "draining"))
     actual = after(steps(intent, actual={}), {})
     (change,) = steps(intent, actual=forgotten(actual))
@@ -203,7 +204,7 @@ def test_after_a_start_the_plan_says_again_what_listeners_are_for() -> None:
     assert change.slots == slots_of(actual)
 
 
-def test_a_listener_with_a_node_out_of_reach_is_set_again_and_again() -> None:
+def test_a_listener_with_an_unreachable_node_is_set_again_each_time() -> None:
     intent = load_balancer(member("node1"), member("node2"))
     actual = after(steps(intent, actual={}), {})
     doubted = {WEB: DirectActual(actual[WEB].uid, actual[WEB].listeners, (("node1", "192.0.2.1"),))}
@@ -213,16 +214,16 @@ def test_a_listener_with_a_node_out_of_reach_is_set_again_and_again() -> None:
     ]
     change = steps(intent, actual=doubted)[1]
     assert isinstance(change, SetListener)
-    reduced = spec.without(change, frozenset({"node2"}), slots_of(actual))
+    reduced = spec.without_nodes(change, frozenset({"node2"}), slots_of(actual))
     assert {reduced.slots.nodes[i] for i in array("H", reduced.slots.current)} == {"node1"}
-    assert "node2" in reduced.slots.nodes  # where its open connections are
+    assert "node2" in reduced.slots.nodes  # it keeps its open connections
     assert [type(each) for each in steps(intent, actual=after((reduced,), actual))] == [SetListener]
 
 
-def test_where_nobody_can_be_reached_the_slots_stay() -> None:
+def test_if_no_node_can_be_reached_the_slots_stay_as_planned() -> None:
     intent = load_balancer(member("node1"), member("node2"))
     (change,) = (each for each in steps(intent, actual={}) if isinstance(each, SetListener))
-    assert spec.without(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
+    assert spec.without_nodes(change, frozenset({"node1", "node2"}), Slots()).slots == change.slots
 
 
 def cluster(
@@ -232,10 +233,10 @@ def cluster(
     return LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (VIP,), listeners)
 
 
-def kept(changes: tuple[DirectChange, ...]) -> set[str]:
-    """The nodes that the one change of a listener lets keep their connections."""
+def retained(changes: tuple[DirectChange, ...]) -> set[str]:
+    """Return the nodes that keep their connections after the one change of a listener."""
     (change,) = (each for each in changes if isinstance(each, SetListener))
-    return {*change.listener.retained_nodes, *change.listener.left}
+    return {*change.listener.retained_nodes, *change.listener.departed}
 
 
 def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None:
@@ -243,35 +244,35 @@ def test_with_policy_cluster_a_node_without_pods_keeps_its_connections() -> None
     actual = after(steps(both, actual={}), {})
     for restart in (False, True):
         before = forgotten(actual) if restart else actual
-        assert kept(steps(one, actual=before)) == {"node1", "node2"}
+        assert retained(steps(one, actual=before)) == {"node1", "node2"}
     actual = after(steps(one, actual=actual), actual)
     assert "node2" in slots_of(actual).nodes
     assert steps(one, actual=actual) == ()
-    assert kept(steps(none, actual=actual)) == {"node1", "node2"}
-    # An edit must not end what is open either.
-    assert kept(steps(cluster(member("node1"), policy="Local"), actual=actual)) == {
+    assert retained(steps(none, actual=actual)) == {"node1", "node2"}
+    # A change of the policy must not end open connections either.
+    assert retained(steps(cluster(member("node1"), policy="Local"), actual=actual)) == {
         "node1",
         "node2",
     }
 
 
-def test_those_that_left_go_when_the_driver_names_them_no_more() -> None:
+def test_a_departed_node_that_the_driver_no_longer_names_is_removed() -> None:
     one = cluster(member("node1"), member("node3"))
     actual = after(steps(cluster(member("node1"), member("node2"), member("node3")), actual={}), {})
     actual = after(steps(one, actual=actual), actual)
     (listener,) = actual[WEB].listeners
     aged = ActualListener(listener.key, listener.slots, listener.spec, ("node1", "node3"))
     late = {WEB: DirectActual("uid-web", (aged,), actual[WEB].addresses)}
-    assert kept(steps(one, actual=late)) == {"node1", "node3"}
+    assert retained(steps(one, actual=late)) == {"node1", "node3"}
     assert "node2" not in slots_of(after(steps(one, actual=late), late)).nodes
 
 
-def test_with_policy_local_and_for_datagrams_a_node_that_left_keeps_nothing() -> None:
+def test_with_policy_local_and_for_udp_a_departed_node_keeps_no_connections() -> None:
     cases: tuple[tuple[TrafficPolicy, Protocol], ...] = (("Local", "TCP"), ("Cluster", "UDP"))
     for policy, protocol in cases:
         both = cluster(member("node1"), member("node2"), policy=policy, protocol=protocol)
         actual = after(steps(both, actual={}), {})
-        assert kept(
+        assert retained(
             steps(cluster(member("node1"), policy=policy, protocol=protocol), actual=actual)
         ) == {"node1"}
 
@@ -298,14 +299,14 @@ INTENTS = st.builds(
 
 
 @given(st.lists(INTENTS, min_size=1, max_size=5))
-def test_applying_the_difference_leaves_none(intents: list[LoadBalancer]) -> None:
+def test_applying_the_changes_leaves_no_difference(intents: list[LoadBalancer]) -> None:
     actual: dict[ServiceKey, DirectActual] = {}
     for intent in intents:
         actual = after(steps(intent, actual=actual), actual)
         assert steps(intent, actual=actual) == ()
 
 
-def test_a_listener_goes_on_as_it_does_until_anything_is_proved() -> None:
+def test_a_listener_stays_as_it_is_until_a_node_is_confirmed() -> None:
     actual = after(
         spec.diff(spec.render({WEB: load_balancer(member("node1"), member("node2"))}), {}), {}
     )
@@ -313,19 +314,19 @@ def test_a_listener_goes_on_as_it_does_until_anything_is_proved() -> None:
         {WEB: load_balancer(member("node1", 1, "pending"), member("node2", 1, "pending"))}
     )
     assert spec.diff(pending, actual) == ()
-    assert len(spec.diff(pending, {})) == 1, "a new listener is made, and serves nobody yet"
+    assert len(spec.diff(pending, {})) == 1, "a new listener is created, and serves no client yet"
     decided = spec.render({WEB: load_balancer(member("node1"), member("node2", 1, "pending"))})
     assert len(spec.diff(decided, actual)) == 1
     nobody = spec.render({WEB: load_balancer(member("node1", 0, "draining"))})
     assert len(spec.diff(nobody, actual)) == 1
 
 
-def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
+def test_draining_nodes_get_new_connections_only_if_no_other_node_serves() -> None:
     leaving = member("node3", 1, "draining")
     serving = load_balancer(member("node1"), member("node2"), member("node3", 0, "draining"))
     actual = after(spec.diff(spec.render({WEB: serving}), {}), {})
-    # Another health port is asked since an edit: that the node which drains is heard first, or not
-    # at all, changes nothing.
+    # After an edit another health port is probed. It makes no difference whether the draining node
+    # answers first or not at all.
     by_the_api = Unproved(
         (member("node1"), member("node2"), member("node3", 0, "draining")),
         {"node3": 1},
@@ -336,8 +337,8 @@ def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
     def only(verdict: Verdict | None) -> VerdictOf:
         return lambda address, _: verdict if address == leaving.address else None
 
-    said: tuple[Verdict | None, ...] = (None, "up", "unready")
-    for verdict in said:
+    verdicts: tuple[Verdict | None, ...] = (None, "up", "unready")
+    for verdict in verdicts:
         members, _ = confirm(by_the_api, HealthMonitor(10256, "/healthz"), only(verdict))
         assert {each.node: each.weight for each in members if each.state == "draining"} == {
             "node3": 1

@@ -1,5 +1,5 @@
-"""Starts that fail, starts while a program without pins still forwards, and a clean-up next to pins
-of other gateways."""
+"""Starts that fail, starts while a program without pins still forwards, and a cleanup next to the
+pins of other gateways."""
 
 import socket
 from collections.abc import Iterator
@@ -18,7 +18,12 @@ from tests.drivers.direct.conftest import (
     load_balancer,
 )
 from tests.drivers.direct.site import PINS as SITE_PINS
-from tests.drivers.direct.site import Conversation, made_site, pods, running_gateway  # noqa: F401 - a fixture
+from tests.drivers.direct.site import (
+    Conversation,
+    made_site,  # noqa: F401 - a fixture
+    pods,
+    running_gateway,
+)
 
 from fairlead.config import AttachKind, GatewayConfig
 from fairlead.drivers.direct import DirectDriver, Sizes, remove_pins
@@ -42,13 +47,13 @@ def _without_foreign_pins() -> Iterator[None]:
     bpffs.remove(FOREIGN)
 
 
-def two_interfaces(wanted: AttachKind = "tc") -> DirectDriver:
+def two_interfaces(attach_kind: AttachKind = "tc") -> DirectDriver:
     sizes = Sizes(1 << 20, connections=1024, datagrams=1024)
-    return DirectDriver(["eth0", "eth1"], pin_path=PINS, sizes=sizes, wanted=wanted)
+    return DirectDriver(["eth0", "eth1"], pin_path=PINS, sizes=sizes, attach_kind=attach_kind)
 
 
 async def occupy_xdp(interface: str) -> None:
-    """Attach another owner's XDP program."""
+    """Attach an XDP program of another owner."""
     object_file = read_object(OBJECTS / "direct_xdp.o")
     maps = create_maps(list(object_file.maps.values()))
     with Program.load(
@@ -58,12 +63,12 @@ async def occupy_xdp(interface: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["an interface is missing", "XDP is taken on the second"])
-def test_a_start_that_is_refused_leaves_nothing_behind(run: Run, why: str) -> None:
+def test_a_failed_start_leaves_no_pins_or_programs(run: Run, why: str) -> None:
     async def scenario() -> None:
         refusal: type[FairleadError] = Unavailable
         made = two_interfaces()
         if why != "an interface is missing":
-            refusal, made = Refused, two_interfaces(wanted="xdp-generic")
+            refusal, made = Refused, two_interfaces(attach_kind="xdp-generic")
             add_cable("eth1", "198.51.100.10/24")
             await occupy_xdp("eth1")
         with pytest.raises(refusal):
@@ -74,7 +79,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(run: Run, why: str) -> No
     run(scenario)
 
 
-def test_a_start_that_is_refused_leaves_what_its_predecessor_attached(run: Run) -> None:
+def test_a_failed_start_leaves_the_programs_of_its_predecessor(run: Run) -> None:
     async def scenario() -> None:
         add_cable("eth1", "198.51.100.10/24")
         first = two_interfaces()
@@ -99,8 +104,8 @@ def test_a_start_that_is_refused_leaves_what_its_predecessor_attached(run: Run) 
 async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_filled(
     site: None,
 ) -> None:
-    """The second start is killed before it has filled its maps, so the third finds pins that
-    nothing forwards by."""
+    """The second process is killed before it has filled its maps, so the third one finds pinned
+    maps that no program uses."""
     async with pods():
         async with running_gateway() as gateway:
             await gateway.serve({"node1": 1})
@@ -122,7 +127,7 @@ async def nodes_that_answer() -> set[str]:
     }
 
 
-def test_a_clean_up_leaves_the_pins_of_others_that_lie_deeper(run: Run) -> None:
+def test_a_cleanup_leaves_the_pins_of_others_in_subdirectories(run: Run) -> None:
     async def scenario() -> None:
         deeper = PINS / "other"
         first = driver()
@@ -139,7 +144,7 @@ def test_a_clean_up_leaves_the_pins_of_others_that_lie_deeper(run: Run) -> None:
     run(scenario)
 
 
-def test_the_pins_of_labs_and_of_the_machines_own_gateway_lie_apart() -> None:
+def test_the_pins_of_labs_and_of_the_gateway_of_this_machine_are_separate() -> None:
     pins: Path = RunDirectory("lab").pins("gw1")
     assert MACHINE not in pins.parents
     assert pins not in MACHINE.parents

@@ -1,5 +1,5 @@
-"""The mirror of the maps: never half filled, never older than the last change, and what it
-remembers beside them."""
+"""The mirror of the maps: never half filled, never older than the last change; and the facts that
+it holds but the maps do not."""
 
 import pytest
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from fairlead.net.transition import Slots, tracked_as, transition
 pytestmark = pytest.mark.root
 
 KEY = ListenerKey(VIP4, 80, "TCP")
-KEEP_LEFT_S = 60.0
+RETAIN_DEPARTED_S = 60.0
 OTHER = ServiceKey("default", "other")
 
 
@@ -39,11 +39,11 @@ def installed_by_key(tables: ListenerMaps) -> dict[ListenerKey, InstalledListene
 
 
 def renew(forwarder: Forwarder) -> None:
-    """A whole read."""
+    """Read the maps completely, and update the mirror."""
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
 
 
-def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(
+def test_changes_during_a_survey_are_not_overwritten_by_it(
     forwarder: Forwarder,
 ) -> None:
     tables, maps = forwarder.tables, forwarder.maps
@@ -65,13 +65,13 @@ def test_of_what_was_changed_since_a_survey_began_the_mirror_says_more(
     assert maps["owners"].count() == 4
 
 
-def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Forwarder) -> None:
+def test_a_survey_finds_foreign_changes_beside_changes_made_during_it(forwarder: Forwarder) -> None:
     tables, maps = forwarder.tables, forwarder.maps
     for port in (80, 81, 82):
         forwarder.serve({"node1": 1}, port=port)
     known = tables.baseline()
     forwarder.serve({"node1": 1, "node2": 1}, port=81)
-    maps["listeners"].delete(pack_listener_key(KEY))  # by somebody else
+    maps["listeners"].delete(pack_listener_key(KEY))  # as another process would
     survey = tables.survey(known)
     after = forwarder.serve({"node2": 1}, port=82)
     tables.adopt(survey)
@@ -81,7 +81,8 @@ def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Fo
     assert installed.slots == after
     assert installed.spec
     assert maps["owners"].count() == 2
-    # What was free a moment ago is not written to at once: a packet may still be read there.
+    # Memory that was just released is not reused at once, because a program may still read it for a
+    # packet.
     used = {each.record.current_offset for each in installed_by_key(tables).values() if each}
     forwarder.serve({"node1": 2, "node2": 1}, port=83)
     new = tables.installed(ListenerKey(VIP4, 83, "TCP"))
@@ -89,7 +90,7 @@ def test_what_others_change_is_found_beside_what_was_changed_since(forwarder: Fo
     assert new.record.current_offset not in used
 
 
-def test_of_a_way_that_was_set_since_a_survey_began_the_mirror_says_more(
+def test_a_next_hop_that_is_set_during_a_survey_is_not_overwritten_by_it(
     forwarder: Forwarder,
 ) -> None:
     survey = forwarder.tables.survey(forwarder.tables.baseline())
@@ -121,7 +122,7 @@ def test_a_new_node_makes_no_other_listener_unknown(forwarder: Forwarder) -> Non
 def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     (packed, _), *_ = forwarder.maps["listeners"].items()
-    forwarder.maps["listeners"].delete(packed)  # by somebody else
+    forwarder.maps["listeners"].delete(packed)  # as another process would
     survey = forwarder.tables.survey(forwarder.tables.baseline())
     assert forwarder.tables.actual(None).keys() == {SERVICE}
     assert len(list(forwarder.maps["owners"].items())) == 1
@@ -130,7 +131,7 @@ def test_a_survey_changes_nothing_until_it_is_adopted(forwarder: Forwarder) -> N
     assert list(forwarder.maps["owners"].items()) == []
 
 
-def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_written(
+def test_the_spec_of_a_listener_is_known_until_another_process_changes_its_tables(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1})
@@ -141,7 +142,7 @@ def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_
     renew(forwarder)
     assert tables.installed(KEY) == before
     memory = forwarder.maps["arena"].memory()
-    memory[before.record.current_offset * 64] ^= 1  # by somebody else
+    memory[before.record.current_offset * 64] ^= 1  # as another process would
     memory.close()
     renew(forwarder)
     found = tables.installed(KEY)
@@ -150,7 +151,7 @@ def test_what_a_listener_is_for_is_remembered_while_its_tables_are_as_they_were_
     assert found.slots != before.slots
 
 
-def test_setting_what_is_there_writes_nothing(forwarder: Forwarder) -> None:
+def test_setting_the_installed_slots_writes_nothing(forwarder: Forwarder) -> None:
     slots = forwarder.serve({"node1": 1, "node2": 1})
     (record,) = (value for _, value in forwarder.maps["listeners"].items())
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 1)), ("node1", "node2", "node3"))
@@ -176,10 +177,11 @@ def test_a_listener_is_not_taken_from_a_service_that_holds_it(forwarder: Forward
     assert forwarder.tables.actual(None).keys() == {OTHER}
 
 
-def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(
+def test_if_one_of_several_listeners_cannot_be_set_the_others_are(
     forwarder: Forwarder,
 ) -> None:
-    """The name of one does not fit into a mark; the map has room for fewer than there are."""
+    """First the UID of one listener is too long for the record of its owner, then the map is too
+    small for all listeners."""
     tables = forwarder.tables
     listener = ListenerSpec(KEY, False, (("node1", 1),), ("node1",))
     slots = transition(Slots(), table(listener.weights), frozenset())
@@ -196,9 +198,8 @@ def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(
         LISTENER_KEY.pack(bytes(16), number.to_bytes(2, "big"), 6)
         for number in range(LISTENERS // RESERVE + 2)
     ]
-    forwarder.maps["listeners"].update_all(
-        dict.fromkeys(strange, LISTENER.pack(*[0] * 7))
-    )  # by somebody else
+    # As another process would.
+    forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 7)))
     slots = Slots()
     most = LISTENERS - LISTENERS // RESERVE
     failures = tables.set_listeners([change(port) for port in range(100, 100 + most - 2)])
@@ -213,8 +214,8 @@ def test_of_listeners_that_are_set_together_one_that_cannot_be_costs_no_other(
 
 
 class Clocked:
-    """A forwarder's maps under tables whose clock is set by hand, as after a start of the
-    driver."""
+    """`ListenerMaps` on the maps of a forwarder, as after a start of the driver. The test sets
+    their clock."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder = forwarder
@@ -229,7 +230,7 @@ class Clocked:
         self.forwarder.tables = self.tables
 
     def bring(self, weights: dict[str, int]) -> None:
-        """Policy Cluster: the members are those with a weight."""
+        """Set the listener, with policy Cluster and the nodes in `weights` as its members."""
         listener = ListenerSpec(
             KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), retain_departed=True
         )
@@ -237,14 +238,14 @@ class Clocked:
         changes = spec.diff(
             {SERVICE: DirectSpec("uid", (listener,), addresses)},
             self.tables.actual(None),
-            KEEP_LEFT_S,
+            RETAIN_DEPARTED_S,
         )
-        ways = {
+        next_hops = {
             change: NextHop(LINK, 1, change.address)
             for change in changes
             if isinstance(change, SetNode)
         }
-        assert carry_out(self.tables, changes, ways) == {}
+        assert carry_out(self.tables, changes, next_hops) == {}
 
     def nodes(self, ports: range, flags: str) -> dict[int, str]:
         return {port: self.forwarder.run(tcp(flags, port)).node for port in ports}
@@ -262,8 +263,8 @@ OLD, TRACKED, NEW = range(20000, 20050), range(30000, 30050), range(40000, 40050
 def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(
     clocked: Clocked, restart: bool
 ) -> None:
-    """Those to node1 have no entries, those to node2 have nothing else: no slot names it in the
-    end."""
+    """Connections to node1 have no entries. Connections to node2 have only entries: in the end no
+    slot names node2."""
     clocked.bring({"node1": 1})
     assert set(clocked.nodes(OLD, "S").values()) == {"node1"}
     clocked.bring({"node1": 1, "node2": 9})
@@ -282,11 +283,11 @@ def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(
     assert set(clocked.nodes(NEW, "S").values()) == {"node3"}
 
 
-def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
+def test_departed_nodes_are_removed_in_the_end(clocked: Clocked) -> None:
     clocked.bring({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     clocked.bring({"node1": 1, "node3": 1})
-    clocked.now_s += KEEP_LEFT_S - 1
+    clocked.now_s += RETAIN_DEPARTED_S - 1
     clocked.bring({"node1": 1})
     assert "node2" in clocked.nodes(OLD, "A").values()
     clocked.now_s += 2
@@ -295,7 +296,7 @@ def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
     clocked.now_s += GRACE_S
     clocked.bring({"node1": 1})
     assert clocked.tables.nodes.numbers.keys() == {"node1", "node3"}
-    clocked.now_s += KEEP_LEFT_S
+    clocked.now_s += RETAIN_DEPARTED_S
     for _ in range(2):
         clocked.bring({"node1": 1})
         clocked.now_s += GRACE_S
@@ -304,10 +305,11 @@ def test_those_who_left_are_forgotten_in_the_end(clocked: Clocked) -> None:
 
 
 def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
-    """node2 gets nothing new; it keeps what it has for 30 s, and again after a restart."""
+    """node2 gets no new connections, and keeps its connections for 30 s. The time starts again with
+    a restart."""
 
     def bring(weights: dict[str, int], drain_s: float = 30.0) -> dict[ServiceKey, Outcome]:
-        """node1 and node2 are members all the time."""
+        """Set the listener. node1 and node2 are always members."""
         listener = ListenerSpec(
             KEY, False, tuple(sorted(weights.items())), ("node1", "node2"), drain_s=drain_s
         )
@@ -331,32 +333,32 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
     clocked.restart()
     bring({"node1": 1})
     assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)], (
-        "a start begins the time anew"
+        "the time starts again"
     )
     clocked.now_s += 30.0
     bring({"node1": 1})
     assert kept() == {"node1"}
     installed = clocked.tables.installed(KEY)
     assert installed
-    assert installed.slots.previous == b"", "nothing is tracked any more"
+    assert installed.slots.previous == b"", "no slot is in transition any more"
     assert clocked.tables.draining() == []
-    assert bring({"node1": 1}) == {}, "it stays so"
+    assert bring({"node1": 1}) == {}, "the drain stays over"
     assert kept() == {"node1"}
     bring({"node1": 1, "node2": 1})
     assert set(clocked.nodes(NEW, "S").values()) == {"node1", "node2"}, (
-        "a member that is back is as any other"
+        "a member that returns gets connections like any other"
     )
     bring({"node1": 1}, drain_s=0.0)
     clocked.now_s += 1e6
     assert bring({"node1": 1}, drain_s=0.0) == {}
     assert set(clocked.nodes(NEW, "A").values()) == {"node1", "node2"}, (
-        "without a limit there is none"
+        "a drain without a limit does not end"
     )
 
 
-def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
-    """So gateways that learned of the nodes in another order have the same slots, and no packet is
-    lost to what was not."""
+def test_changes_of_unused_slots_leave_no_slot_in_transition(clocked: Clocked) -> None:
+    """So gateways that learn of the nodes in different orders have equal slots, and no packet is
+    lost because of connections that never existed."""
     clocked.bring({"node1": 1})
     clocked.bring({"node1": 1, "node2": 1})
     clocked.bring({"node1": 1, "node2": 1, "node3": 1})
@@ -373,10 +375,10 @@ def test_slots_that_nobody_used_leave_nothing_behind(clocked: Clocked) -> None:
     assert clocked.nodes(OLD, "A") == before
 
 
-def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(
+def test_with_peers_a_listener_whose_unused_slots_change_is_converging(
     clocked: Clocked,
 ) -> None:
-    """A restart begins the time anew; without other gateways it is over at once."""
+    """The time starts again with a restart. Without peers the convergence ends at once."""
 
     def converging() -> bool:
         installed = clocked.tables.installed(KEY)
@@ -404,7 +406,7 @@ def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(
     clocked.tables.end_convergence()
     assert not converging()
     clocked.bring({"node2": 1, "node3": 1})
-    assert not converging(), "it has a past"
+    assert not converging(), "the slots were in use"
     clocked.tables.remove_listener(KEY, SERVICE)
     clocked.bring({"node1": 1})
     clocked.restart()
@@ -413,7 +415,7 @@ def test_beside_other_gateways_slots_that_nobody_used_and_that_change_are_young(
     assert not converging()
 
 
-def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked: Clocked) -> None:
+def test_the_first_packets_arrive_while_unused_slots_are_changed(clocked: Clocked) -> None:
     clocked.bring({"node1": 1, "node2": 1})
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node3", 1)), ("node1", "node2", "node3"))
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
@@ -423,28 +425,30 @@ def test_the_first_packets_come_while_slots_that_nobody_used_are_changed(clocked
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
-def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked: Clocked) -> None:
-    """It has been to node3 and back meanwhile; connections that it opened there come here with the
-    slots that it tells of."""
+def test_slots_received_from_a_peer_after_planning_are_not_undone(clocked: Clocked) -> None:
+    """The peer has changed to node3 and back meanwhile. Connections that it opened to node3 may
+    arrive at this gateway, which gets the slots of the peer."""
     retained_nodes = ("node1", "node2", "node3")
     clocked.bring({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     here = clocked.tables.installed(KEY)
     assert here
     there = transition(here.slots, table((("node2", 1), ("node3", 1))), frozenset(retained_nodes))
-    told = tracked_as(
+    received = tracked_as(
         here.slots,
         transition(there, table(here.spec.weights if here.spec else ()), frozenset(retained_nodes)),
     )
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node2", 3)), retained_nodes)
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
     clocked.tables.set_peer_slots(
-        KEY, SERVICE, "uid", told, retained_nodes, restricted=False, used=True
+        KEY, SERVICE, "uid", received, retained_nodes, restricted=False, used=True
     )
     assert carry_out(clocked.tables, changes, {}) == {}
     installed = clocked.tables.installed(KEY)
     assert installed
-    assert installed.slots == transition(told, table(listener.weights), frozenset(retained_nodes))
+    assert installed.slots == transition(
+        received, table(listener.weights), frozenset(retained_nodes)
+    )
     assert [each.slots for each in changes if isinstance(each, SetListener)] != [installed.slots]
     assert (
         spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)) == ()
@@ -452,11 +456,11 @@ def test_what_another_gateway_told_since_the_plan_was_made_is_not_undone(clocked
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
-def test_the_number_of_a_node_that_is_gone_is_not_the_next_to_be_given_out(
+def test_a_released_number_of_a_node_is_not_reused_next(
     forwarder: Forwarder,
 ) -> None:
-    """An entry that does not count may still hold it. A whole read between the two changes nothing
-    about that."""
+    """An ignored flow entry may still contain the number. A complete read in between makes no
+    difference."""
     nodes, others = forwarder.tables.nodes, list(forwarder.tables.nodes.numbers)
     gone = nodes.number("gone")
     for now_s in (0.0, GRACE_S):
@@ -476,7 +480,7 @@ def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
     assert held() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(KEY, SERVICE)
     assert held() == {VIP4, "2001:db8:f00::10"}
-    forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # by somebody else
+    forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # as another process
     forwarder.maps["addresses"].delete(pack_address(VIP4))
     renew(forwarder)
     assert held() == {VIP4, "2001:db8:f00::10"}
@@ -484,7 +488,7 @@ def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
     assert held() == {"2001:db8:f00::10"}
 
 
-def test_nodes_that_keep_datagrams_are_those_that_serve(clocked: Clocked) -> None:
+def test_nodes_retain_udp_flows_while_they_serve(clocked: Clocked) -> None:
     key = ListenerKey(VIP4, 80, "UDP")
 
     def bring(*nodes: str, also: str = "") -> None:
@@ -505,14 +509,14 @@ def test_nodes_that_keep_datagrams_are_those_that_serve(clocked: Clocked) -> Non
     send(OLD)
     for others in (("node2",), ("node2", "node3"), ("node3",)):
         bring("node1", *others)
-        assert set(send(OLD).values()) == {"node1"}, "they stay where they are served"
+        assert set(send(OLD).values()) == {"node1"}, "flows stay with a node that serves"
     clocked.restart()
     assert set(send(OLD).values()) == {"node1"}
     bring("node3")
     assert set(send(OLD).values()) == {"node3"}
     assert clocked.forwarder.maps["retained_nodes"].count() == 1
     bring("node3", also="node4")
-    assert clocked.forwarder.maps["retained_nodes"].count() == 2, "also where no slot changes"
+    assert clocked.forwarder.maps["retained_nodes"].count() == 2, "also if no slot changes"
     bring("node3")
     assert clocked.forwarder.maps["retained_nodes"].count() == 1
     clocked.tables.remove_listener(key, SERVICE)

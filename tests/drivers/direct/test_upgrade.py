@@ -1,4 +1,4 @@
-"""Programs of different layouts take each other's place: what the maps hold goes along, and no
+"""Programs with different map layouts replace each other: the content of the maps is copied, and no
 packet is lost."""
 
 import asyncio
@@ -26,6 +26,7 @@ from tests.drivers.direct.site import (
     running_gateway,
 )
 
+from fairlead.config import AttachKind
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.maps import pins, upgrade
@@ -44,11 +45,11 @@ pytestmark = pytest.mark.root
 SOURCES = Path(__file__).parents[3] / "bpf"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 BEGIN_S, ASKED_S = 0.02, 0.03
-"""A connection begins this often, and each asks this often."""
+"""The interval at which connections are opened, and the interval at which each sends a request."""
 
 
 def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
-    """Both programs from edited sources: (file, what stands there, what to put in its place)."""
+    """Compile both programs from edited sources. `edits`: (file, text in the file, replacement)."""
     shutil.copytree(SOURCES, folder / "bpf")
     for file, before, after in edits:
         text = (folder / "bpf" / file).read_text()
@@ -78,7 +79,7 @@ MORE_MAPS = (
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a version to come."""
+    """The programs of an imaginary newer version."""
     return build(tmp_path_factory.mktemp("newer"), GROWN_FLOW, MORE_MAPS)
 
 
@@ -87,8 +88,10 @@ def layouts() -> list[str]:
 
 
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
-async def test_another_layout_and_back_under_traffic(site: None, newer: Path, attach: str) -> None:
-    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
+async def test_another_layout_and_back_under_traffic(
+    site: None, newer: Path, attach: AttachKind
+) -> None:
+    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]
     talks: list[tuple[Conversation, str]] = []
     asked, over = [0], asyncio.Event()
 
@@ -97,7 +100,7 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
         talks.extend([(talk, (await talk.ask())[0]) for talk in new])
 
     async def keep_asking() -> None:
-        """Each datagram is sent once: one that is lost ends the test."""
+        """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
                 await ask_by_udp(family)
@@ -110,7 +113,7 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
             await gateway.serve({"node1": 1, "node2": 1})
             await start_some()
             await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
-            await start_some()  # entries: their slots are in transition
+            await start_some()  # these get entries, because their slots are in transition
             seen = layouts()
             gateway.kill()
         asking = asyncio.create_task(keep_asking())
@@ -139,12 +142,12 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
 
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
 async def test_connections_that_begin_while_programs_replace_each_other(
-    site: None, newer: Path, attach: str
+    site: None, newer: Path, attach: AttachKind
 ) -> None:
-    """New connections begin all the time and send all the time, so that some begin at the older
-    program and go on at the newer one, in slots whose node has changed. Each is answered by one
-    node only."""
-    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
+    """Connections are opened and used continuously, so some are opened through the older program
+    and continue through the newer one, in slots whose node has changed. Each connection is answered
+    by one node only."""
+    versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]
     over, broken = asyncio.Event(), list[str]()
 
     async def talk(family: int) -> None:
@@ -153,7 +156,7 @@ async def test_connections_that_begin_while_programs_replace_each_other(
             while not over.is_set():
                 nodes.add((await conversation.ask())[0])
                 await asyncio.sleep(ASKED_S)
-        except (OSError, ValueError) as error:  # a reset may show as the end of what is read
+        except (OSError, ValueError) as error:  # a reset may appear as the end of the stream
             broken.append(f"connection of {nodes}: {error!r}")
         assert len(nodes) <= 1
         conversation.writer.close()
@@ -188,13 +191,13 @@ async def test_connections_that_begin_while_programs_replace_each_other(
 
 
 async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
-    """The memory grows, shrinks, and keeps its size if the tables would not fit: connections stay,
-    no datagram is lost."""
+    """The memory grows, shrinks, and keeps its size if the tables would not fit. Connections stay,
+    and no datagram is lost."""
     talks: list[tuple[Conversation, str]] = []
     asked, over = [0], asyncio.Event()
 
     async def keep_asking() -> None:
-        """Each datagram is sent once: one that is lost ends the test."""
+        """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
                 await ask_by_udp(family)
@@ -231,10 +234,10 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
             await gateway.tell("remove")
 
 
-def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newer: Path) -> None:
-    """To load a program takes most of a second. Flows that begin in that time get entries in the
-    older program's tables only, so the last look at these comes after all programs are loaded, and
-    every older program is replaced right after it."""
+def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: Path) -> None:
+    """Loading a program takes most of a second. Flows that begin in that time get entries only in
+    the tables of the older program. So these tables are copied for the last time after all programs
+    are loaded, and then every older program is replaced at once."""
 
     async def scenario() -> None:
         add_cable("eth1", "198.51.100.10/24")
@@ -244,7 +247,7 @@ def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newe
             found = [link.program_id for pin in links if (link := xdp.read_link(pin))]
             return found + [each.program for each in await tc.filters(f"fairlead:{PINS_HERE}")]
 
-        first = driver(wanted="xdp-generic", interfaces=("eth0", "eth1"))
+        first = driver(attach_kind="xdp-generic", interfaces=("eth0", "eth1"))
         await first.open()
         await bring(first, load_balancer(NODE1))
         await first.close()
@@ -256,17 +259,17 @@ def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newe
             steps.append(what)
             return make()
 
-        def look() -> None:
-            steps.append("look")
+        def copy() -> None:
+            steps.append("copy")
             assert [link.program_id for pin in links if (link := xdp.read_link(pin))] == older[:2]
 
-        programs = Programs(partial(load, "tc", opened.tc), partial(load, "xdp", opened.xdp), look)
+        programs = Programs(partial(load, "tc", opened.tc), partial(load, "xdp", opened.xdp), copy)
         with closing(Routing()) as routing:
             present = {each.name: each for each in routing.interfaces().values()}
         attachments = Attachments(("eth0", "eth1"), "xdp-generic", PINS_HERE, 100)
         await attachments.attach(programs, opened.maps["tags"], present)
         assert sorted(steps[:2]) == ["tc", "xdp"]
-        assert steps[2:] == ["look"]
+        assert steps[2:] == ["copy"]
         assert not set(await running()) & set(older)
         opened.close()
         await remove_pins(PINS_HERE)
@@ -277,9 +280,10 @@ def test_nothing_is_loaded_between_two_programs_that_are_replaced(run: Run, newe
 @pytest.mark.parametrize(
     "whole", [False, True], ids=["half carried over", "carried over but not attached"]
 )
-@pytest.mark.parametrize("back", [False, True], ids=["goes on", "goes back"])
+@pytest.mark.parametrize("back", [False, True], ids=["continues", "goes back"])
 def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, back: bool) -> None:
-    """Whichever version starts next has what there was, and leaves nothing of the other."""
+    """The version that starts next, older or newer, has the installed state, and removes the maps
+    of the other version."""
 
     async def scenario() -> None:
         first = driver()
@@ -287,9 +291,8 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
         await bring(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
-        interrupted = pins.open_pins(
-            PINS_HERE, pins.Sizes(), newer
-        )  # what `open` does before it attaches
+        # As `open` of the newer version does before it attaches programs.
+        interrupted = pins.open_pins(PINS_HERE, pins.Sizes(), newer)
         interrupted.close()
         assert len(list(PINS_HERE.glob("layout-*"))) == 2
         if not whole:
@@ -297,7 +300,7 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
                 PINS_HERE.glob("layout-*/settings"), key=lambda path: path.stat().st_mtime_ns
             )
             ours.unlink()
-        second = driver(objects=OBJECTS if back else newer)
+        second = driver(object_dir=OBJECTS if back else newer)
         await second.open()
         assert len(await tc.filters(f"fairlead:{PINS_HERE}")) == 1
         assert {
@@ -314,7 +317,7 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
 @pytest.mark.parametrize(
     "whole", [False, True], ids=["half carried over", "carried over but not attached"]
 )
-@pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "goes on"])
+@pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "continues"])
 def test_a_change_of_the_table_memory_that_was_interrupted(
     run: Run, whole: bool, size_mib: int
 ) -> None:
@@ -402,7 +405,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
 
 
 def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
-    """Until ours takes its place the older program adds entries, gives them other nodes and removes
+    """Until it is replaced, the older program adds entries, changes their nodes and deletes
     them."""
     before, after = read_object(OBJECT), read_object(newer / OBJECT.name)
     folder = bpffs.ROOT / f"flt-{os.getpid()}-flows"
@@ -411,8 +414,8 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
     def flow(number: int) -> bytes:
         return number.to_bytes(before.maps["connections"].key_size, "little")
 
-    def note(node: int, room: int = 8) -> bytes:
-        return node.to_bytes(4, "little").ljust(room, b"\0")
+    def entry(node: int, size: int = 8) -> bytes:
+        return node.to_bytes(4, "little").ljust(size, b"\0")
 
     def nodes(table: Map) -> dict[bytes, int]:
         return {key: int.from_bytes(value[:4], "little") for key, value in table.items()}
@@ -427,29 +430,29 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
         )
         for name, each in old.items():
             each.pin(folder / name)
-        old["connections"].update_all({each: note(1) for each in (same, moved, removed, met)})
+        old["connections"].update_all({each: entry(1) for each in (same, moved, removed, met)})
         descriptions = upgrade.describe(before), upgrade.describe(after)
         new, copied = upgrade.carry_over(folder, *descriptions, after.maps)
         assert nodes(new["connections"]) == {same: 1, moved: 1, removed: 1, met: 1}
 
-        old["connections"].update_all({moved: note(2), added: note(3)})
+        old["connections"].update_all({moved: entry(2), added: entry(3)})
         old["connections"].delete_all([removed])
         upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=False)
         assert nodes(new["connections"]) == {same: 1, moved: 2, met: 1, added: 3}
 
-        old["connections"].update_all({moved: note(4), met: note(5), later: note(6)})
+        old["connections"].update_all({moved: entry(4), met: entry(5), later: entry(6)})
         old["connections"].delete_all([same, added])
-        new["connections"].update_all(
-            {met: note(7, room=20), added: note(8, room=20)}
-        )  # ours forwards, and has met these
+        # The new program forwards now, and has made entries of its own for these flows.
+        new["connections"].update_all({met: entry(7, size=20), added: entry(8, size=20)})
         upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=True)
         assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
     finally:
         bpffs.remove(folder)
 
 
-def test_an_array_that_the_program_reaches_farther_into_is_made_anew(tmp_path: Path) -> None:
-    """One that is too short would say no to all that lies beyond: here to messages of its own."""
+def test_an_array_to_which_the_program_adds_elements_is_recreated(tmp_path: Path) -> None:
+    """A lookup beyond the end of an array that is too short fails. Here the program would then
+    never create the packets whose limit is the new element."""
     edit = ("structs.h", "\tCLOSED_CONNECTIONS,\n", "\tCLOSED_CONNECTIONS,\n\tANOTHER_LIMIT,\n")
     before, after = read_object(OBJECT), read_object(build(tmp_path / "longer", edit) / OBJECT.name)
     descriptions = upgrade.describe(before), upgrade.describe(after)
@@ -475,7 +478,7 @@ def test_an_array_that_the_program_reaches_farther_into_is_made_anew(tmp_path: P
         bpffs.remove(folder)
 
 
-def test_what_has_become_smaller_is_not_carried_over(tmp_path: Path) -> None:
+def test_fields_that_became_smaller_are_not_carried_over(tmp_path: Path) -> None:
     edit = ("structs.h", "\tchar name[256];", "\tchar name[128];")
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
     with pytest.raises(

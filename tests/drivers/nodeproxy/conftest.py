@@ -1,8 +1,9 @@
-"""A small cluster out of namespaces, for the service proxy: real packets, real pods, both families.
+"""A small cluster of namespaces for the service proxy: real packets, real pods, both families.
 
-client ── router ─┬─ node (under test) ── pods local1, local2, caller     pods hang on point-to-point links
-                  └─ other             ── pod remote1
-"""
+    client ── router ─┬─ node (under test) ── pods local1, local2, caller
+                      └─ other             ── pod remote1
+
+Pods are on point-to-point links."""
 
 import errno
 import itertools
@@ -25,8 +26,8 @@ from fairlead.lab import echo, namespace
 from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey
 
 Where = str
-"""client, blocked (the client's second address), node, caller (a pod that serves nothing), local1,
-local2, remote1."""
+"""A place from which connections come: client, blocked (the client's second address), node, caller
+(a pod that serves nothing), local1, local2, remote1."""
 
 PODS4 = {"local1": "10.1.0.1", "local2": "10.1.0.2", "caller": "10.1.0.9", "remote1": "10.2.0.1"}
 PODS6 = {
@@ -37,8 +38,8 @@ PODS6 = {
 }
 NODE4, NODE6 = "192.168.0.2", "2001:db8::2"
 GATEWAYS = {"IPv4": ("10.1.0.254", "192.168.77.1"), "IPv6": ("2001:db8:1::fe", "2001:db8:77::1")}
-"""Addresses of the node where the caller's packets come in, as a bridge has one: in the pods'
-networks, and outside of them."""
+"""Addresses of the node on the caller's link, as on a bridge: one inside of the pod CIDRs, and one
+outside of them."""
 CLIENT4, BLOCKED4 = "203.0.113.2", "203.0.113.130"
 CLIENT6, BLOCKED6 = "2001:db8:c::2", "2001:db8:c:1::2"
 CLUSTER4, CLUSTER6 = "172.30.0.41", "2001:db8:30::41"
@@ -53,14 +54,14 @@ _sctp_ports = itertools.count(20_000)
 
 
 class Seen(NamedTuple):
-    """Who answered, and whom it saw as its caller."""
+    """The pod that answered, and the source address that it saw."""
 
     pod: str
     peer: str
 
 
 class Site:
-    """The namespaces, and calls from any place in them."""
+    """The namespaces, and connections from any place in them."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -91,8 +92,8 @@ class Site:
         self.ip(peer, f"link set {peer_device} up")
 
     def add_pod(self, node: str, pod: str) -> None:
-        """A pod on a link of its own, as without a bridge: host routes and one neighbour that is
-        always there."""
+        """Add a pod on a link of its own, as in networks without a bridge: with host routes and one
+        permanent neighbour."""
         self.link(node, f"v{pod}", pod, "eth0")
         self.ip(node, f"link set v{pod} address {_MAC}")
         four, six = PODS4[pod], PODS6[pod]
@@ -143,7 +144,7 @@ class Site:
 
     @contextmanager
     def listening(self, place: str, address: str, number: int) -> Iterator[None]:
-        """A server that says that it is this place, for a moment."""
+        """Run a server that answers with the name of this place."""
 
         def serve(listener: socket.socket) -> None:
             with listener, listener.accept()[0] as connection:
@@ -175,7 +176,7 @@ class Site:
         source: str = "",
         timeout_s: float = 10.0,
     ) -> Seen | str:
-        """One request from there; who answered, or REFUSED or SILENT."""
+        """Send one request from this place. Return who answered, or REFUSED or SILENT."""
         six = ":" in address
         if place in ("client", "blocked"):  # one namespace with two addresses
             source = callers("IPv6" if six else "IPv4")(place)
@@ -199,7 +200,7 @@ class Site:
 def ask(
     caller: socket.socket, address: str, port: int, *, source: str = "", timeout_s: float = 10.0
 ) -> Seen | str:
-    """Send one line or datagram and read the answer."""
+    """Send one line or datagram, and return the answer."""
     caller.settimeout(timeout_s)
     if source:
         caller.bind((source, 0))
@@ -210,8 +211,8 @@ def ask(
     except ConnectionRefusedError:
         return REFUSED
     except PermissionError:
-        # What a node's own datagram meets: it may not leave. Only a refusal is told to the socket
-        # as well.
+        # A datagram of the node itself was dropped or refused at the hook output. Only a refusal
+        # also sets an error on the socket.
         told = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return REFUSED if told == errno.ECONNREFUSED else SILENT
     except TimeoutError:
@@ -228,7 +229,7 @@ def ask_by_sctp(
     source_port: int = 0,
     timeout_s: float = 10.0,
 ) -> Seen | str:
-    """Send an INIT, from a new port unless one is given, and read who answers."""
+    """Send an INIT, from a new port unless one is given, and return who answers."""
     if source:
         caller.bind((source, 0))
     try:
@@ -248,7 +249,7 @@ def ask_by_sctp(
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
-    """The whole site, without the proxy."""
+    """Set up the whole site, without the proxy."""
     made = Site(f"flt-{os.getpid()}-nodeproxy")
     try:
         _build(made)
@@ -269,8 +270,8 @@ def site() -> Iterator[Site]:
 def _build(site: Site) -> None:
     site.add("client", "router", "node", "other", "local1", "local2", "caller", "remote1")
     forward = {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1}
-    # The kernel sends few refusals a second to one caller; tests are not to depend on when they
-    # were refused last.
+    # The kernel limits the rate of refusals to one client. Tests must not depend on the time of the
+    # last refusal.
     unlimited = {
         "net/ipv4/icmp_ratelimit": 0,
         "net/ipv4/icmp_msgs_per_sec": 100_000,
@@ -341,7 +342,7 @@ def _build(site: Site) -> None:
 
 @pytest.fixture
 def at_node(site: Site) -> Iterator[None]:
-    """This process is in the node's namespace, as the node role is."""
+    """Run this process in the node's namespace, like the role node."""
     with namespace.inside(site.name("node")):
         yield
 
@@ -372,8 +373,8 @@ def port(
     cluster_ip: str = "",
     serving: tuple[Backend, ...] = (),
 ) -> NodeServicePort:
-    """A port with a ClusterIP, a NodePort, a load-balancer and an external address. Local endpoints
-    are those of the node."""
+    """Return a port with a ClusterIP, a NodePort, a load-balancer address and an external address.
+    Local endpoints are the endpoints on the node."""
     four = family == "IPv4"
     return NodeServicePort(
         family="IPv4" if four else "IPv6",
@@ -410,13 +411,13 @@ def service(
 
 
 async def install(driver: NodeProxyDriver, *services: NodeService) -> None:
-    """Make the node serve exactly these."""
+    """Make the node serve exactly these Services."""
     desired = driver.render({each.service: each for each in services})
     await driver.apply(driver.diff(desired, await driver.read(None)))
 
 
 def callers(family: str = "IPv4") -> Callable[[str], str]:
-    """The address from which a place calls."""
+    """Return a function from a place to the source address of its connections."""
     four = family == "IPv4"
     known = (PODS4 if four else PODS6) | {
         "client": CLIENT4 if four else CLIENT6,

@@ -1,10 +1,10 @@
-"""Random Services of the tests' site, as objects of the API; and what packets to them must meet,
-from Kubernetes' rules.
+"""Random Services of the test site as API objects, and the results that packets to them must have
+by Kubernetes' rules.
 
-In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and for each caller and address
-an `Expected`. Pure; nothing of Fairlead's plan is used. The rules are kube-proxy's: KEP-1669
-(terminating endpoints), KEP-2086 (internal policy), KEP-1860 (ipMode), and which callers a policy
-and source ranges are about. Who has what several Services want, docs/node.md says."""
+In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and an `Expected` for each
+client and address. Pure; Fairlead's plan is not used. The rules are kube-proxy's: KEP-1669
+(terminating endpoints), KEP-2086 (internal policy), KEP-1860 (ipMode), and the clients to which
+policies and source ranges apply. docs/node.md defines which of several Services gets a frontend."""
 
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
@@ -15,7 +15,7 @@ from tests.drivers.nodeproxy.conftest import NODE4, NODE6, PODS4, PODS6, REFUSED
 from tests.drivers.nodeproxy.process import NODE
 
 SLOTS = 4
-"""So many Services there are at most; each slot has addresses and ports of its own."""
+"""Maximum number of Services. Each slot has addresses and ports of its own."""
 TARGETS = {("TCP", 80): 8080, ("TCP", 443): 8443, ("UDP", 53): 5353, ("SCTP", 53): 3868}
 NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 STATES = {
@@ -37,7 +37,7 @@ LOCAL = ("local1", "local2")
 
 
 class Drawn(NamedTuple):
-    """A Service and who is behind it."""
+    """A Service and its pods."""
 
     slot: int
     kind: str
@@ -48,8 +48,8 @@ class Drawn(NamedTuple):
     affine: bool
     ranges: tuple[str, ...]
     external_ips: str
-    """Where its external addresses are: its own; shared with others; the ClusterIPs of slot 0.
-    Empty: it has none."""
+    """The external addresses of the Service: its own, shared with other Services, or the ClusterIPs
+    of slot 0; empty for none."""
     ip_mode: str
     endpoints: tuple[tuple[str, str], ...]
     """Pods and their states."""
@@ -73,11 +73,11 @@ class Drawn(NamedTuple):
         return four if family == "IPv4" else six
 
     def node_port(self, place: int) -> int:
-        """Of its port at this place."""
+        """Return the node port of the port at this index."""
         return 31_000 + 10 * self.slot + place
 
     def kinds(self) -> Iterator[str]:
-        """Of the addresses at which a node answers for it."""
+        """Return the kinds of addresses at which a node answers for the Service."""
         yield "cluster"
         if self.external_ips:
             yield "external"
@@ -117,7 +117,8 @@ class Drawn(NamedTuple):
                 for family in self.families
             ]
             status = {"loadBalancer": {"ingress": shown}}
-        created = f"2026-01-{SLOTS - self.slot:02}T00:00:00Z"  # the last by name is the oldest
+        created = f"2026-01-{SLOTS - self.slot:02}T00:00:00Z"  # the last Service by name is the
+        # oldest
         metadata = {
             "name": self.name,
             "namespace": "default",
@@ -127,7 +128,8 @@ class Drawn(NamedTuple):
         return {"metadata": metadata, "spec": spec, "status": status}
 
     def slices(self) -> dict[str, dict[str, Any]]:
-        """By name; one of each family, whichever it has."""
+        """Return the EndpointSlices by name: one for each address family, also if the Service has
+        only one."""
         ports = [
             {"name": _name(*port), "protocol": port[0], "port": TARGETS[port]}
             for port in self.ports
@@ -179,8 +181,8 @@ SERVICES = st.builds(
 
 
 class Call(NamedTuple):
-    """Packets from a place to a port of a Service at one of its addresses. `number`: of its
-    ports."""
+    """Packets from a place to a port of a Service at one of its addresses. `number`: the index of
+    the port."""
 
     drawn: Drawn
     number: int
@@ -208,15 +210,16 @@ class Call(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Pods that may answer, each with the address that it may see; or REFUSED or SILENT."""
+    """The pods that may answer, each with the source address that it may see; or REFUSED or
+    SILENT."""
 
     answers: frozenset[tuple[str, str]]
     otherwise: str
 
 
 def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
-    """The slot of the Service that has each frontend (`address . protocol . port`), of all that
-    want it; and as what kind of address."""
+    """Return, for each frontend (`address . protocol . port`), the slot of the Service that gets
+    it, and the kind of its address."""
     ranks = [
         (call.kind != "cluster", -call.drawn.slot, call.kind, call.frontend)
         for drawn in shown
@@ -227,7 +230,7 @@ def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
 
 
 def calls(drawn: Drawn) -> list[Call]:
-    """From everywhere to everywhere."""
+    """Return the calls from every place to every frontend."""
     ports, kinds = range(len(drawn.ports)), tuple(drawn.kinds())
     return [
         Call(drawn, n, kind, family, place)
@@ -239,7 +242,7 @@ def calls(drawn: Drawn) -> list[Call]:
 
 
 def expected(call: Call) -> Expected:
-    """What the rules say of a new flow."""
+    """Return what must happen to a new flow by the rules."""
     drawn, outside = call.drawn, call.place in ("client", "blocked")
     address_of = callers(call.family)
     own, node = address_of(call.place), address_of("node")
@@ -263,14 +266,14 @@ def expected(call: Call) -> Expected:
 
 
 def usable(drawn: Drawn, among: tuple[str, ...]) -> frozenset[str]:
-    """The ready ones, or else those that still serve while they go."""
+    """Return the ready pods, or if there are none, the serving terminating pods."""
     found = [(pod, state) for pod, state in drawn.endpoints if pod in among]
     ready = frozenset(pod for pod, state in found if state == "ready")
     return ready or frozenset(pod for pod, state in found if state == "going")
 
 
 def serving(drawn: Drawn) -> frozenset[str]:
-    """Those to whom a flow that there is may lead."""
+    """Return the pods to which an existing flow may lead."""
     return frozenset(pod for pod, state in drawn.endpoints if state in ("ready", "going"))
 
 

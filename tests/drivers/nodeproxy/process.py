@@ -1,9 +1,9 @@
-"""A node's loop over the real driver in a process of its own, wired as `fairlead node` wires it,
-that can be killed.
+"""A process that can be killed, with a node's loop over the real driver, as `fairlead node` runs
+it.
 
-In, on standard input, a line each: its Settings; then JSON objects, Services and EndpointSlices by
-name, null for what is gone, the first with all that there is. Out: the table `inet fairlead` of the
-network namespace in which it runs."""
+In: lines on standard input. The first is the Settings; each further line is a JSON object with
+Services and EndpointSlices by name, null for deleted ones. The first object has all of them. Out:
+the table `inet fairlead` of the network namespace in which it runs."""
 
 import asyncio
 import sys
@@ -23,11 +23,11 @@ from fairlead.state import State
 
 NODE = "node"
 AUDIT_S = 0.5
-"""The role's own pause of a minute is for large clusters."""
+"""Interval of audits. The role's own interval of a minute is meant for large clusters."""
 
 
 class Settings(msgspec.Struct):
-    """What the driver is told of the site."""
+    """The driver's configuration for the site."""
 
     node_addresses: tuple[str, ...]
     pod_cidrs: tuple[str, ...]
@@ -39,19 +39,19 @@ class Settings(msgspec.Struct):
             pod_cidrs=self.pod_cidrs,
             service_cidrs=self.service_cidrs,
             precedence_of=partial(service_precedence, state.services),
-            look_again=state.subscribers.mark,
+            requeue=state.subscribers.mark,
         )
 
 
 def a_state() -> State:
-    """That knows the node, and waits for nothing."""
+    """Return a State that knows the node and is complete."""
     state = State(())
     state.update_nodes({ObjectKey("", NODE): msgspec.convert({"metadata": {"name": NODE}}, Node)})
     return state
 
 
 def show(state: State, changed: Mapping[str, Mapping[str, Any]]) -> None:
-    """Have the state hold these `services` and `slices`; None: not any more."""
+    """Store these `services` and `slices` in the state; None deletes one."""
     services, slices = changed.get("services", {}), changed.get("slices", {})
     state.update_services(
         {
@@ -72,7 +72,7 @@ def _key(name: str) -> ObjectKey:
 
 
 async def main() -> None:
-    """Until it is killed, or its input ends."""
+    """Run until the process is killed, or its input ends."""
     state = a_state()
     driver = msgspec.json.decode(sys.stdin.readline(), type=Settings).driver(state)
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))

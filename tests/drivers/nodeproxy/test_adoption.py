@@ -1,5 +1,5 @@
-"""Tables that are there already, readings beside passes, and readings that are cut short: what
-packets meet is never less."""
+"""Existing tables, readings concurrent with passes, and interrupted readings: packets never
+encounter less than the complete rules."""
 
 import asyncio
 import subprocess
@@ -61,7 +61,7 @@ async def test_another_layout_is_replaced_together_with_its_elements(
     each = web("local1", "remote1")
     ((key, spec),) = driver.render({each.service: each}).items()
     met_by_packets = frozenset(element for element in spec if not element.map.startswith("flows"))
-    assert await heir.read(None) == {key: met_by_packets}  # where flows lead is looked at anew
+    assert await heir.read(None) == {key: met_by_packets}  # the flow records are created again
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
     await heir.close(remove=False)
 
@@ -70,7 +70,7 @@ async def test_another_layout_is_replaced_together_with_its_elements(
 async def test_no_call_fails_while_a_successor_takes_over(
     site: Site, driver: NodeProxyDriver, others: tuple[str, ...]
 ) -> None:
-    """New connections and datagrams all the while, from a pod and from outside."""
+    """New connections and datagrams are sent all the time, from a pod and from outside."""
     each = web("local1", "remote1")
     await install(driver, each)
     calls: list[Seen | str] = []
@@ -103,7 +103,7 @@ async def test_no_call_fails_while_a_successor_takes_over(
 async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """It had other chains, and one map for the clients of all Services."""
+    """The earlier version had other chains, and one map for the clients of all Services."""
     await driver.close(remove=True)
     frontend, table = f"{CLUSTER4} . 6 . 80", "inet fairlead"
     nft(
@@ -131,8 +131,8 @@ async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
 async def test_a_table_that_cannot_be_carried_over_stays_in_force(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """Here `outside4` is keyed otherwise than today. Nothing is known of it, nothing is done to it,
-    until it is removed."""
+    """`outside4` has a different key here than today. The driver does not know the table's content
+    and changes nothing, until the table is removed."""
     await install(driver, web("local1"))
     await driver.close(remove=True)
     nft(
@@ -164,7 +164,8 @@ async def test_a_table_that_cannot_be_carried_over_stays_in_force(
 async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
     site: Site, driver: NodeProxyDriver, timeout_s: float
 ) -> None:
-    """Wherever the deadline falls: the elements are all there, in the old layout or the new one."""
+    """At every possible time of the deadline, all elements are in the table, in the old or the new
+    layout."""
     await install(driver, web("local1"))
     frontends = nft("list", "map", "inet", "fairlead", "services4").count("default/web")
     hurried = heir_with(OTHER_CIDRS, timeout_s)
@@ -179,7 +180,7 @@ async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
 
 
 async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriver) -> None:
-    """At whatever step it ends: the next one sees what others did meanwhile."""
+    """If a reading is interrupted at any step, the next one sees what other programs changed."""
     each = web("local1")
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -197,7 +198,7 @@ async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriv
 
 
 async def test_audits_beside_passes(driver: NodeProxyDriver) -> None:
-    """Whatever others write meanwhile: a pass finds a Service as a pass left it, and nothing that
+    """While other programs write, a pass finds a Service as the last pass left it, and nothing that
     was applied is lost."""
     versions = [web("local1"), web("local1", "local2"), web("remote1")]
     specs = [driver.render({each.service: each}) for each in versions]

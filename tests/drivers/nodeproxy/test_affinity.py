@@ -1,5 +1,5 @@
-"""Session affinity of one Service does not depend on what is sent to another: real packets from
-forged sources."""
+"""Session affinity of one Service does not depend on packets to another: real packets from forged
+sources."""
 
 import itertools
 import socket
@@ -27,8 +27,8 @@ from tests.drivers.nodeproxy.conftest import (
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
-from fairlead.drivers.nodeproxy.aftermath import losing
-from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, rendered
+from fairlead.drivers.nodeproxy.cleanup import losing_endpoints
+from fairlead.drivers.nodeproxy.elements import Spec, affinity_map_of, elements_of
 from fairlead.drivers.nodeproxy.skeleton import AFFINITY_MAPS
 from fairlead.lab import namespace
 from fairlead.model import Backend, NodeService, ServiceKey
@@ -37,10 +37,10 @@ NODES = (NODE4, NODE6)
 FLOODED, BYSTANDER = "198.51.100.30", VIP4
 SILENT_POD = "10.2.0.99"
 FULL = 65_535
-"""Clients that the kernel takes into one map."""
+"""Maximum number of clients in one map of the kernel."""
 CALLS = 20
-"""Calls of a client with two endpoints to choose from: by chance all reach the same one once in
-half a million runs."""
+"""Number of connections of a client with two endpoints. By chance all reach the same endpoint once
+in half a million runs."""
 
 
 def nft(*words: str) -> str:
@@ -57,7 +57,7 @@ def affine(
 
 
 def flooded(*dns: Backend) -> NodeService:
-    """TCP port 80 has a pod that answers."""
+    """Return the flooded Service; its TCP port 80 has a pod that answers."""
     web = affine("flooded", FLOODED, "local1", cluster_ip="172.30.0.42").ports[0]
     udp = port(
         dns, number=53, protocol="UDP", balancers=(FLOODED,), node_port=0, cluster_ip="172.30.0.42"
@@ -76,8 +76,8 @@ def forging(site: Site) -> Iterator[socket.socket]:
 
 
 def datagram(source: int, target: str, number: int) -> bytes:
-    """From source, a number. The kernel fills in the header's checksum; that of UDP may be left
-    out."""
+    """Return a datagram from a source address, given as a number. The kernel fills in the checksum
+    of the IP header; the checksum of UDP may be omitted."""
     udp = struct.pack(">HHHH", 4000, number, 12, 0) + b"line"
     return (
         struct.pack(
@@ -125,14 +125,14 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
             for source in itertools.islice(sources, 10_000):
                 sender.sendto(datagram(source, FLOODED, 53), (FLOODED, 0))
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
-    (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a client that is new
+    (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a new client
     assert isinstance(first, Seen)
-    # Where the map is full a new client is answered, and not remembered.
+    # If the map is full, a new client is answered but not remembered.
     assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
     assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft(
         "list", "map", "inet", "fairlead", f"affinity4_{theirs}"
     )
-    # With the endpoint, the clients that are remembered for it are removed, and no others.
+    # With an endpoint, the clients that are remembered with it are deleted, and no others.
     await install(driver, bystander, flooded(*backends("local2", port=5353)))
     assert clients(f"affinity4_{theirs}") == 0
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
@@ -187,19 +187,21 @@ def test_each_service_has_a_map_of_its_own_while_there_are_enough() -> None:
 
 
 def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
-    """The maps of a Service that has lost no endpoint are not searched, whatever else changes."""
+    """The maps of a Service that lost no endpoint are not searched, for any other change."""
 
     def spec(*pods: str, external: str = "Cluster", timeout_s: int = 600) -> Spec:
         each = service(port(backends(*pods)), external=external, affinity_timeout_s=timeout_s)
-        return rendered(each, NODES)
+        return elements_of(each, NODES)
 
     one, two = spec("local1"), spec("local1", "remote1")
-    assert not losing(one, two)
-    assert not losing(one, spec("local1", timeout_s=60))
-    assert losing(two, one) == losing(two, spec("local1", "remote1", timeout_s=0))
-    assert not losing(spec("local1", timeout_s=0), spec(timeout_s=0))
-    # From outside only local endpoints answer now, at the addresses that are called from outside.
-    here = losing(two, spec("local1", "remote1", external="Local"))
+    assert not losing_endpoints(one, two)
+    assert not losing_endpoints(one, spec("local1", timeout_s=60))
+    assert losing_endpoints(two, one) == losing_endpoints(
+        two, spec("local1", "remote1", timeout_s=0)
+    )
+    assert not losing_endpoints(spec("local1", timeout_s=0), spec(timeout_s=0))
+    # Clients from outside now reach local endpoints only, at the external addresses.
+    here = losing_endpoints(two, spec("local1", "remote1", external="Local"))
     assert here
     assert all(frontend.startswith(("198.51.100.", "192.168.", "2001:")) for frontend in here)
 

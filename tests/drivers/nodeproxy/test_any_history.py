@@ -1,12 +1,12 @@
-"""Whatever happens to Services, endpoints, the driver and its table: the kernel holds what is
+"""After any history of Services, endpoints, the driver and its table, the kernel holds what is
 planned, and packets agree.
 
-Random histories on a real kernel: Services and endpoints come, change and go; the process that
-serves them is killed, while it writes too, and started again; others flush the ruleset, or take
-elements, or add some. After each step the elements in the table are those that the plan renders,
-but for frontends that another Service comes first for; its rules are those that it always has, and
-packets of new and of old flows meet what Kubernetes' rules say. FAIRLEAD_SEED makes other
-histories, FAIRLEAD_HISTORIES more."""
+The test runs random histories on a real kernel: Services and endpoints are created, changed and
+deleted; the serving process is killed, also during writes, and restarted; other programs flush the
+ruleset, and delete or add elements. After each step the elements in the table are those that the
+plan renders, except for frontends that another Service gets. The rules are always the same, and
+packets of new and of existing flows are treated by Kubernetes' rules. FAIRLEAD_SEED selects other
+histories, FAIRLEAD_HISTORIES their number."""
 
 import os
 import random
@@ -91,15 +91,14 @@ DISTURBANCES = (
 
 
 class Kept(NamedTuple):
-    """A flow that goes on from the same port."""
+    """A flow that continues from the same source port."""
 
     call: Call
     port: int
 
 
 AFFINITY_NUMBER = re.compile(r"^(jump recall[46]_|goto remember[46]_\d+_)(\d+)$")
-"""The map of clients of a Service with session affinity, by its number, which follows from the
-history of the node."""
+"""Matches the number of a Service's map of clients, which depends on the history of the node."""
 
 
 def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
@@ -112,8 +111,8 @@ def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Sp
 def same_but_for_numbers(
     found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]
 ) -> bool:
-    """Whether the table has what is wanted, and each Service with affinity a map of clients of its
-    own."""
+    """Whether the table has the wanted elements, and each Service with affinity has its own map of
+    clients."""
     if isinstance(found, str):
         return False
     return numbers_left_out(found) == numbers_left_out(wanted) and each_has_its_own_number(found)
@@ -130,7 +129,7 @@ def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
 
 
 class History(RuleBasedStateMachine):
-    """One node, in whose namespace this is. `site` is set by the test."""
+    """The history of one node, in whose namespace this process runs. The test sets `site`."""
 
     site: Site
 
@@ -139,12 +138,12 @@ class History(RuleBasedStateMachine):
         self.shown: dict[int, Drawn] = {}
         self.choose = random.Random(SEED)
         self.seen: dict[str, str] = {}
-        """The rules of each chain as they were first seen."""
+        """The rules of each chain, as seen first."""
         self.kept: list[Kept] = []
         self.theirs = False
         self.threads = ThreadPoolExecutor(CALLS)
         self.nft = Nftables()
-        self.sctp = threading.Lock()  # errors are told to all its sockets
+        self.sctp = threading.Lock()  # the kernel reports SCTP errors to all sockets
         self._start()
 
     def teardown(self) -> None:
@@ -159,14 +158,14 @@ class History(RuleBasedStateMachine):
 
     @rule(some=st.lists(SERVICES, min_size=1, max_size=3))
     def show(self, some: list[Drawn]) -> None:
-        """New ones, or others in the place of those that there are."""
+        """Create Services, or replace existing ones."""
         for drawn in some:
             self._show(drawn)
 
     @precondition(lambda self: self.shown)
     @rule(slot=st.integers(0, SLOTS - 1), other=SERVICES)
     def move(self, slot: int, other: Drawn) -> None:
-        """Other endpoints, the same Service."""
+        """Change the endpoints of a Service."""
         self._show(self._one(slot)._replace(endpoints=other.endpoints))
 
     @precondition(lambda self: self.shown)
@@ -177,7 +176,7 @@ class History(RuleBasedStateMachine):
 
     @rule(first=SERVICES, second=SERVICES, pause_s=st.sampled_from((0.0, 0.005, 0.02)))
     def kill(self, first: Drawn, second: Drawn, pause_s: float) -> None:
-        """While it takes one change in, and another comes before its successor is there."""
+        """Kill the process while it handles one change; another change comes before its restart."""
         self._show(first)
         time.sleep(pause_s)
         self._kill()
@@ -187,15 +186,15 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.shown)
     @rule(what=st.sampled_from(DISTURBANCES), slot=st.integers(0, SLOTS - 1), other=SERVICES)
     def disturb(self, what: str, slot: int, other: Drawn) -> None:
-        """And something changes at the same time."""
-        with suppress(Conflict):  # there may be no table yet
+        """Disturb the table while a Service changes."""
+        with suppress(Conflict):  # the table may not exist yet
             self.nft.run(what)
         self.nft.run("add table inet theirs; add chain inet theirs c")
         self.theirs = True
         self.move(slot, other)
         if what.startswith("flush map"):
-            # A flow that begins while a map of ours is empty, and the rules are there, may lack its
-            # masquerade for good.
+            # A flow that begins while a map is empty, but the rules are present, may remain without
+            # its masquerading.
             self.the_table_is_as_planned()
 
     @invariant()
@@ -239,8 +238,8 @@ class History(RuleBasedStateMachine):
         )
         left = [*fresh, *(now for kept in self.kept if (now := self._now(kept)))]
         end_s = time.monotonic() + DEADLINE_S
-        # A remembered client may be led astray until it is forgotten, a moment after the table is
-        # right.
+        # A remembered client may reach a wrong endpoint until it is deleted, a moment after the
+        # table is correct.
         while left:
             heard = self.threads.map(self._call, left)
             said = [
@@ -286,7 +285,8 @@ class History(RuleBasedStateMachine):
         self.process.stdin.close()
 
     def _table(self) -> Mapping[ServiceKey, Spec] | str:
-        """The elements of the table by Service; or what is wrong with its rules."""
+        """Return the elements of the table by Service, or a description of an error in its
+        rules."""
         try:
             records: Any = self.nft.listing("list table inet fairlead")
         except Conflict:
@@ -296,7 +296,7 @@ class History(RuleBasedStateMachine):
             if "rule" in each:
                 rules[each["rule"]["chain"]] += msgspec.json.encode(each["rule"]["expr"]).decode()
         for chain, text in self.seen.items():
-            # Chains that are made when they are needed may be missing.
+            # Chains that are created on demand may be missing.
             if rules.get(chain, text if chain.rpartition("_")[2].isdecimal() else "") != text:
                 return f"chain {chain} has {rules.get(chain)} instead of {text}"
         self.seen = rules | self.seen
@@ -310,14 +310,15 @@ class History(RuleBasedStateMachine):
         )
 
     def _keep(self, some: Sequence[Call]) -> None:
-        """Now and then another flow takes the place of the oldest."""
+        """Sometimes keep one of these calls as a flow, in place of the oldest if there are KEPT."""
         if some and self.choose.random() < 0.7:
             one = self.choose.choice(some)
             if one not in [kept.call for kept in self.kept]:
                 self.kept = [*self.kept, Kept(one, 10_000 + self.choose.randrange(9000))][-KEPT:]
 
     def _now(self, kept: Kept) -> Kept | None:
-        """The same flow to the Service as it is now; None: it is not to be had there."""
+        """Return the same flow to the Service as it is now; None if the Service no longer has the
+        frontend."""
         before, drawn = kept.call, self.shown.get(kept.call.drawn.slot)
         port = before.drawn.ports[before.number]
         if (
@@ -358,17 +359,17 @@ class History(RuleBasedStateMachine):
 
 
 def _has(having: Mapping[str, tuple[int, str]], call: Call) -> bool:
-    """Whether it is the called Service that answers there, and as this kind of address."""
+    """Whether the called Service has the frontend, with this kind of address."""
     return having[call.frontend] == (call.drawn.slot, call.kind)
 
 
 def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
-    """What is wrong with these answers; empty if nothing."""
+    """Return a description of an error in these answers; empty if there is none."""
     rules = expected(one.call)
     for answer in answers:
         if one.port:
-            # A flow stays with who serves, whatever became of policies since; where nobody is to
-            # answer, it is left alone.
+            # A flow stays with a serving endpoint, also after changes of policies. If there is no
+            # serving endpoint, the flow is left alone.
             astray = rules.answers and (
                 not isinstance(answer, Seen) or answer.pod not in serving(one.call.drawn)
             )

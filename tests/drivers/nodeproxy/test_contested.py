@@ -1,4 +1,5 @@
-"""Two Services that want one frontend: whom packets meet there, and everywhere else."""
+"""Two Services that want one frontend: which of them packets reach there, and at their other
+frontends."""
 
 import asyncio
 import socket
@@ -63,7 +64,7 @@ def at(
     balancers: tuple[str, ...] = (),
     **fields: object,
 ) -> NodeService:
-    """One port by TCP and one by UDP, at the Service's ClusterIP and these external addresses."""
+    """Return a Service with a TCP and a UDP port, at its ClusterIP and these external addresses."""
     ports = [
         port(
             backends(*pods, port=to),
@@ -82,7 +83,7 @@ def at(
 
 
 async def bring(driver: NodeProxyDriver, *services: NodeService) -> Mapping[ServiceKey, Outcome]:
-    """Bring these alone, as a pass of the loop does for those that have changed."""
+    """Apply these Services only, as a pass of the loop does for changed Services."""
     intents = {each.service: each for each in services}
     return await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents))))
 
@@ -105,7 +106,7 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
     assert set(outcomes) == {YOUNG}
     assert outcomes[YOUNG].state == "unavailable"
     assert (
-        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has it"
+        f"{YOUNG} on {EXTERNAL4} port 53 (IP protocol 17): Service {OLD} has this frontend"
         in outcomes[YOUNG].message
     )
     for protocol in ("TCP", "UDP"):
@@ -113,7 +114,7 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
         assert pod_at(site, EXTERNAL4, protocol=protocol) == "local1"
     await bring(driver, at(YOUNG, EXTERNAL4, pods=("remote1",)))
     assert pod_at(site, CLUSTER_IPS[YOUNG]) == "remote1"
-    # Another port of the same address is nobody else's.
+    # No other Service has another port of the same address.
     more = at(YOUNG, EXTERNAL4, pods=("remote1",))
     ports = (*more.ports, msgspec.structs.replace(more.ports[0], port=81, name="more"))
     await bring(driver, msgspec.structs.replace(more, ports=tuple(sorted(ports))))
@@ -198,7 +199,7 @@ async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_ex
 async def test_flows_and_remembered_clients_follow_the_frontend(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """With source ranges, whose sets are of intervals, and affinity on both sides."""
+    """Both Services have source ranges, whose sets have intervals, and session affinity."""
     fields = {"affinity_timeout_s": 600, "source_ranges": ("203.0.113.0/24",)}
     young, old = (
         at(key, pods=(pod,), balancers=(VIP4,), **fields)
@@ -222,7 +223,7 @@ async def test_flows_and_remembered_clients_follow_the_frontend(
 async def test_no_call_fails_while_a_frontend_passes_on(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """By being taken over, and by being given up to one that waits for it."""
+    """The frontend is taken over, or given up to a Service that waits for it."""
     young, old, without = (
         at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),

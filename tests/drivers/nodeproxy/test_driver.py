@@ -1,4 +1,5 @@
-"""The driver against the kernel: adoption, repair, what is not ours, sizes, session affinity."""
+"""The driver with a real kernel: adoption, repair, tables of other programs, sizes, session
+affinity."""
 
 import asyncio
 import socket
@@ -27,7 +28,7 @@ from tests.drivers.nodeproxy.conftest import (
 )
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.drivers.nodeproxy.elements import OWNERLESS
+from fairlead.drivers.nodeproxy.elements import NO_SERVICE
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
 from fairlead.model import Backend, NodeService, ServiceKey
@@ -46,7 +47,7 @@ def successor() -> NodeProxyDriver:
 
 
 def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
-    """ClusterIP Services, each with endpoints of its own."""
+    """Return ClusterIP Services, each with endpoints of its own."""
     services = {}
     for i in range(count):
         address = f"172.30.{i // 250}.{i % 250 + 1}"
@@ -80,7 +81,8 @@ EVERYTHING = (
 
 
 def without_external_ips(*services: NodeService) -> list[NodeService]:
-    """All but the first lose their external addresses, which are the same for each."""
+    """Return the Services without external addresses, except for the first: all have the same
+    ones."""
     first, *rest = services
     bare = [
         msgspec.structs.replace(
@@ -115,7 +117,7 @@ async def test_foreign_tables_stay(driver: NodeProxyDriver) -> None:
     try:
         theirs = nft("-a", "list", "table", "inet", "theirs")
         await install(driver, *without_external_ips(*EVERYTHING))
-        assert OWNERLESS not in await driver.read(None)
+        assert NO_SERVICE not in await driver.read(None)
         await driver.close(remove=True)
         assert nft("-a", "list", "table", "inet", "theirs") == theirs
         assert sorted(nft("list", "tables").split("\n")) == [
@@ -134,7 +136,7 @@ async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDri
     nft(f"delete element inet fairlead services4 {{ {CLUSTER4} . 6 . 80 }}")
     nft("add element inet fairlead services4 { 172.30.0.99 . 6 . 80 : drop }")
     actual = await driver.read(None)
-    assert set(actual) == {each.service, OWNERLESS}
+    assert set(actual) == {each.service, NO_SERVICE}
     await driver.apply(driver.diff(desired, actual))
     assert await driver.read(None) == desired
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
@@ -161,7 +163,7 @@ async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDri
     nft("flush ruleset")
     more = service(port(backends("local1", "remote1")))
     desired = driver.render({more.service: more})
-    with pytest.raises(Unavailable, match="changed by somebody else"):
+    with pytest.raises(Unavailable, match="another program has changed"):
         await driver.apply(driver.diff(desired, await driver.read([more.service])))
     assert not await driver.read([more.service])
     await install(driver, more)
@@ -184,7 +186,7 @@ async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDri
 async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
     site: Site, driver: NodeProxyDriver, what: str
 ) -> None:
-    """Whether by this process or by one that starts later."""
+    """The same process repairs the rules, or a process that starts later."""
     each = service(
         port(backends("local1")),
         port(backends("local1", family="IPv6"), family="IPv6"),
@@ -213,8 +215,8 @@ async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
 async def test_a_service_whose_frontends_others_took_keeps_the_rest(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """What is left of it seems to be nobody's, and is to go; but the Service has taken it up again
-    before."""
+    """The remaining elements of the Service seem to have no owner, and so are to be deleted; but
+    before that, the Service gets them again."""
     each = service(port(backends("local1")))
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -232,7 +234,7 @@ async def test_a_service_whose_frontends_others_took_keeps_the_rest(
 
 
 def lines_of(listing: str) -> list[str]:
-    """The lines of a listing in an order of their own: maps are listed as they were made."""
+    """Return the lines of a listing, sorted: maps are listed in the order of their creation."""
     return sorted(listing.splitlines())
 
 
@@ -259,8 +261,8 @@ async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver
     one = many(4, endpoints=9)[ServiceKey("default", "web-3")]
     desired[one.service] = driver.render({one.service: one})[one.service]
     changes = driver.diff(desired, await driver.read(list(services)))
-    # Out of one endpoint map, into another, and the frontend's verdict: four commands, whatever the
-    # number of Services.
+    # Delete from one endpoint map, add to another, and replace the frontend's verdict: four
+    # commands for any number of Services.
     assert [(change.verb, change.map, len(change.elements)) for change in changes] == [
         ("delete", "endpoints4_10", 10),
         ("delete", "services4", 1),
@@ -273,7 +275,7 @@ async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver
 
 
 async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriver) -> None:
-    """Printed, and run by nft itself, they make the same table."""
+    """The printed changes, when nft runs them, produce the same table."""
     services = without_external_ips(*EVERYTHING)
     await install(driver, *services)
     there = await driver.read(None)
@@ -289,7 +291,7 @@ async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriv
 async def test_a_client_keeps_its_endpoint(
     site: Site, driver: NodeProxyDriver, policy: str, family: str
 ) -> None:
-    """P11.9. When the endpoint goes, the client gets another; the others keep theirs."""
+    """P11.9. When an endpoint is removed, its clients get another; other clients keep theirs."""
 
     def served(*pods: str) -> NodeService:
         chosen = port(backends(*pods, family=family), family=family)
@@ -316,8 +318,8 @@ async def test_a_client_keeps_its_endpoint(
 async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """The first packets of a connection that nobody answers are all new to conntrack, long after
-    the endpoint has gone."""
+    """The repeated first packets of a connection without an answer are all new to conntrack, long
+    after the endpoint is gone."""
     silent, address = ("10.2.0.99", VIP4) if family == "IPv4" else ("2001:db8:2::99", VIP6)
     gone = port((Backend(silent, 8080, False),), family=family)
     site.ip("other", f"route replace blackhole {silent}")
@@ -348,7 +350,7 @@ async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
 async def test_a_client_keeps_its_endpoint_on_the_host_network(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """What is delivered on the node itself passes no postrouting."""
+    """Packets that are delivered on the node itself do not pass the hook postrouting."""
     node, address = (NODE4, VIP4) if family == "IPv4" else (NODE6, VIP6)
     here = Backend(node, 9, True)
     await install(driver, service(port((here,), family=family), affinity_timeout_s=3600))
@@ -381,7 +383,7 @@ async def test_a_client_whose_time_is_over_gets_any_endpoint(
 ) -> None:
     await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1))
     seen = set()
-    for _ in range(40):  # both are met but for once in 2^39 runs
+    for _ in range(40):  # one endpoint is missed once in 2^39 runs
         seen.add(site.call("client", VIP4, 80))
         if len(seen) == 2:
             break

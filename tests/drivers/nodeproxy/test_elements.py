@@ -1,4 +1,4 @@
-"""What a Service puts into the maps, without a kernel."""
+"""The map elements of a Service, without a kernel."""
 
 from ipaddress import ip_network
 
@@ -8,23 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
-from fairlead.drivers.nodeproxy.aftermath import flow_answers, forgettable
+from fairlead.drivers.nodeproxy.cleanup import flow_endpoints, stale_clients
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
     canonical,
     difference,
+    elements_of,
     parsed,
-    rendered,
 )
 from fairlead.drivers.nodeproxy.skeleton import (
     chain_of,
     endpoint_map,
-    needed_first,
     of_family,
     on_demand,
+    prerequisites,
 )
 from fairlead.model import Backend, NodeService, ServiceKey
 
@@ -37,7 +37,7 @@ def of(spec: Spec, name: str) -> set[str]:
 
 
 def test_a_frontend_in_each_role() -> None:
-    spec = rendered(service(port(LOCAL + REMOTE), external="Local"), NODES)
+    spec = elements_of(service(port(LOCAL + REMOTE), external="Local"), NODES)
     assert of(spec, "services4") == {
         '172.30.0.41 . 6 . 80 comment "default/web" : goto pick_2',
         '198.51.100.10 . 6 . 80 comment "default/web" : goto pick_2',
@@ -77,7 +77,7 @@ def test_a_frontend_in_each_role() -> None:
 def test_verdicts(
     internal: str, external: str, pods: tuple[Backend, ...], inside: str, outside: str | None
 ) -> None:
-    spec = rendered(service(port(pods), internal=internal, external=external), NODES)
+    spec = elements_of(service(port(pods), internal=internal, external=external), NODES)
     verdicts = {(element.map, element.key): element.value for element in spec}
     assert verdicts["services4", "172.30.0.41 . 6 . 80"] == inside
     assert verdicts.get(("outside4", "198.51.100.10 . 6 . 80")) == outside
@@ -86,14 +86,14 @@ def test_verdicts(
 
 def test_each_family_gets_what_is_its_own() -> None:
     six = port(backends("local1", family="IPv6"), family="IPv6")
-    spec = rendered(service(port(LOCAL), six, source_ranges=("2001:db8:c::/64",)), NODES)
+    spec = elements_of(service(port(LOCAL), six, source_ranges=("2001:db8:c::/64",)), NODES)
     assert of(spec, "services6") >= {'2001:db8::2 . 6 . 30001 comment "default/web" : goto pick_1'}
     assert of(spec, "allowed6") == {"2001:db8:f::10 . 6 . 80 . 2001:db8:c::/64"}
     assert of(spec, "allowed4") == of(spec, "restricted4") == set()
 
 
 def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address() -> None:
-    spec = rendered(
+    spec = elements_of(
         service(port(LOCAL), source_ranges=(" 192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32")),
         NODES,
     )
@@ -106,22 +106,24 @@ def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address
         port(LOCAL, balancers=("198.51.100.10", "198.51.100.11")),
         port(LOCAL, number=81, balancers=("198.51.100.12",)),
     )
-    spec = rendered(service(*several, source_ranges=("192.168.0.0/16",)), NODES)
+    spec = elements_of(service(*several, source_ranges=("192.168.0.0/16",)), NODES)
     for frontend in ("198.51.100.10 . 6 . 80", "198.51.100.11 . 6 . 80", "198.51.100.12 . 6 . 81"):
         allowed = {key for key in of(spec, "allowed4") if key.startswith(frontend)}
         assert allowed == {
             f"{frontend} . {source}"
             for source in ("192.168.0.0/16", "198.51.100.10/31", "198.51.100.12")
         }
-    elsewhere = rendered(service(*several, source_ranges=("203.0.113.0/24",)), NODES)
+    elsewhere = elements_of(service(*several, source_ranges=("203.0.113.0/24",)), NODES)
     assert {key.rpartition(" ")[2] for key in of(elsewhere, "allowed4")} == {"203.0.113.0/24"}
-    everybody = rendered(service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES)
+    everybody = elements_of(
+        service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES
+    )
     assert of(everybody, "restricted4") == set()
 
 
 def test_an_address_that_has_two_roles_is_served_once() -> None:
     twice = msgspec.structs.replace(port(LOCAL), external_ips=("198.51.100.10",), node_port=0)
-    assert len(of(rendered(service(twice), NODES), "services4")) == 2
+    assert len(of(elements_of(service(twice), NODES), "services4")) == 2
 
 
 def test_addresses_are_read_as_kube_proxy_does() -> None:
@@ -135,7 +137,7 @@ def test_a_listing_of_what_nobody_owns() -> None:
         "map": {"name": "services4", "elem": [[{"concat": ["192.0.2.1", 6, 80]}, {"drop": None}]]}
     }
     assert parsed([record]) == {
-        OWNERLESS: frozenset({Element("services4", "192.0.2.1 . 6 . 80", "drop")})
+        NO_SERVICE: frozenset({Element("services4", "192.0.2.1 . 6 . 80", "drop")})
     }
 
 
@@ -175,7 +177,7 @@ services = st.builds(
 def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(
     old: NodeService, new: NodeService
 ) -> None:
-    before, after = ({old.service: rendered(each, NODES)} for each in (old, new))
+    before, after = ({old.service: elements_of(each, NODES)} for each in (old, new))
     there = set(before[old.service])
     keys = {(element.map, element.key) for element in there}
     for change in difference(after, before):
@@ -193,9 +195,9 @@ def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(
 
 @given(services)
 def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
-    """A frontend that goes to `pick_N` has the slots 0 to N-1 in the map of that chain, and no
-    others anywhere."""
-    spec = rendered(intent, NODES)
+    """A frontend with the verdict `pick_N` has the slots 0 to N-1 in the map of that chain, and no
+    other slots in any map."""
+    spec = elements_of(intent, NODES)
     slots = {(e.map, e.key) for e in spec if e.map.startswith(("endpoints", "local_endpoints"))}
     wanted = set()
     for element in spec:
@@ -215,28 +217,29 @@ def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(
         served = msgspec.structs.replace(
             port(chosen, protocol=protocol, balancers=(), node_port=0), external_ips=()
         )
-        return rendered(service(served), NODES)
+        return elements_of(service(served), NODES)
 
     frontend = ("172.30.0.41", 80)
     one, two = ("10.1.0.1", 53), ("10.1.0.2", 53)
-    assert flow_answers(spec("local1"), spec("local1", "local2")) == {}
-    assert flow_answers(spec("local1", "local2"), spec("local1")) == {number: {frontend: {one}}}
-    assert flow_answers(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
-    assert flow_answers(spec(), spec("local1")) == {number: {frontend: {one}}}
-    assert flow_answers(frozenset(), spec("local1")) == {number: {frontend: {one}}}
-    # Nobody could answer in place of who answers now: left alone, as in kube-proxy.
-    assert flow_answers(spec("local1"), spec()) == {}
-    assert flow_answers(spec("local1"), frozenset()) == {}
-    assert flow_answers(frozenset(), rendered(service(port(LOCAL)), NODES)) == {}
+    assert flow_endpoints(spec("local1"), spec("local1", "local2")) == {}
+    assert flow_endpoints(spec("local1", "local2"), spec("local1")) == {number: {frontend: {one}}}
+    assert flow_endpoints(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
+    assert flow_endpoints(spec(), spec("local1")) == {number: {frontend: {one}}}
+    assert flow_endpoints(frozenset(), spec("local1")) == {number: {frontend: {one}}}
+    # No other endpoint could take the flows over, so they are left alone, as in kube-proxy.
+    assert flow_endpoints(spec("local1"), spec()) == {}
+    assert flow_endpoints(spec("local1"), frozenset()) == {}
+    assert flow_endpoints(frozenset(), elements_of(service(port(LOCAL)), NODES)) == {}
 
 
 def test_udp_flows_may_lead_to_all_that_serve() -> None:
-    """Whether they get new ones (here: one of three) or not."""
+    """Flows may lead to serving endpoints that get no new flows, too (only one of three does
+    here)."""
     going = backends("local2", "remote1", port=53)
     served = port(
         backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=()
     )
-    spec = rendered(
+    spec = elements_of(
         service(msgspec.structs.replace(served, external_ips=()), internal="Local"), NODES
     )
     called = "172.30.0.41 . 17 . 80"
@@ -248,7 +251,7 @@ def test_udp_flows_may_lead_to_all_that_serve() -> None:
 
 def test_clients_from_outside_are_held_to_local_endpoints() -> None:
     intent = service(port(LOCAL + REMOTE), external="Local", affinity_timeout_s=60)
-    specs = [rendered(intent, NODES)]
+    specs = [elements_of(intent, NODES)]
 
     def client(address: str, endpoint: str, frontend: str = "198.51.100.10 . 6 . 80") -> Element:
         return Element("affinity4_0", f"{frontend} . {address}", endpoint)
@@ -260,29 +263,30 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
         client("10.1.0.9", "10.2.0.9 . 8080"),
         client("10.1.0.9", "10.1.0.1 . 8080", "198.51.100.99 . 6 . 80"),
     ]
-    assert forgettable(good + bad, specs, networks) == bad
-    # At a NodePort, a pod may be one of another node, and so a client from outside.
+    assert stale_clients(good + bad, specs, networks) == bad
+    # At a NodePort, a pod counts as an external client, because it may be on another node.
     at_node = client("10.1.0.9", "10.2.0.1 . 8080", f"{NODES[0]} . 6 . 30001")
-    assert forgettable([at_node], specs, networks) == []
-    assert forgettable([at_node], specs, networks, NODES) == [at_node]
+    assert stale_clients([at_node], specs, networks) == []
+    assert stale_clients([at_node], specs, networks, NODES) == [at_node]
 
 
 def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
     remembered = Element("affinity4_0", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
-    others = rendered(
+    others = elements_of(
         service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"),
         NODES,
     )
     affine, plain = (
-        rendered(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES) for timeout_s in (60, 0)
+        elements_of(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES)
+        for timeout_s in (60, 0)
     )
-    assert forgettable([remembered], [affine, others], []) == []
-    assert forgettable([remembered], [plain, others], []) == [remembered]
+    assert stale_clients([remembered], [affine, others], []) == []
+    assert stale_clients([remembered], [plain, others], []) == [remembered]
 
 
 def test_chains_made_on_demand() -> None:
-    assert needed_first("remember6_600_3") == ("recall6_3", "remember6_600_3")
-    assert needed_first("pick_3") == ("pick_3",)
+    assert prerequisites("remember6_600_3") == ("recall6_3", "remember6_600_3")
+    assert prerequisites("pick_3") == ("pick_3",)
     assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == [
         "pick_3",
         "pick_local_12",

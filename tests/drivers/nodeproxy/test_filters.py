@@ -1,4 +1,4 @@
-"""What is dropped or refused besides the Services: packets of one-way flows, and of what other
+"""Packets that are not for our Services: packets of flows without answers, and packets that other
 tables translate."""
 
 import socket
@@ -41,8 +41,8 @@ def nft(text: str) -> None:
 
 @pytest.fixture
 def other_proxy(at_node: None) -> Iterator[None]:
-    """Chains of one hook and priority run in the reverse order in which they were made: this one's
-    come after ours."""
+    """Create the table of another proxy. Chains with the same hook and priority run in the reverse
+    order of their creation, so these chains run after ours."""
     rules = f"""
         ip daddr {THEIRS4} tcp dport 80 dnat ip to {PODS4["local1"]}:8080
         ip6 daddr {THEIRS6} tcp dport 80 dnat ip6 to [{PODS6["local1"]}]:8080
@@ -59,8 +59,8 @@ def other_proxy(at_node: None) -> Iterator[None]:
 async def test_services_of_another_proxy_are_answered(
     site: Site, other_proxy: None, driver: NodeProxyDriver, family: str
 ) -> None:
-    """Only what nobody has translated by then goes to a ClusterIP that no Service has, or to a port
-    that it has not."""
+    """Only packets that no table has translated are refused for a ClusterIP without a Service, or
+    for a port that the Service does not have."""
     theirs, ours, nobodys = (
         (THEIRS4, CLUSTER4, "172.30.0.201")
         if family == "IPv4"
@@ -80,8 +80,8 @@ async def test_services_of_another_proxy_are_answered(
 async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """At a port that the Service has not, as where a cache of DNS records listens at the address of
-    the cluster's DNS."""
+    """The process listens at a port that the Service does not have, like a DNS cache at the address
+    of the cluster's DNS."""
     address, length = (CLUSTER4, 32) if family == "IPv4" else (CLUSTER6, 128)
     await install(driver, service(port(backends("local1", family=family), family=family)))
     site.ip("node", f"address add {address}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
@@ -95,8 +95,8 @@ async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(
 
 @contextmanager
 def silent_server(site: Site, family: str) -> Iterator[socket.socket]:
-    """It takes datagrams in and never answers: conntrack holds their flow for new as long as it
-    lasts."""
+    """Run a server that receives datagrams and never answers: conntrack treats their flow as new as
+    long as it lasts."""
     kind = socket.AF_INET if family == "IPv4" else socket.AF_INET6
     with namespace.make_socket(site.name("local1"), kind, socket.SOCK_DGRAM) as made:
         made.bind((callers(family)("local1"), 9999))
@@ -126,7 +126,7 @@ async def test_source_ranges_hold_for_one_way_flows_that_are_open(
         await install(driver, service(served, source_ranges=("192.0.2.0/24", "2001:db8:bad::/64")))
         try:
             caller.send(b"kept out")
-        except PermissionError:  # what a node's own datagram meets
+        except PermissionError:  # a dropped datagram of the node itself
             assert place == "node"
         await install(driver, service(served, source_ranges=(own,)))
         caller.send(b"let in")

@@ -1,5 +1,5 @@
-"""Flows of UDP and SCTP: what becomes of a client that keeps its port when pods come and go
-(kube-proxy's pkg/proxy/conntrack, which does it for UDP alone)."""
+"""Flows of UDP and SCTP: a client that keeps its source port while pods are added and removed
+(kube-proxy's pkg/proxy/conntrack, which handles UDP only)."""
 
 import asyncio
 import resource
@@ -48,7 +48,8 @@ def served(
     family: str = "IPv4",
     protocol: str = "UDP",
 ) -> NodeService:
-    """Port 53; new flows go to `pods`, `serving` ones are on their way out."""
+    """Return a Service with port 53. New flows go to `pods`; the pods in `serving` are
+    terminating."""
     going = backends(*serving, port=5353, family=family)
     chosen = backends(*pods, port=5353, family=family)
     each = port(chosen, number=53, protocol=protocol, node_port=30053, serving=going, family=family)
@@ -71,7 +72,7 @@ def client(site: Site, place: str, family: str = "IPv4") -> Iterator[socket.sock
 
 
 class Caller:
-    """Sends by either protocol, always from the same port."""
+    """A client that sends with UDP or SCTP, always from the same port."""
 
     def __init__(self, site: Site, place: str, family: str, protocol: str) -> None:
         kind = (socket.SOCK_RAW, sctp.PROTOCOL) if protocol == "SCTP" else (socket.SOCK_DGRAM, 0)
@@ -85,7 +86,7 @@ class Caller:
         self._sock.close()
 
     def ask(self, address: str, number: int, timeout_s: float = 10.0) -> str:
-        """Which pod answers."""
+        """Send a message, and return the pod that answers."""
         if self._port:
             return pod_of(
                 ask_by_sctp(
@@ -104,16 +105,16 @@ def pod_of(answer: Seen | str) -> str:
 
 
 async def bring(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
-    """One pass of the loop for this Service."""
+    """Run one pass of the loop for this Service."""
     changes = driver.diff(driver.render({each.service: each}), await driver.read([each.service]))
     return (await driver.apply(changes)).get(each.service)
 
 
 @contextmanager
 def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
-    """The process is at its limit: what is open works, nothing else can be opened; and the socket
-    for clean-ups is not open. (Three: the standard streams; with none, poll(2) refuses to look at
-    even one descriptor.)"""
+    """Set the process's limit of file descriptors so low that open ones work, but no other can be
+    opened; the socket for deleting flows is not open yet. The limit is three, for the standard
+    streams: with zero, poll(2) rejects even one descriptor."""
     driver._tracked.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -148,8 +149,8 @@ async def test_a_client_that_keeps_its_port_moves_to_a_living_endpoint(
 async def test_a_client_that_called_before_there_was_a_service_is_served_once_there_is(
     site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
 ) -> None:
-    """Its flow leads past the rules: on to the next router, or to a port of the node where nobody
-    listens."""
+    """The client's flow bypasses the rules: it leads to the next router, or to a port of the node
+    without a listener."""
     called = destination(target, family)
     with Caller(site, "client", family, protocol) as caller:
         assert caller.ask(*called, timeout_s=0.2) in (SILENT, REFUSED)
@@ -180,8 +181,8 @@ async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
 async def test_a_client_with_affinity_that_never_pauses_moves_too(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """Between the end of its flow and that of its remembered endpoint no packet of it must find a
-    way back."""
+    """Between the deletion of the client's flow and of its remembered endpoint, no packet may lead
+    to the old endpoint again."""
 
     async def now(pod: str) -> None:
         each = served(pod)
@@ -201,7 +202,7 @@ async def test_a_client_with_affinity_that_never_pauses_moves_too(
             await now(pod)
             done.set()
             await sending
-            while select.select([caller], [], [], 0.05)[0]:  # what is still under way
+            while select.select([caller], [], [], 0.05)[0]:  # answers that are still in flight
                 caller.recv(65536)
             assert pod_of(ask(caller, VIP4, 53)) == pod
 
@@ -298,7 +299,8 @@ def flush_rules() -> None:
 async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_are_back(
     site: Site, driver: NodeProxyDriver, target: str, family: str
 ) -> None:
-    """Others have flushed them. The client never pauses, and its flow leads past the rules."""
+    """Another program flushed the rules. The client never pauses, and its flow bypasses the
+    rules."""
     await install(driver, served("local1", family=family))
     with Caller(site, "client", family, "UDP") as caller:
         flush_rules()

@@ -1,5 +1,5 @@
-"""Whether the driver calls itself healthy: what was asked for counts from then on, until the kernel
-has taken it."""
+"""The health that the driver reports: a change is pending from its request until the kernel has
+accepted it."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ from tests.drivers.nodeproxy.conftest import (
 )
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
-from fairlead.drivers.nodeproxy.driver import FORGIVEN_AFTER_S, UNHEALTHY_AFTER_S
+from fairlead.drivers.nodeproxy.driver import ABANDONED_AFTER_S, UNHEALTHY_AFTER_S
 from fairlead.errors import Unavailable
 from fairlead.model import NodeService
 from fairlead.net.nfnetlink import Nfnetlink
@@ -46,15 +46,14 @@ add map inet fairlead outside4 {{ type ipv4_addr : verdict; }}
 add chain inet fairlead layout_of_another_time
 add element inet fairlead outside4 {{ {NODE4} : drop }}
 """
-"""A table that no version of ours has made. It cannot be replaced, so nothing can be read or
+"""A table that no version of Fairlead created. It cannot be replaced, so nothing can be read or
 written."""
 IN_THE_WAY = f"element inet fairlead endpoints4_1 {{ {CLUSTER4} . 6 . 80 . 0 : 10.9.9.9 . 9 }}"
-"""While it is there, the kernel lets nobody else write an endpoint for WEB. Everything can be
-read."""
+"""While this element exists, the kernel rejects other endpoints for WEB. Everything can be read."""
 
 
 class Clock:
-    """The driver's clock, which can be put forward."""
+    """A clock for the driver that tests can advance."""
 
     ahead_s = 0.0
 
@@ -69,7 +68,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def driver(at_node: None, clock: Clock) -> AsyncIterator[NodeProxyDriver]:
-    """Not open yet."""
+    """Return a driver that is not open yet."""
     made = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, clock=clock)
     yield made
     await made.close(remove=True)
@@ -80,7 +79,7 @@ def nft(words: str) -> None:
 
 
 async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
-    """As a pass of the loop does: what cannot be read is not written, nor what does not differ."""
+    """Do what a pass of the loop does: write only what can be read and differs."""
     intents = {each.service: each for each in services}
     if changes := driver.diff(driver.render(intents), await driver.read(list(intents))):
         await driver.apply(changes)
@@ -89,7 +88,7 @@ async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
 async def test_a_start_that_failed_is_over_once_the_table_is_read(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """Though nothing is left to write then."""
+    """The driver is healthy again although nothing remains to be written."""
     nft(THEIRS)
     await driver.open()
     with pytest.raises(Unavailable):
@@ -120,14 +119,14 @@ async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(
 async def test_a_change_that_the_kernel_does_not_take(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """It counts from when it was first asked for, whatever is read, and written for others, in
+    """The change is pending from its first request, although other Services are read and written in
     between."""
     await driver.open()
     await bring(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     for clock.ahead_s in (0, UNHEALTHY_AFTER_S / 2, UNHEALTHY_AFTER_S - 10):
-        with pytest.raises(Unavailable, match="changed by somebody else"):
+        with pytest.raises(Unavailable, match="another program has changed"):
             await bring(driver, WEB)
         await bring(driver, OTHER)
         await driver.apply(driver.diff({}, await driver.read([OTHER.service])))
@@ -149,9 +148,9 @@ async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
         await bring(driver, WEB)
-    clock.ahead_s = FORGIVEN_AFTER_S + 1
+    clock.ahead_s = ABANDONED_AFTER_S + 1
     assert driver.healthy()
-    # Asked for again, it is as new.
+    # A new request starts a new time.
     await driver.read(None)
     with pytest.raises(Unavailable):
         await bring(driver, WEB)
@@ -169,7 +168,7 @@ async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
         await bring(driver, WEB)
-    assert await driver.read([WEB.service]) == {}  # it is to be gone, and is
+    assert await driver.read([WEB.service]) == {}  # the Service should be gone, and is
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()
 
@@ -191,8 +190,8 @@ async def test_a_transaction_that_takes_long_counts_while_it_does(
 async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_parts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """However long all of it takes: a node is not to leave its load balancers because one Service
-    is large."""
+    """The change may take any time: a node must not be removed from load balancers because one
+    Service is large."""
     await driver.open()
     netlink = Nfnetlink()
     bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))

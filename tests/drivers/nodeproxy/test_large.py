@@ -1,5 +1,5 @@
-"""A Service that is too large for one transaction: others are served meanwhile, and a start
-completes an interrupted change."""
+"""A Service that is too large for one transaction: other Services are served in the meantime, and a
+restart completes an interrupted change."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.root
 HUGE, OTHER = ServiceKey("default", "huge"), ServiceKey("default", "other")
 PORTS = ENDPOINTS = 300
 FEW = 8
-"""Transactions until the event of another Service is in the kernel: the one under way, some before
-its pass begins, its own."""
+"""Maximum number of transactions until the change of another Service is in the kernel: the present
+one, some before its pass begins, and its own."""
 
 
 def served(name: str, address: str, ports: int, pods: tuple[Backend, ...]) -> NodeService:
@@ -52,7 +52,7 @@ def other(pod: int) -> NodeService:
 
 
 class Cluster:
-    """A loop before a state of two Services."""
+    """A loop over a state with two Services."""
 
     def __init__(self, driver: NodeProxyDriver) -> None:
         self.state = State(("services",))
@@ -109,7 +109,7 @@ async def running(driver: NodeProxyDriver, *services: NodeService) -> AsyncItera
 
 
 class Kernel:
-    """What is in the table, and how many transactions there were."""
+    """The content of the table, and the number of transactions."""
 
     def __init__(self) -> None:
         self.netlink = Nfnetlink()
@@ -121,7 +121,7 @@ class Kernel:
         return self.netlink.generation()
 
     async def until(self, name: str, wanted: bytes) -> None:
-        """A value is in the map."""
+        """Wait until a value is in the map."""
         async with asyncio.timeout(60):
             while wanted not in {
                 each.value[: len(wanted)] for each in self.netlink.elements("fairlead", name)
@@ -150,7 +150,7 @@ async def test_an_event_of_another_service_does_not_wait_for_it(driver: NodeProx
         assert kernel.transactions() - began > PORTS * ENDPOINTS // ELEMENTS_PER_TRANSACTION
         intents = {each.service: each for each in (huge(), other(3))}
         assert await driver.read(None) == driver.render(intents)
-        # All that it had goes as it came.
+        # All its elements are deleted in the same way.
         del cluster.intents[HUGE]
         cluster.state.update_services({ObjectKey(*HUGE): None})
         before = kernel.transactions()

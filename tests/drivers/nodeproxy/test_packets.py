@@ -1,5 +1,5 @@
-"""What a packet meets on a node, by kube-proxy's own tables of scenarios (P1 to P11): real packets,
-both families."""
+"""The treatment of packets on a node, by kube-proxy's own tables of scenarios (P1 to P11): real
+packets, both families."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -41,7 +41,7 @@ RANGES = ("192.168.0.0/24", " 203.0.113.0/25", "2001:db8::/64", "2001:db8:c::/64
 
 
 class Row(NamedTuple):
-    """A call and what becomes of it: the set of pods that may answer (all must, in time), or
+    """A call and its expected result: the set of pods that may answer (all must, in time), or
     REFUSED or SILENT."""
 
     id: str
@@ -62,8 +62,8 @@ def destination(target: str, family: str) -> tuple[str, int]:
 
 
 def check(site: Site, row: Row, family: str, *, protocol: str = "TCP") -> None:
-    """Call until each pod that may answer has answered; nobody else may, and all see the right
-    caller."""
+    """Call until each expected pod has answered. No other pod may answer, and each must see the
+    right source address."""
     address, number = destination(row.target, family)
     if isinstance(row.outcome, str):
         timeout_s = 1.0 if row.outcome == SILENT else 10.0
@@ -117,7 +117,8 @@ async def test_without_endpoints_every_call_is_refused(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> None:
-    """P2.1 to P2.10: protocols and ports apart, target ports, hairpin, what no Service has."""
+    """P2.1 to P2.10: separate protocols and ports, target ports, hairpin, addresses without a
+    Service."""
     first, second, nobody = (
         ("172.30.0.41", "172.30.0.42", "172.30.0.50")
         if family == "IPv4"
@@ -192,8 +193,8 @@ async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, r
 async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
     site: Site, driver: NodeProxyDriver, borne: str, family: str
 ) -> None:
-    """P3.12: the source is a load-balancer address of the Service, in no range but allowed, as the
-    node is."""
+    """P3.12: the source is a load-balancer address of the Service. It is in no source range, but
+    allowed because the node is."""
     address, number = destination("balancer", family)
     length, other = (32, "198.51.100.11") if family == "IPv4" else (128, "2001:db8:f::11")
     source = address if borne == "the address" else other
@@ -204,7 +205,7 @@ async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
         seen = site.call("node", address, number, source=source, timeout_s=5.0)
     finally:
         site.ip("node", f"address del {source}/{length} dev lo")
-    # Masquerading on a link without an address takes any of the node's.
+    # Masquerading on a link without an address uses any address of the node.
     assert seen in (Seen("local1", callers(family)("node")), Seen("local1", source))
 
 
@@ -307,8 +308,8 @@ async def test_every_policy_from_everywhere(
 async def test_where_pods_are_told_by_their_interfaces(
     site: Site, at_node: None, family: str, policies: tuple[str, str]
 ) -> None:
-    """The same by other means: one interface by its name, as a bridge would be, and those whose
-    names begin so."""
+    """The same scenarios with one interface selected by its name, like a bridge, and others by a
+    prefix of their names."""
     driver = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6), pod_cidrs=(), pod_interfaces=("vcaller", "vlocal*")
     )
@@ -341,7 +342,7 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
         site.ip("router", f"route add {other} via {NODE4}")
         assert (
             site.call("client", other, NODE_PORT) == REFUSED
-        )  # by the host itself: no rule is for it
+        )  # the host itself refuses: no rule applies
         chosen[:] = [other]
         await install(driver, web)
         assert isinstance(site.call("client", other, NODE_PORT), Seen)
@@ -356,8 +357,8 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
 async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoint(
     site: Site, at_node: None, told_by: str, family: str
 ) -> None:
-    """With policy Local, too. A pod of another node is a caller from outside, wherever it calls the
-    node."""
+    """This holds with policy Local too. A pod of another node counts as an external client at every
+    address of the node."""
     gateways = GATEWAYS[family] if told_by == "interfaces" else GATEWAYS[family][:1]
     driver = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
@@ -386,7 +387,7 @@ async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoin
 UNTOLD = (
     Row(
         "node to cluster IP", "node", "cluster", BOTH, True
-    ),  # the node's own address, masqueraded or not
+    ),  # the node's own address, with or without masquerading
     Row("client to cluster IP", "client", "cluster", BOTH),
     Row("pod to NodePort", "caller", "node", HERE),
     Row("pod to balancer", "caller", "balancer", HERE),
@@ -407,7 +408,7 @@ async def test_where_pods_cannot_be_told_from_others(
         check(site, UNTOLD[0], family)
         for row in UNTOLD[2:]:
             check(site, row, family)
-        # The answer to an unmasqueraded client must come back this way: local endpoints only.
+        # The answer to a client without masquerading must pass this node, so only local endpoints.
         await install(driver, service(port(local1, family=family), external="Local"))
         check(site, UNTOLD[1]._replace(outcome=HERE), family)
     finally:
@@ -469,8 +470,8 @@ async def test_a_pod_reaches_itself(
 async def test_node_ports_answer_on_the_primary_address_alone(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """P4.5 and P4.8: a second address and loopback belong to whoever listens there, which is
-    nobody."""
+    """P4.5 and P4.8: at a second address and at loopback, NodePorts are not served, and no process
+    listens."""
     await install(driver, service(port(backends("local1"))))
     assert site.call("node", "127.0.0.1", NODE_PORT) == REFUSED
     assert site.call("caller", "192.168.1.2", NODE_PORT) == REFUSED
@@ -478,8 +479,8 @@ async def test_node_ports_answer_on_the_primary_address_alone(
 
 
 async def test_ip_mode_proxy_leaves_the_node(site: Site, driver: NodeProxyDriver) -> None:
-    """P11.1: an ingress address that is not in the plan is somebody else's; here the router answers
-    for it."""
+    """P11.1: an ingress address that is not in the plan is not served by the node; here the router
+    answers for it."""
     address = "198.51.100.66"
     site.ip("router", f"address add {address}/32 dev lo")
     try:
@@ -487,7 +488,7 @@ async def test_ip_mode_proxy_leaves_the_node(site: Site, driver: NodeProxyDriver
         assert site.call("caller", VIP4, 80) == Seen("local1", NODE4)
         assert (
             site.call("caller", address, 80) == REFUSED
-        )  # the router has no server: its own refusal
+        )  # the router refuses, because it has no server
         with site.listening("router", address, 80):
             assert site.call("caller", address, 80) == Seen("router", callers("IPv4")("caller"))
     finally:

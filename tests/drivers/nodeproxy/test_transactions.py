@@ -1,4 +1,5 @@
-"""What goes together, and who may have which frontend, without a kernel."""
+"""The division into transactions, and the Service that gets a contested frontend, without a
+kernel."""
 
 from collections.abc import Mapping
 
@@ -7,24 +8,24 @@ import pytest
 from tests.drivers.nodeproxy.conftest import NODE4, NODE6, backends, port, service
 
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
     difference,
+    elements_of,
     frontend_of,
-    rendered,
 )
 from fairlead.drivers.nodeproxy.transactions import (
     ELEMENTS_PER_TRANSACTION,
     NOTHING,
     PrecedenceOf,
-    Settled,
+    Resolution,
     batches,
     carried_out,
     effective,
     frontends,
-    settled,
+    resolve,
 )
 from fairlead.model import Backend, Protocol, ServiceKey
 from fairlead.plan.conflicts import Basis, Precedence
@@ -33,18 +34,19 @@ A, B, C = (ServiceKey("default", name) for name in "abc")
 
 
 def at(key: ServiceKey, *addresses: str, pods: tuple[str, ...] = ("local1",)) -> Spec:
-    """A Service at these load-balancer addresses and its own ClusterIP."""
+    """Return a Service with these load-balancer addresses and its own ClusterIP."""
     number = 1 + "abc".index(key.name)
     each = port(backends(*pods), cluster_ip=f"172.30.0.{number}", balancers=addresses, node_port=0)
     return frozenset(
         element
-        for element in rendered(service(each, name=key.name), (NODE4, NODE6))
+        for element in elements_of(service(each, name=key.name), (NODE4, NODE6))
         if not element.key.startswith("198.51.100.20 ")
     )
 
 
 def in_order_of(since: Mapping[ServiceKey, str]) -> PrecedenceOf:
-    """These Services show the frontend and were created then; the others do not exist."""
+    """Return the precedence of these Services, which show the frontend and were created at these
+    times. Other Services do not exist."""
     return lambda key, *_: Precedence(Basis.SHOWN, since[key], key) if key in since else None
 
 
@@ -52,12 +54,12 @@ def outcome(
     desired: dict[ServiceKey, Spec],
     actual: dict[ServiceKey, Spec],
     created: dict[ServiceKey, str] | None = None,
-) -> tuple[dict[ServiceKey, Spec], Settled]:
-    """What the kernel holds once the settled Changes are carried out. Who was created when; the
-    others do not exist."""
+) -> tuple[dict[ServiceKey, Spec], Resolution]:
+    """Return what the kernel holds after the resolved Changes. `created`: the times of creation;
+    other Services do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
-    told = settled(actual, owners, difference(desired, actual), in_order_of(since))
+    told = resolve(actual, owners, difference(desired, actual), in_order_of(since))
     found = {
         key: carried_out(
             actual.get(key, NOTHING), [change for change in told.changes if change.service == key]
@@ -68,7 +70,7 @@ def outcome(
 
 
 def without(spec: Spec, *addresses: str) -> Spec:
-    """All but what it has at these addresses, port 80."""
+    """Return the elements except those of port 80 at these addresses."""
     return frozenset(
         e
         for e in spec
@@ -84,7 +86,8 @@ X, Y, Z = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
     had: tuple[ServiceKey, ...], created: dict[ServiceKey, str], first: ServiceKey
 ) -> None:
-    """The older one; of the same age the first by name. Endpoints move at the same time."""
+    """The older Service gets the frontend; of the same age, the first by name. Endpoints change at
+    the same time."""
     actual = {key: at(key, X, Y) if key == A else at(key, X, Z) for key in had}
     desired = {A: at(A, X, Y, pods=("local2",)), B: at(B, X, Z, pods=("local1", "local2"))}
     found, told = outcome(desired, actual, created)
@@ -98,7 +101,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
 def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
-    told = settled(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
+    told = resolve(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
     assert {change.service for change in told.changes if change.verb == "delete"} == {B}
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]
@@ -118,18 +121,18 @@ def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol
     one, other = (
         frozenset(
             e._replace(comment=str(key)) if e.comment else e
-            for e in rendered(service(each, name=key.name), (NODE4, NODE6))
+            for e in elements_of(service(each, name=key.name), (NODE4, NODE6))
             if e.key.startswith(f"{X} ")
         )
         for key in (A, B)
     )
-    told = settled({}, {}, difference({A: one, B: other}, {}), precedence_of)
+    told = resolve({}, {}, difference({A: one, B: other}, {}), precedence_of)
     assert set(told.lacking) == {A}
 
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
 def test_a_cluster_ip_is_its_own_services(had: tuple[ServiceKey, ...]) -> None:
-    """However old who wants it as another kind of address."""
+    """An older Service that wants the address as another kind does not get it."""
     own = "172.30.0.2"
     desired = {A: at(A, own), B: at(B, X)}
     found, told = outcome(desired, {key: desired[key] for key in had}, {A: "1", B: "2"})
@@ -138,20 +141,22 @@ def test_a_cluster_ip_is_its_own_services(had: tuple[ServiceKey, ...]) -> None:
 
 
 def test_two_services_of_one_cluster_ip() -> None:
-    """An API server does not let them be. The set of ClusterIPs holds the address once."""
+    """An API server does not allow this. The set of ClusterIPs holds the address once."""
     other = frozenset(e._replace(comment=str(B)) if e.comment else e for e in at(A, X))
     found, told = outcome({A: at(A, Y), B: other}, {})
     assert found == {
         A: at(A, Y),
         B: frozenset(e for e in other if frontend_of(e.key).startswith(X)),
     }
-    assert told.lacking[B].startswith("serving default/b on 172.30.0.1: Service default/a has it; ")
+    assert told.lacking[B].startswith(
+        "serving default/b on 172.30.0.1: Service default/a has this "
+    )
 
 
 def test_what_belongs_to_no_service_any_more_gives_way() -> None:
-    """Elements without an owner's name, and those of a Service that has gone while nobody
-    looked."""
-    for gone in (OWNERLESS, A):
+    """Elements without the name of an owner, and elements of a Service that was deleted while no
+    process ran."""
+    for gone in (NO_SERVICE, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
         assert not told.lacking
@@ -169,13 +174,13 @@ def test_what_is_wrong_is_said() -> None:
     _, told = outcome({A: at(A, X), B: at(B, X)}, {A: at(A, X)})
     (message,) = told.lacking.values()
     assert message == (
-        "serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has it; "
-        "give one of the two another address or port"
+        "serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has this "
+        "frontend; give one of the two Services another address or port"
     )
 
 
 def test_services_that_pass_frontends_on_go_together() -> None:
-    """However many others, that would come between them, go at the same time."""
+    """The two are in one batch, also with many other Services that would come between them."""
     between = [ServiceKey("default", f"a{number:04}") for number in range(600)]
     going = {
         key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y))
@@ -221,7 +226,7 @@ def test_services_stay_whole_and_those_that_give_something_up_go_first() -> None
 
 
 def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster") -> Spec:
-    """More than one transaction takes."""
+    """Return a Service with more elements than fit into one transaction."""
     pods = tuple(
         Backend(f"10.1.{first}.{number}", 8080, number % 2 == 0)
         for number in range(1, endpoints + 1)
@@ -231,13 +236,13 @@ def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster")
         for number in range(1, ports + 1)
     ]
     bare = [msgspec.structs.replace(one, external_ips=()) for one in each]
-    return rendered(
+    return elements_of(
         service(*bare, name="a", external=external, source_ranges=("192.0.2.0/24",)), (NODE4, NODE6)
     )
 
 
 def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str, object]:
-    """All that a packet to this frontend meets."""
+    """Return all elements that a packet to this frontend encounters."""
     found: dict[str, object] = {
         name: elements[name, frontend].value
         for name in ("services4", "outside4", "masquerade4", "restricted4")
@@ -269,8 +274,8 @@ def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str,
 def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
     before: Spec, after: Spec
 ) -> None:
-    """Wherever the sequence is cut, for example by kill -9, packets meet the old or the new state
-    of a frontend."""
+    """If the sequence is interrupted anywhere, for example by kill -9, packets encounter the old or
+    the new state of a frontend."""
     parts = list(batches(difference({A: after}, {A: before})))
     elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
     had = dict(elements)
@@ -278,7 +283,7 @@ def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
     assert len(parts) > 2
     for part in parts:
         assert sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION
-        for change in part:  # as the kernel does: what goes, goes first
+        for change in part:  # like the kernel: deletions first
             for element in change.elements if change.verb == "delete" else ():
                 del elements[element.map, element.key]
         for change in part:

@@ -1,5 +1,5 @@
-"""Elements as bytes: what the kernel is given is what nft would have given it, and it comes back as
-it was."""
+"""Elements as bytes: the kernel gets the same bytes as from nft, and reading returns the same
+elements."""
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,8 @@ from tests.drivers.nodeproxy.conftest import install
 from tests.drivers.nodeproxy.test_driver import EVERYTHING, without_external_ips
 
 from fairlead.drivers.nodeproxy import Element, NodeProxyDriver
-from fairlead.drivers.nodeproxy.elements import OWNERLESS, canonical, command, parsed
-from fairlead.drivers.nodeproxy.wire import read, written
+from fairlead.drivers.nodeproxy.elements import NO_SERVICE, canonical, command, parsed
+from fairlead.drivers.nodeproxy.wire import decode, encode
 from fairlead.net.nfelements import changing, listed
 from fairlead.net.nftables import Nftables
 
@@ -48,8 +48,8 @@ def test_an_element_comes_back_as_it_was(
             f"allowed{family}", f"{key} . {'10.0.0.1-10.0.0.9' if family == '4' else '::1-::9'}"
         ),
     ):
-        (body,) = changing("fairlead", element.map, [written(element)])
-        assert [read(element.map, each) for each in listed(body)] == [element]
+        (body,) = changing("fairlead", element.map, [encode(element)])
+        assert [decode(element.map, each) for each in listed(body)] == [element]
 
 
 def test_what_is_too_much_for_one_message_comes_in_several() -> None:
@@ -57,10 +57,10 @@ def test_what_is_too_much_for_one_message_comes_in_several() -> None:
         Element("flows4", f"192.0.2.1 . 17 . 53 . 10.0.{number // 250}.{number % 250} . 53")
         for number in range(4000)
     ]
-    bodies = list(changing("fairlead", "flows4", map(written, elements)))
+    bodies = list(changing("fairlead", "flows4", map(encode, elements)))
     assert len(bodies) == 3
     assert max(map(len, bodies)) < 1 << 16
-    assert [read("flows4", each) for body in bodies for each in listed(body)] == elements
+    assert [decode("flows4", each) for body in bodies for each in listed(body)] == elements
 
 
 @pytest.mark.root
@@ -85,7 +85,7 @@ async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodePr
         strange = Element("services4", "192.0.2.9 . 6 . 80", "accept")
         nft.run(command("add", strange.map, [strange]))
     read_again = dict(await driver.read(None))
-    (left,) = read_again.pop(OWNERLESS)
+    (left,) = read_again.pop(NO_SERVICE)
     assert read_again == desired
     assert left.key == strange.key
     await driver.apply(driver.diff(desired, await driver.read(None)))
@@ -93,7 +93,7 @@ async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodePr
 
 
 def named(record: object) -> str:
-    """The name of the set or map that a listing tells of."""
+    """Return the name of the set or map in a listing."""
     match record:
         case {"map": {"name": str(name)}} | {"set": {"name": str(name)}}:
             return name

@@ -1,4 +1,4 @@
-"""A network namespace, and a short path for sockets."""
+"""Fixtures: a network namespace, and a folder with a short path for sockets."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from fairlead.lab import namespace
 
 @pytest.fixture
 def inside() -> Iterator[None]:
-    """The test runs in a namespace of its own."""
+    """Run the test in a network namespace of its own."""
     name = f"flt-{os.getpid()}-proxy"
     namespace.create(name)
     try:
@@ -29,7 +29,7 @@ def inside() -> Iterator[None]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """pytest's own are too long for a socket's path."""
+    """Return a folder with a short path: pytest's own paths are too long for sockets."""
     path = Path(tempfile.mkdtemp(prefix="flp"))
     yield path / "h"
     pids = path / "h" / "haproxy.pid"

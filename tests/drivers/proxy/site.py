@@ -1,4 +1,5 @@
-"""Nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for them."""
+"""Test site: nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for
+them."""
 
 import asyncio
 import struct
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.drivers import LookAgain, never_again
+from fairlead.drivers import Requeue, no_requeue
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.render import section_name
 from fairlead.drivers.proxy.spec import ProxyKey
@@ -38,7 +39,8 @@ def balancer(
     settings: ProxySettings | None = None,
     ranges: tuple[str, ...] = (),
 ) -> LoadBalancer:
-    """`weights`: pods by node; node N is at 127.0.1.N."""
+    """Return a LoadBalancer. `weights`: the number of pods by node; node N has the address
+    127.0.1.N."""
     members = tuple(
         sorted(
             Member(
@@ -73,7 +75,7 @@ def address_of(node: str) -> str:
 async def bring(
     driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
 ) -> Mapping[ServiceKey, Outcome]:
-    """What the loop does with these Services; waits where it would come again."""
+    """Do what the loop does for these Services, and wait where the loop would retry later."""
     intents = {each.service: each for each in balancers}
     while True:
         changes = driver.diff(driver.render(intents), await driver.read([*intents, *gone]))
@@ -87,8 +89,8 @@ async def bring(
 async def counted(
     driver: ProxyDriver, column: str, key: ServiceKey = WEB, port: int = 80
 ) -> dict[str, str]:
-    """What the worker that runs says in this column of `show stat`, by node; of the listener itself
-    as FRONTEND."""
+    """Return this column of `show stat` of the current worker, by node; FRONTEND stands for the
+    listener itself."""
     section = section_name(key, ProxyKey(VIP, port))
     rows = await runtime.statistics(driver.haproxy.worker)
     return {
@@ -99,8 +101,8 @@ async def counted(
 
 
 async def connections(driver: ProxyDriver, column: str = "stot") -> dict[str, int]:
-    """How many connections each node was given by the worker that runs; with `scur`, how many are
-    open."""
+    """Return the number of connections that the current worker passed to each node; with `scur`,
+    the number of open ones."""
     return {
         node: int(count)
         for node, count in (await counted(driver, column)).items()
@@ -109,14 +111,14 @@ async def connections(driver: ProxyDriver, column: str = "stot") -> dict[str, in
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Raises TimeoutError if it never does."""
+    """Wait until the condition holds. Raise TimeoutError if it never does."""
     async with asyncio.timeout(20):
         while not await holds():
             await asyncio.sleep(0.01)
 
 
 async def remaining(driver: ProxyDriver, *balancers: LoadBalancer) -> Sequence[object]:
-    """What an audit would change."""
+    """Return the changes that an audit would make."""
     return driver.diff(
         driver.render({each.service: each for each in balancers}), await driver.read(None)
     )
@@ -124,7 +126,8 @@ async def remaining(driver: ProxyDriver, *balancers: LoadBalancer) -> Sequence[o
 
 @asynccontextmanager
 async def nodes(*names: str) -> AsyncIterator[None]:
-    """Servers of lines: each answers NODE, what the PROXY header said, and the line."""
+    """Run line servers. Each answers a line with its node, the content of the PROXY header, and the
+    line."""
     servers = [
         await asyncio.start_server(_answerer(name), address_of(name), NODE_PORT) for name in names
     ]
@@ -188,7 +191,7 @@ class Talk(msgspec.Struct):
         )
 
     async def ask(self, line: str = "x") -> list[str]:
-        """The words of the answer; none if the connection is over."""
+        """Return the words of the answer; none if the connection is closed."""
         self.writer.write(f"{line}\n".encode())
         return (await asyncio.wait_for(self.reader.readline(), 10)).decode().split()
 
@@ -199,7 +202,7 @@ class Talk(msgspec.Struct):
 async def asked(
     times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1"
 ) -> list[list[str]]:
-    """Answers over new connections; no words where a connection is refused."""
+    """Return the answers over new connections; no words for a connection that was refused."""
     answers = []
     for _ in range(times):
         try:
@@ -213,10 +216,10 @@ async def asked(
 
 @asynccontextmanager
 async def opened(
-    folder: Path, old_workers: int = 0, look_again: LookAgain = never_again
+    folder: Path, old_workers: int = 0, requeue: Requeue = no_requeue
 ) -> AsyncIterator[ProxyDriver]:
-    """A driver that has read what is there; at the end nothing is left."""
-    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, look_again=look_again)
+    """Run a driver that has read the present state; remove everything at the end."""
+    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue)
     await driver.read(None)
     try:
         yield driver

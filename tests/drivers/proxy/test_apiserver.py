@@ -1,4 +1,4 @@
-"""The balancer of the API server, as far as it goes without one (the rest:
+"""Tests of the API server balancer that need no API server (see also
 tests/e2e/test_apiserver_balanced.py)."""
 
 import asyncio
@@ -23,7 +23,7 @@ CONFIG = ApiServerConfig(addresses=(VIP,), servers=("127.0.0.1:7443", "[::1]:744
 
 
 async def answers(address: str, port: int = 6443) -> bool:
-    """Whether a connection is taken at all."""
+    """Whether a connection is accepted."""
     try:
         async with asyncio.timeout(0.3):
             _, writer = await asyncio.open_connection(address, port)
@@ -58,16 +58,16 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     async with other:
         balancer = ApiServerBalancer(CONFIG, folder)
-        await balancer.keep()
+        await balancer.ensure()
         assert await answers(VIP)
         assert not await answers(VIP, 2222)
-        assert await localroutes.present() == set()  # Services' routes are others
+        assert await localroutes.present() == set()  # the routes of Services have another number
         pid = balancer.haproxy.master_pid()
         assert pid is not None
 
         moved = ApiServerConfig(addresses=("203.0.113.6", "2001:db8:f::6"), servers=CONFIG.servers)
         successor = ApiServerBalancer(moved, folder)
-        await successor.keep()
+        await successor.ensure()
         assert [await answers(each) for each in (*moved.addresses, VIP)] == [True, True, False]
         assert successor.haproxy.master_pid() == pid
         assert successor.servers.keys() == set(CONFIG.servers)
@@ -82,7 +82,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
         following.cancel()
         await asyncio.wait([following])
 
-        await ApiServerBalancer(None, folder).keep()
+        await ApiServerBalancer(None, folder).ensure()
         assert not await answers("203.0.113.6")
         assert "fairlead" not in command("nft", "list", "ruleset")
         assert await localroutes.present(localroutes.API_PROTOCOL) == set()
@@ -99,7 +99,7 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
         balancer = ApiServerBalancer(
             ApiServerConfig(addresses=(address,), servers=CONFIG.servers), folder
         )
-        await balancer.keep()
+        await balancer.ensure()
         assert await answers(address)
         assert await answers(address, 2222)
         assert await localroutes.present(localroutes.API_PROTOCOL) == set()
@@ -108,8 +108,8 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
 
 
 async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
-    """All rules of the host, one of ours, and the interface's address, which becomes one by a route
-    then."""
+    """Another program removes all rules of the host, our table, our route, or the address of the
+    interface, which the balancer then replaces by a route."""
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     balancer = ApiServerBalancer(CONFIG, folder)
     async with other:
@@ -118,34 +118,34 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
             "nft flush table inet fairlead_apiserver",
             f"ip route delete {VIP} table local",
         ):
-            await balancer.keep()
+            await balancer.ensure()
             assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
             command(*harm.split())
-            await balancer.keep()
+            await balancer.ensure()
             assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         await balancer.remove()
 
         command("ip", "address", "add", VIP, "dev", "lo")
         balancer = ApiServerBalancer(CONFIG, folder)
-        await balancer.keep()
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         command("ip", "address", "delete", VIP, "dev", "lo")
-        await balancer.keep()
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
             "ip", "address", "add", VIP, "dev", "lo"
-        )  # as after its network was configured anew
-        await balancer.keep()
+        )  # as after a new configuration of its network
+        await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()
 
 
 async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
-    """Each change of the kernel's rules has whoever lists them begin anew."""
+    """Unneeded changes would make every program that lists the kernel's rules start over."""
     balancer = ApiServerBalancer(CONFIG, folder)
-    await balancer.keep()
+    await balancer.ensure()
     before = command("nft", "-a", "list", "ruleset")
-    await balancer.keep()
+    await balancer.ensure()
     assert command("nft", "-a", "list", "ruleset") == before
     await balancer.remove()
 
@@ -153,8 +153,8 @@ async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
 async def test_what_cannot_be_is_tried_again(folder: Path) -> None:
     balancer = ApiServerBalancer(CONFIG, folder)
     async with await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 6443):
-        await balancer.keep()
+        await balancer.ensure()
         assert not balancer.haproxy.alive()
-    await balancer.keep()
+    await balancer.ensure()
     assert await answers(VIP)
     await balancer.remove()

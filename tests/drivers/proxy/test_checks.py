@@ -1,4 +1,4 @@
-"""What a Service says of HAProxy's own checks: each number does what it is for, at once, on a live
+"""HAProxy's own checks, as a Service configures them: each setting takes effect at once on a live
 Service."""
 
 import asyncio
@@ -31,8 +31,11 @@ NEVER_MS = 3_600_000
 
 
 class HealthPort:
-    """A node's. `answers`: by path, in turn; 200 after the last one. `asked`: the paths, in order.
-    `silent`: it takes questions and answers none."""
+    """The health port of a node.
+
+    - `answers`: the status codes by path, in order; 200 after the last one.
+    - `asked`: the requested paths, in order.
+    - `silent`: requests are accepted but not answered."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -65,7 +68,8 @@ def checked(
 
 
 def answers(rise: int, fall: int) -> list[int]:
-    """Good, then bad for as long as it takes; good, but not for long enough; good."""
+    """Return status codes: good, then bad often enough to take the node out; then good, but one
+    answer too few to bring it back, and bad; then good."""
     return [200, *[503] * fall, *[200] * (rise - 1), 503, *[200] * rise]
 
 
@@ -76,14 +80,15 @@ async def test_so_many_answers_and_failures_in_a_row_make_a_difference(folder: P
         assert await talk.ask() == ["node1", "-", "x"]
         assert port.asked == []
         for rise, fall in ((2, 3), (3, 2)):
-            path = f"/{rise}"  # the worker of before asks until it is replaced
+            # A path of its own, because the old worker sends checks until it is replaced.
+            path = f"/{rise}"
             port.answers[path] = answers(rise, fall)
             await bring(driver, checked(MemberChecks(20, 1000, rise, fall), path=path))
             await until(partial(back, driver, port.answers[path]))
-            # A failure is counted where it takes something away: each until the node was out, and
-            # the one on its way back.
+            # HAProxy counts the failures that change the node's state: each until the node is out,
+            # and the one on its way back.
             assert await counted(driver, "chkfail") == {"FRONTEND": "", "node1": str(fall + 1)}
-            # It was out once only, so one answer less than it takes had not brought it back.
+            # The node was taken out only once, so one good answer too few did not bring it back.
             assert await counted(driver, "chkdown") == {"FRONTEND": "", "node1": "1"}
             assert await talk.ask() == ["node1", "-", "x"]
         talk.end()
@@ -111,7 +116,7 @@ async def test_an_answer_has_so_much_time(folder: Path) -> None:
 async def test_who_was_found_not_to_serve_gets_nothing_after_a_reload_until_it_does(
     folder: Path,
 ) -> None:
-    """Nobody answers the new worker's checks: what it knows, it knows from the one before."""
+    """No node answers the checks of the new worker, so it knows the states from the old one."""
     async with (
         nodes("node1", "node2"),
         health_port("node1") as port,
@@ -207,13 +212,14 @@ async def test_a_number_that_cannot_be_costs_the_others_nothing(folder: Path, wr
 
 
 async def status(driver: ProxyDriver) -> dict[str, str]:
-    """What HAProxy thinks of each node; `UP 1/3`, on its way out or in, as UP."""
+    """Return HAProxy's state of each node; `UP 1/3`, which is on its way out or in, counts as
+    UP."""
     found = await counted(driver, "status")
     return {node: said if said == "no check" else said.split()[0] for node, said in found.items()}
 
 
 async def back(driver: ProxyDriver, left: Collection[int]) -> bool:
-    """Whether node1 serves after all these answers."""
+    """Whether all prepared answers were given and node1 serves."""
     return not left and (await status(driver))["node1"] == "UP"
 
 

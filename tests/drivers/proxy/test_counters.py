@@ -1,4 +1,4 @@
-"""Counters never go back, whatever becomes of workers; metrics show them."""
+"""Counters never decrease when workers are replaced or die; metrics show them."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.drivers.proxy.site import WEB
@@ -46,7 +46,7 @@ def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
     traffic = traffic_of(ROWS, {"a": WEB})
     assert traffic == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
     counters.take(traffic, Info(1, 2, 9980), {})
-    counters.worker_ended()
+    counters.end_worker()
     assert counters.services() == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
     counters.take(traffic, Info(1, 2, 9980), {WEB: 1})
     assert counters.services() == {WEB: ProxyTraffic(10, 3, 20, 40, 2, 6)}

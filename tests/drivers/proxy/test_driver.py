@@ -1,5 +1,5 @@
-"""A real HAProxy: what changes without a new worker, what survives one, and whose death costs
-what."""
+"""The driver with a real HAProxy: which changes need no new worker, what survives a new worker, and
+what the death of HAProxy, of a worker or of the driver interrupts."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import SEARCH, Haproxy
 from fairlead.drivers.proxy.render import render
 from fairlead.drivers.proxy.spec import specs_of
-from fairlead.drivers.proxy.workers import NOWHERE
+from fairlead.drivers.proxy.workers import NO_BACKEND
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, Outcome, ProxySettings, ServiceKey
@@ -70,9 +70,9 @@ async def test_members_change_in_the_process_that_runs(folder: Path) -> None:
         draining = balancer({"node1": 0, "node2": 0, "node3": 1})
         await bring(driver, draining)
         assert {node for node, _, _ in await asked(8)} == {"node3"}
-        assert (await talk.ask())[0] == first  # it keeps what it has
+        assert (await talk.ask())[0] == first  # the node keeps its connection
 
-        await bring(driver, balancer({"node3": 1}))  # and goes with its last connection
+        await bring(driver, balancer({"node3": 1}))  # removed with its last connection
         assert (await talk.ask())[0] == first
         back = balancer({first: 1})
         await bring(driver, back)
@@ -91,7 +91,7 @@ async def test_bytes_are_counted_while_a_connection_is_open(folder: Path) -> Non
         assert answer == ["node1", "-", "12345"]
 
         async def are_counted() -> bool:
-            await driver.look()
+            await driver.poll()
             traffic = driver.counters.services().get(WEB)
             return traffic is not None and (traffic.open, traffic.bytes_in, traffic.bytes_out) == (
                 1,
@@ -107,11 +107,11 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
 
         async def are_open(count: int) -> bool:
-            await driver.look()
+            await driver.poll()
             return driver.counters.services()[WEB].open == count
 
         talks: list[Talk] = []
-        for limit in (0, 8, 9):  # each by another worker
+        for limit in (0, 8, 9):  # each change replaces the worker
             await bring(
                 driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
             )
@@ -127,11 +127,11 @@ async def test_connections_of_old_workers_are_open(folder: Path) -> None:
 
 
 async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
-    """As an old one may, on the socket that it shares with the new one until it has closed it."""
+    """An old worker may answer on the socket that it shares with the new one until it closes it."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         assert len(await asked(3)) == 3
-        await driver.look()
+        await driver.poll()
         before = driver.counters.services()
         assert before[WEB].connections == 3
         other = Haproxy(folder.with_name("other"))
@@ -141,14 +141,14 @@ async def test_what_another_worker_answers_does_not_count(folder: Path) -> None:
             .replace(f"bind {VIP}:80", "bind 127.0.0.1:81")
         )
         driver.haproxy.worker = other.worker
-        await driver.look()
+        await driver.poll()
         assert driver.counters.services() == before
         await other.kill()
 
 
 async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: Path) -> None:
-    """Who refuses is tried again after a second. HAProxy would take such a server away, and use its
-    memory when the second is over."""
+    """A server that refuses a connection is tried again after a second. HAProxy would delete such a
+    server, and use its memory after the second."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node9": 1}))
         pid = await worker(driver)
@@ -156,11 +156,11 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
 
         async def all_are_tried() -> bool:
             taken = (await counted(driver, "stot"))["FRONTEND"] == "20"
-            return taken and NOWHERE not in {node.upper() for _, node in await in_use(driver)}
+            return taken and NO_BACKEND not in {node.upper() for _, node in await in_use(driver)}
 
         await until(all_are_tried)
         await bring(driver, balancer({"node1": 1}))
-        await driver.look()
+        await driver.poll()
         tried = await in_use(driver)
         assert {node for _, node in tried} <= {
             each.node for each in await runtime.servers(driver.haproxy.worker)
@@ -168,16 +168,18 @@ async def test_a_member_that_connections_are_tried_with_is_not_removed(folder: P
         for talk in talks:
             with suppress(
                 ConnectionResetError
-            ):  # nobody is tried more than three times, and a busy machine takes its time
+            ):  # there are at most three tries, and a busy machine may be slow
                 assert (await talk.ask())[:1] in ([], ["node1"])
-        await driver.look()
+        await driver.poll()
         assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
         assert await worker(driver) == pid
 
 
 async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
-    """But for our own question."""
-    return {place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NOWHERE}
+    """Return the servers in use, without our own command."""
+    return {
+        place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NO_BACKEND
+    }
 
 
 async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> None:
@@ -193,21 +195,21 @@ async def test_a_drain_ends_by_its_deadline_in_old_workers_too(folder: Path) -> 
         await old.ask()
         await bring(
             driver, drained({"node1": 1}, 3600, ProxySettings(connection_limit=99))
-        )  # by a new worker
+        )  # starts a new worker
         new = await Talk.start()
         await new.ask()
         after = drained({"node2": 1}, 3600, ProxySettings(connection_limit=99))
         await bring(driver, after)
-        await driver.look()
+        await driver.poll()
         assert [(await talk.ask())[0] for talk in (old, new)] == ["node1", "node1"]
         after = drained({"node2": 1}, 0.001, ProxySettings(connection_limit=99))
         await bring(driver, after)
         await asyncio.sleep(0.01)
-        await driver.look()
+        await driver.poll()
         for talk in (old, new):
             async with asyncio.timeout(10):
                 with suppress(ConnectionError):
-                    while await talk.ask():  # it ends with the worker's next look at it
+                    while await talk.ask():  # the connection ends when the worker next handles it
                         await asyncio.sleep(0.01)
         assert await asked() == [["node2", "-", "x"]]
         assert await remaining(driver, after) == ()
@@ -238,7 +240,8 @@ async def test_a_reload_cuts_no_connection(folder: Path) -> None:
 
 
 async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> None:
-    """The same ones: what waits in one that is opened anew beside them, or closed, is lost."""
+    """A reload keeps the same sockets: connections that wait in a socket are lost when it is
+    closed."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
         before = listening()
@@ -251,7 +254,7 @@ async def test_a_reload_hands_the_sockets_of_both_families_on(folder: Path) -> N
 
 
 def listening() -> dict[str, str]:
-    """Sockets of port 80, by address and port: which it is."""
+    """Return the inodes of the sockets with port 80, by address and port."""
     said = subprocess.run(
         ["ss", "-Hltne", "sport", "=", "80"], capture_output=True, text=True, check=True
     ).stdout
@@ -266,33 +269,34 @@ async def test_of_too_many_old_workers_the_oldest_is_ended_and_its_service_told(
 ) -> None:
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
         talks = []
-        for limit in range(1, 5):  # each in a worker of its own
+        for limit in range(1, 5):  # each change starts a worker
             last = balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
             assert await bring(driver, last) == {}
             talks.append(await Talk.start())
             assert await talks[-1].ask()
             if limit == 3:
-                await driver.look()
+                await driver.poll()
                 assert [await talk.ask() for talk in talks] == [["node1", "-", "x"]] * 3
         assert await bring(driver, last) == {}
         pid = await worker(driver)
-        await driver.look()
+        await driver.poll()
         told = await bring(driver, last)
         assert told == {WEB: Outcome("done", notes=(ended(1, 2),))}
-        assert await bring(driver, last) == {}, "it is told once"
+        assert await bring(driver, last) == {}, "the closed connections are reported once"
         with suppress(ConnectionError):
             assert not await talks[0].ask()
         assert [await talk.ask() for talk in talks[1:]] == [["node1", "-", "x"]] * 3
         for talk in talks:
             talk.end()
         assert await asked() == [["node1", "-", "x"]]
-        await driver.look()
+        await driver.poll()
         assert (await worker(driver), len(told)) == (pid, 1)
 
 
 @pytest.mark.parametrize("others", [0, 100, 1000], ids=["a line", "some lines", "a file"])
 async def test_source_ranges_change_in_the_process_that_runs(folder: Path, others: int) -> None:
-    """Of each listener, wherever HAProxy has read them; a reload later it has the new ones."""
+    """The ranges of each listener change, whether HAProxy read them from its configuration or from
+    a file; after a reload HAProxy has the new ranges."""
     many = tuple(f"10.{i >> 8}.{i & 255}.0/24" for i in range(1000))
 
     def within(*cidrs: str, limit: int = 0) -> LoadBalancer:
@@ -345,8 +349,8 @@ async def test_what_comes_first_after_a_start_keeps_nobody_waiting(folder: Path)
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, seed: int) -> None:
-    """Random edits of a live Service: each is in force when it is said to be, and nothing of
-    another one changes."""
+    """Random edits of a live Service: each is in force when the driver reports it done, and nothing
+    changes for another Service."""
     draw = Random(seed)
     other = balancer(
         {"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080
@@ -382,7 +386,7 @@ async def test_whatever_is_made_of_one_service_another_goes_on(folder: Path, see
         for _ in range(8):
             wanted = edited()
             told = await bring(driver, wanted, other)
-            # A switch of the header is told, and nothing is left to be done.
+            # A change of the header is reported, and no change remains.
             assert {each.state for each in told.values()} <= {"done"}
             assert await remaining(driver, wanted, other) == ()
             assert {node for node, _, _ in await asked(4, VIP6, 8080)} == {"node1", "node2"}
@@ -406,7 +410,7 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
         pid = await worker(driver)
         successor = ProxyDriver(
             folder, reload_pause_s=0.1
-        )  # as after a kill -9: nothing is handed over
+        )  # as after a kill -9: the driver hands nothing over
         assert await remaining(successor, ours) == ()
         assert (
             await bring(
@@ -425,11 +429,11 @@ async def test_who_comes_after_us_finds_what_we_left(folder: Path) -> None:
 async def test_a_haproxy_that_dies_is_started_anew(
     folder: Path, who: str, how: signal.Signals
 ) -> None:
-    """Killed, or by a fault of its own."""
+    """HAProxy is killed, or crashes."""
     async with nodes("node1", "node2"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         both = balancer({"node1": 1, "node2": 1})
-        await bring(driver, both)  # which the file does not say
+        await bring(driver, both)  # the configuration file does not contain this change
         follow = asyncio.ensure_future(driver.run())
         pid = driver.haproxy.master_pid() if who == "master" else await worker(driver)
         assert pid is not None
@@ -447,7 +451,7 @@ async def test_a_haproxy_that_dies_is_started_anew(
 
 
 async def test_an_old_worker_that_crashes_takes_its_own_connections_alone(folder: Path) -> None:
-    """As 2.6.12 now and then does when it ends, which is when it has none."""
+    """HAProxy 2.6.12 sometimes crashes when it exits, at a time when it has no connections."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         old, talk = await worker(driver), await Talk.start()
@@ -564,7 +568,7 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
         assert await asked(1, VIP6) == [["node1", "-", "x"]]
         assert await asked(1, source=VIP) == [
             ["node1", "-", "x"]
-        ]  # as the host itself calls its address
+        ]  # the host connects to its own address
         (await Talk.start("127.0.0.1", 2222)).end()
         for address, port in ((VIP, 2222), (VIP6, 8080), (VIP6, 2222)):
             with pytest.raises(TimeoutError):
@@ -578,8 +582,9 @@ async def test_nothing_else_is_reached_by_a_services_address(folder: Path) -> No
 
 
 async def test_what_gets_another_destination_is_not_reached_either(folder: Path) -> None:
-    """As a service proxy answers NodePorts, on each address that is the host's own. Of an address
-    that Services share, others may have a port that is answered so."""
+    """A service proxy answers NodePorts at every local address by rewriting the destination; the
+    shield prevents that. At an address that Services share, the service proxy may answer ports of
+    other Services."""
     command("ip link add eth0 type veth peer name eth1")
     with other_host() as client:
         for word in (
@@ -630,8 +635,8 @@ def command(words: str, given: str = "") -> None:
 
 @contextmanager
 def other_host() -> Iterator[Callable[[str, int], bool]]:
-    """Has the other end of the link; says whether a connection to an address and port comes
-    about."""
+    """Set up the other end of the link. The result tells whether a connection to an address and
+    port succeeds."""
     name = f"flt-{os.getpid()}-client"
     namespace.create(name)
 
@@ -660,7 +665,7 @@ def other_host() -> Iterator[Callable[[str, int], bool]]:
 
 
 async def test_connections_outlive_their_port(folder: Path) -> None:
-    """It goes, the address stays: open connections go on, new ones do not come about."""
+    """The port is removed and the address stays: open connections continue, new ones fail."""
     other = ServiceKey("default", "other")
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080))
@@ -696,18 +701,18 @@ async def test_who_gives_haproxy_too_few_descriptors_is_told(folder: Path) -> No
     text = render(specs_of({WEB: balancer({"node1": 1})}), haproxy.paths)
     with pytest.raises(
         Refused,
-        match=r"Cannot raise FD limit to \d+, limit is 200.; let the gateway have more open files",
+        match=r"Cannot raise FD limit to \d+, limit is 200.; raise the limit of open files",
     ):
         await haproxy.run(text)
 
 
 async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
-    """Two descriptors for each."""
+    """Each connection takes two file descriptors."""
     async with nodes("node1"), opened(folder) as driver:
         await bring(driver, balancer({"node1": 1}))
         talk = await Talk.start()
         await talk.ask()
-        await driver.look()
+        await driver.poll()
         worker = driver.counters.worker
         descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 262144)
         assert worker.connections == 1
@@ -717,4 +722,4 @@ async def test_how_many_connections_there_can_be_is_shown(folder: Path) -> None:
 
 async def test_a_socket_that_nobody_listens_on(folder: Path) -> None:
     with pytest.raises(Unavailable, match="does not answer"):
-        await runtime.ask(folder / "worker.sock", "show info")
+        await runtime.query(folder / "worker.sock", "show info")

@@ -1,5 +1,5 @@
-"""A real HAProxy: what goes with a handshake, and that nobody waits who need not, whoever speaks
-first."""
+"""The handshake of a real HAProxy with members: data goes with its last packet, and no side waits
+needlessly, whether the client or the server speaks first."""
 
 import asyncio
 import socket
@@ -29,13 +29,13 @@ ALL_FRAMES = 3
 OUTGOING = 4
 SYN = 0x02
 SO_RCVBUFFORCE = 33
-"""Of Linux; the socket module has no name for it."""
+"""A socket option of Linux for which the socket module has no name."""
 WITHIN_S = 60
 
 
 @asynccontextmanager
 async def greeters(header: ProxyHeader) -> AsyncIterator[None]:
-    """A server on node1 that speaks first, once it has had its header."""
+    """Run a server on node1 that speaks first, after it has received the header."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if header == "v2":
@@ -55,7 +55,7 @@ async def greeters(header: ProxyHeader) -> AsyncIterator[None]:
 
 
 def openings(frames: list[bytes]) -> list[int]:
-    """Of each connection to a node: how many bytes the packet had that came after its SYN."""
+    """Return, for each connection to a node, the number of bytes in the packet after its SYN."""
     found: dict[int, int] = {}
     for frame in frames:
         at = 14 + (frame[14] & 15) * 4
@@ -67,8 +67,9 @@ def openings(frames: list[bytes]) -> list[int]:
 
 
 async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
-    """Always, but where the kernel's patience of 40 ms is over before HAProxy runs again: without
-    being told so it sends an empty packet before, each time."""
+    """The header always goes with the last packet of the handshake, unless HAProxy does not run
+    within 40 ms, after which the kernel sends an empty packet. Without the option the kernel would
+    always send an empty packet first."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES)) as wire:
         wire.setblocking(False)
         wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)

@@ -1,5 +1,5 @@
-"""`fairlead gateway --cleanup` takes away what a container has left, which took its HAProxy and its
-folder along."""
+"""`fairlead gateway --cleanup` removes what remains after a container ended together with its
+HAProxy and its folder."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from fairlead.roles.gateway import apiserver_balancer, clean_up
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
 API = ApiServerConfig(addresses=("203.0.113.5",), servers=("127.0.0.1:7443",))
-BALANCERS = ["the balancer of class fairlead.io/proxy", "the API server's balancer"]
+BALANCERS = ["the balancer of class fairlead.io/proxy", "the API server balancer"]
 
 
 def end_with_its_container(haproxy: Haproxy) -> None:
@@ -53,14 +53,14 @@ async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> No
         driver, api = ProxyDriver(folder), apiserver_balancer(config)
         await driver.read(None)
         await bring(driver, balancer({"node1": 1}))
-        await api.keep()
+        await api.ensure()
         assert await routes() == {VIP, *API.addresses}
         assert rules().count("table inet fairlead_") == 2
         if not running:
             end_with_its_container(driver.haproxy)
             end_with_its_container(api.haproxy)
         with capture_logs() as said:
-            await clean_up(without_api)  # it need not know of the API's
+            await clean_up(without_api)  # no configuration of the API server balancer is needed
         assert [line["what"] for line in said if line["event"] == "removed"] == BALANCERS
         assert (await routes(), rules()) == (set(), "")
     with capture_logs() as said:

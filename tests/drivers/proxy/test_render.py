@@ -1,4 +1,5 @@
-"""Whatever Services say, HAProxy accepts what is made of it, and nobody else's part changes."""
+"""HAProxy accepts the configuration of any Services, and a Service changes only its own
+sections."""
 
 import subprocess
 from pathlib import Path
@@ -12,15 +13,15 @@ from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
 from fairlead.drivers.proxy.process import SEARCH
 from fairlead.drivers.proxy.render import (
-    MOST_IN_TEXT,
-    ON_A_LINE,
+    MAX_INLINE_RANGES,
+    RANGES_PER_LINE,
     Paths,
+    acl_lines,
     description_of,
-    lists_of,
-    number_of,
     render,
     section_name,
     sections_of,
+    server_id,
 )
 from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
@@ -100,13 +101,13 @@ OFFERED = {
     "health-monitor-max-retries-down": ["1", "10"],
     "x-forwarded-for": ["true", "false"],
 }
-"""Every wish, with values that can be fulfilled."""
+"""Every annotation, with valid values."""
 PREFIXES = ("fairlead.io/", "loadbalancer.openstack.org/")
 VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20)
 
 
 def accepted(text: str, folder: Path) -> str:
-    """What HAProxy complains of."""
+    """Return HAProxy's complaints about a configuration."""
     path = folder / "haproxy.cfg"
     path.write_text(text)
     run = subprocess.run(
@@ -196,8 +197,8 @@ def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
 
 
 def parts(text: str, *, but: ServiceKey) -> list[str]:
-    """The sections, without those of one Service and without what is said for all: it only names
-    the text."""
+    """Return the sections of all Services except one. The `global` section is left out, because it
+    contains the digest of the text."""
     sections = text.split("\nlisten ")[1:]
     return [each for each in sections if not each.startswith(f"{but.namespace}.{but.name}.")]
 
@@ -232,14 +233,20 @@ def test_who_is_silent_for_long_is_asked_where_no_time_out_comes_first(
 
 def test_names_and_numbers() -> None:
     assert section_name(WEB, ProxyKey(VIP6, 80)) == "default.web.80.2001:db8:f::7"
-    number = number_of("node1")
-    assert number_of("node1", {number}) == number + 1
-    assert len({number_of(f"node{at}") for at in range(1000)}) == 1000
+    number = server_id("node1")
+    assert server_id("node1", {number}) == number + 1
+    assert len({server_id(f"node{at}") for at in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize(
     ("ranges", "lines"),
-    [(1, 1), (ON_A_LINE, 1), (ON_A_LINE + 1, 2), (MOST_IN_TEXT, 5), (MOST_IN_TEXT + 1, 0)],
+    [
+        (1, 1),
+        (RANGES_PER_LINE, 1),
+        (RANGES_PER_LINE + 1, 2),
+        (MAX_INLINE_RANGES, 5),
+        (MAX_INLINE_RANGES + 1, 0),
+    ],
 )
 def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lines: int) -> None:
     longest = tuple(f"2001:db8:1111:2222:3333:4444:5555:{6000 + at}/128" for at in range(ranges))
@@ -250,15 +257,15 @@ def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lin
     if not lines:
         listed.write_text("\n".join(longest))
     assert accepted(text := render(specs, paths), folder) == ""
-    assert len(lists_of(text).get(section_name(WEB, ProxyKey(VIP, 80)), ())) == lines
+    assert len(acl_lines(text).get(section_name(WEB, ProxyKey(VIP, 80)), ())) == lines
     assert (str(listed) in text) != bool(lines)
 
 
 def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(
     folder: Path,
 ) -> None:
-    """It compares the name of a file, and a number that is given, with those of all lists
-    before."""
+    """HAProxy compares the file name or explicit number of each list with those of all previous
+    lists."""
     ranges = tuple(f"10.0.{at}.0/24" for at in range(50))
     made = [
         balancer(

@@ -1,5 +1,5 @@
-"""What a Service may say of its connections, as a real HAProxy does it: changed on a live Service,
-for new connections."""
+"""The connection settings of a Service with a real HAProxy: they are changed on a live Service, and
+apply to new connections."""
 
 import asyncio
 from contextlib import suppress
@@ -74,7 +74,8 @@ async def test_more_connections_than_the_limit_wait(folder: Path) -> None:
 async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
     folder: Path,
 ) -> None:
-    """Be the client silent or not. Until then no node hears of it, so none is kept busy by it."""
+    """The delay applies to clients that send data and to silent ones. Until it ends no node gets
+    the connection, so silent clients do not occupy nodes."""
 
     def inspecting(inspect_ms: int) -> LoadBalancer:
         return balancer({"node1": 1}, settings=ProxySettings(inspect_ms=inspect_ms))
@@ -94,7 +95,7 @@ async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
 
         await bring(driver, inspecting(3_600_000))
         held = [await Talk.start() for _ in range(2)]
-        answer = asyncio.ensure_future(held[0].ask())  # the other one says nothing
+        answer = asyncio.ensure_future(held[0].ask())  # the other client sends nothing
         await until(lambda: come(2))
         assert not (await asyncio.wait([answer], timeout=0.3))[0]
         assert await passed_on(0)
@@ -105,7 +106,7 @@ async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
         await until(lambda: passed_on(1))
         assert await slow.ask() == ["node1", "-", "x"]
         assert await asked() == [["node1", "-", "x"]]
-        assert not answer.done()  # it goes on by what held when it began
+        assert not answer.done()  # the connection keeps the settings with which it began
         assert await silent.ask() == ["node1", "-", "x"]
 
         held[0].end()

@@ -1,4 +1,4 @@
-"""Who gets how many connections, by HAProxy's own counters: pods' numbers, pods that end,
+"""The shares of connections by HAProxy's own counters: numbers of pods, terminating pods, balancing
 methods."""
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ NODES = {
 
 
 def planned(pods: Mapping[str, tuple[int, str]]) -> LoadBalancer:
-    """What is made of a Service with so many pods on each node, and in this state."""
+    """Return the plan of a Service with this number and state of pods on each node."""
     rows = [
         (f"10.244.{node.removeprefix('node')}.{at}", node, state)
         for node, (count, state) in pods.items()
@@ -63,7 +63,7 @@ async def test_pods_weigh_and_nodes_whose_pods_end_get_nothing_new(folder: Path)
 
         await bring(driver, planned({"node1": (1, "ready"), "node2": (1, "draining")}))
         assert [answer[0] for answer in await asked(10)] == ["node1"] * 10
-        # Where all of them end, they serve as long as they can.
+        # If all pods are terminating, they serve while they can.
         await bring(driver, planned({"node1": (1, "draining"), "node2": (1, "draining")}))
         assert {answer[0] for answer in await asked(10)} == {"node1", "node2"}
         assert [await talk.ask() for talk in talks] == answers
@@ -122,7 +122,7 @@ async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service
         assert await have(3, 3)
         await change("leastconn", 3, 1)
         await fewest.more(6)
-        assert await have(9, 3)  # for each of its pods as many
+        assert await have(9, 3)  # the same number for each pod
 
         await change("source", 1, 1)
         clients = [f"127.0.2.{at}" for at in range(1, 21)]

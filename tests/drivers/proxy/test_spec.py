@@ -1,4 +1,4 @@
-"""Which steps lead from what HAProxy does to what it should do."""
+"""The steps from the actual to the desired state of HAProxy."""
 
 import msgspec
 import pytest
@@ -73,7 +73,8 @@ def test_a_service_that_goes_leaves_nothing() -> None:
 
 def test_weights_are_pods_within_haproxys_limit() -> None:
     def weights(pods: dict[str, int], method: str = "roundrobin") -> list[int]:
-        made = specs(balancer(pods, settings=ProxySettings(method=method)))[WEB]  # type: ignore[arg-type]
+        settings = ProxySettings(method=method)  # type: ignore[arg-type]
+        made = specs(balancer(pods, settings=settings))[WEB]
         return [each.weight for each in made.listeners[0].servers]
 
     assert weights({"node1": 3, "node2": 1, "node3": 0}) == [3, 1, 0]

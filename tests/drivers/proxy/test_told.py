@@ -1,4 +1,4 @@
-"""What has become of connections is an Event on the Service: with a real HAProxy, at the embedded
+"""Closed connections are reported by an Event on the Service: with a real HAProxy and the embedded
 API server."""
 
 import asyncio
@@ -36,12 +36,12 @@ async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_to
 
 
 async def cut_and_look(folder: Path) -> None:
-    """Twice an old worker is one too many, with two connections of one Service and one of
-    another."""
+    """Twice there is one old worker too many, with two connections of one Service and one
+    connection of another."""
     marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),
-        opened(folder, old_workers=1, look_again=marked.update) as driver,
+        opened(folder, old_workers=1, requeue=marked.update) as driver,
         ApiServer() as server,
         Client(Access(server.url)) as client,
     ):
@@ -55,7 +55,7 @@ async def cut_and_look(folder: Path) -> None:
         recording = asyncio.ensure_future(recorder.run())
 
         async def change(limit: int) -> None:
-            """Both Services, by a new worker, with three connections to it."""
+            """Change both Services, which starts a new worker, and open three connections to it."""
             served[:] = [
                 balancer(
                     {"node1": 1}, key=key, port=port, settings=ProxySettings(connection_limit=limit)
@@ -74,12 +74,12 @@ async def cut_and_look(folder: Path) -> None:
         talks: list[list[Talk]] = []
         for limit in (10, 11):
             await change(limit)
-        await driver.look()
+        await driver.poll()
         assert [await talk.ask() for talk in talks[0]] == [["node1", "-", "x"]] * 3
         for at, limit in enumerate((12, 13)):
             await change(limit)
-            await driver.look()
-            # What the driver marked for another look is in the next pass of the loop.
+            await driver.poll()
+            # The next pass of the loop includes the Services that the driver marked.
             assert marked == {WEB, OTHER}
             marked.clear()
             report({each.service: each for each in served}, await bring(driver, *served))

@@ -1,8 +1,10 @@
 """The end of a tunnel in a node's network namespace, with packets that a gateway sends through it.
 
-gateway 192.0.2.11 (and the client 198.51.100.7, so that its answers come back) ── node 192.0.2.22,
-where a server has the load-balancer address. The node filters strictly by reverse path wherever it
-can. Over IPv6 the same."""
+gateway 192.0.2.11 ── node 192.0.2.22
+
+The gateway also has the client's address 198.51.100.7, so that the answers reach it. On the node, a
+server has the load-balancer address. The node uses strict reverse path filtering wherever it can.
+The same is set up for IPv6."""
 
 import asyncio
 import os
@@ -76,7 +78,7 @@ def hosts() -> Iterator[None]:
 
 
 def add_cable() -> None:
-    """Gateway and node on one link, with all addresses and routes."""
+    """Connect gateway and node with a link, with all addresses and routes."""
     ip(
         "node",
         "link",
@@ -114,12 +116,13 @@ def nodad(address: str) -> tuple[str, ...]:
 
 
 def on_node(scenario: Scenario) -> None:
-    """Run it in the node's namespace."""
+    """Run the scenario in the node's namespace."""
     run_inside(PREFIX + "node", scenario)
 
 
 def tunnel(kind: str, **fields: Any) -> TunnelConfig:
-    return TunnelConfig(kind=kind, gateways=("192.0.2.8/30", "2001:db8:1::b/128"), **fields)  # type: ignore[arg-type]
+    gateways = ("192.0.2.8/30", "2001:db8:1::b/128")
+    return TunnelConfig(kind=kind, gateways=gateways, **fields)  # type: ignore[arg-type]
 
 
 def driver(kind: str, **fields: Any) -> TunnelDriver:
@@ -138,17 +141,17 @@ def intent(key: ServiceKey, *addresses: str) -> NodeService:
 
 
 async def bring(made: TunnelDriver, *intents: NodeService) -> list[str]:
-    """Apply what differs; the changes."""
+    """Apply what differs, and return the changes."""
     wanted = made.render({each.service: each for each in intents})
     changes = made.diff(wanted, await made.read(None))
     assert await made.apply(changes) == {}
     return [str(change) for change in changes]
 
 
-def in_envelope(
+def encapsulated(
     kind: str, content: Packet, version: int, inside: int, vni: int
 ) -> tuple[socket.socket, bytes]:
-    """From which socket to send, and what."""
+    """Return the socket and the bytes to send for a packet in a tunnel."""
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
     if kind == "ipip":
         protocol = socket.IPPROTO_IPV6 if inside == 6 else socket.IPPROTO_IPIP
@@ -158,7 +161,7 @@ def in_envelope(
     frame = Ether(dst="02:66:6c:00:00:01", src="02:66:6c:00:00:02") / content
     sender = namespace.make_socket(PREFIX + "gateway", family, socket.SOCK_DGRAM)
     if version == 6:
-        sender.setsockopt(socket.SOL_UDP, 101, 1)  # UDP_NO_CHECK6_TX: as the gateways' program does
+        sender.setsockopt(socket.SOL_UDP, 101, 1)  # UDP_NO_CHECK6_TX, as in the gateways' program
     return sender, bytes(VXLAN(vni=vni, flags="Instance") / frame)
 
 
@@ -183,7 +186,7 @@ def answered(
         client.bind((CLIENT[inside], 0))
         head = IPv6(src=CLIENT[6], dst=to) if inside == 6 else IP(src=CLIENT[4], dst=to)
         content = head / UDP(sport=client.getsockname()[1], dport=PORT) / Raw(b"hello")
-        sender, data = in_envelope(kind, content, version, inside, vni)
+        sender, data = encapsulated(kind, content, version, inside, vni)
         with sender:
             sender.bind((by[version], 0))
             sender.sendto(data, (NODE[version], 4789 if kind == "vxlan" else 0))
@@ -211,11 +214,11 @@ def test_a_client_is_answered_whose_packet_a_gateway_sent(
         assert not answered(kind, version, inside, to=NODE[inside])
         if kind == "vxlan":
             assert not answered(kind, version, inside, vni=7472)
-            assert made.counters() == {"strangers": 1, "not_published": 1}
+            assert made.counters() == {"unknown_sender": 1, "not_published": 1}
         else:
             assert {name: n for name, n in made.counters().items() if n} == {
-                "taken_out": 1,
-                "stranger": 1,
+                "decapsulated": 1,
+                "unknown_sender": 1,
                 "not_published": 1,
             }
         await made.close(remove=True)
@@ -266,7 +269,7 @@ def test_stopped_and_killed_it_goes_on_and_a_successor_takes_over(hosts: None, k
         await second.close()
         third = driver(kind)
         await third.open()
-        # Nothing is published any more: the second look takes away what the predecessor left.
+        # Nothing is published any more, so the second read removes what the previous process left.
         assert await third.read(None) == await third.read(None) == {}
         assert not answered(kind, 4, 4)
         await third.close()
@@ -314,8 +317,8 @@ def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
 def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, kind: str) -> None:
-    """No audit: it is told by the kernel. And it says nothing to itself, or it would go on for
-    ever."""
+    """The kernel's events trigger the repair, without an audit. The repair itself must cause no
+    further one, or it would never end."""
 
     async def scenario() -> None:
         made = driver(kind)
@@ -340,8 +343,8 @@ def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, ki
 
 
 def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
-    """The node's packets come out of the tunnel at an interface that is there only later, and is
-    not named."""
+    """Packets leave the tunnel at an interface that appears later, and that is selected by its
+    subnet."""
 
     async def scenario() -> None:
         networks = ["192.0.2.0/24", "2001:db8:1::/64"]
@@ -435,7 +438,8 @@ def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
         with pytest.raises(Refused, match=r"another tunnel\.port or tunnel\.vni"):
             await bring(made, intent(WEB, *VIP.values()))
         ip("node", "link", "del", "others")
-        # Nothing is known to be published until the kernel has it: the next try brings all of it.
+        # A destination counts as published only when the kernel has it, so the next attempt
+        # publishes all.
         assert len(await bring(made, intent(WEB, *VIP.values()))) == 2
         assert answered("vxlan", 4, 4)
         await made.close()

@@ -1,12 +1,16 @@
-"""Class fairlead.io/direct: eBPF on the gateways passes packets to the nodes unmodified (direct server return).
+"""The driver of class fairlead.io/direct: eBPF programs on a gateway send packets to nodes.
+
+The packets keep the client's address and the load balancer's address, and the reply goes from the
+node straight to the client (direct server return).
 
 spec          the desired and the installed state as values; `render` and `diff`
 driver        the driver: open, read, apply, counters
-steps         applying changes, each Service on its own
-counters      what was forwarded and dropped, and for which Service
+change_run    applies changes to the maps; an error affects only the Service of the change
+counters      the counters of the data plane, for each Service, for each node, and in total
+metrics       the counters as Prometheus metrics
 maps          the pinned maps
 host_network  next hops, interfaces and routes of the host
-peers         other gateways
+peers         flow entries and tables of other gateways
 """
 
 from fairlead.drivers.direct.counters import Counters

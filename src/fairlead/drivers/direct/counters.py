@@ -1,11 +1,13 @@
-"""What the data plane has counted: for each Service, for each node, and in all.
+"""The counters of the data plane: for each Service, for each node, and in total.
 
-In: the maps. Out: numbers, read when somebody asks. They are the kernel's, and so survive this
-process; those of a listener begin when it is made and end with it, those of a node end when nothing
-stands for it any more."""
+In: the maps. Out: numbers, which are read from the maps on each call. The kernel keeps the
+counters, so they survive this process. The counters of a listener start when the listener is
+created, and end with it. The counters of a node end when the node's number is released, because no
+listener names the node any more (see `maps.nodes`)."""
 
 from array import array
 from collections.abc import Iterable, Mapping
+from operator import add
 
 from fairlead.drivers.direct.host_network.next_hops import METHOD_NAMES
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
@@ -16,7 +18,7 @@ from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
 from fairlead.role_state import NodeTraffic, ServiceTraffic
 
-TABLES_OF_FLOWS = (
+FLOW_TABLES = (
     "connections",
     "datagrams",
     "new_connections",
@@ -28,14 +30,15 @@ MESSAGES = {
     "too_big": "SIZE_MESSAGES_SENT",
     "refusal": "REFUSALS_SENT",
 }
-"""Packets that the data plane sends of its own, and the event that counts them."""
+"""Packets that the data plane itself creates: the kind in metrics, and the member of `enum event`
+in bpf/structs.h that counts them."""
 
 
 class Counters:
-    """What there is to count for is noted when this is made; all else may be asked for in a thread,
-    beside changes.
+    """Reads the counters of the listeners and nodes that exist when the object is created.
 
-    `events`: the numbers of what is counted for all, by name."""
+    The constructor copies the lists of listeners and nodes, so the methods may run in a thread
+    while the event loop changes the maps. `events`: the members of `enum event`, number by name."""
 
     def __init__(
         self, tables: ListenerMaps, maps: Mapping[str, Map], events: Mapping[str, int]
@@ -43,60 +46,62 @@ class Counters:
         self._maps, self._events = maps, events
         self._listeners = tables.statistics()
         self._resources = tables.quotas.usage()
-        self._numbers, self._ways = tables.nodes.numbers.copy(), tables.nodes.next_hops.copy()
+        self._numbers, self._next_hops = tables.nodes.numbers.copy(), tables.nodes.next_hops.copy()
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
-        """What each Service got since its listeners were made."""
-        counted = self._sums("statistics", [index for _, index in self._listeners])
+        """Return the traffic of each Service, summed over its listeners."""
+        sums = self._sums("statistics", [index for _, index in self._listeners])
         totals: dict[ServiceKey, list[int]] = {}
         for service, index in self._listeners:
-            before, row = totals.get(service), counted[index]
-            totals[service] = (
-                [one + other for one, other in zip(before, row, strict=True)] if before else row
-            )
+            total, row = totals.get(service), sums[index]
+            totals[service] = list(map(add, total, row)) if total else row
         return {
-            service: ServiceTraffic(packets, octets, flows, _reasons(drops) if any(drops) else {})
+            service: ServiceTraffic(packets, octets, flows, _by_reason(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
         }
 
     def nodes(self) -> dict[str, NodeTraffic]:
-        """What each node got since it has been known here, by name."""
-        counted = self._sums("node_statistics", self._numbers.values())
+        """Return the traffic of each node since the node got its number, by name of the node."""
+        sums = self._sums("node_statistics", self._numbers.values())
         return {
-            name: NodeTraffic(*_how(self._ways.get(name, NO_NEXT_HOPS)), *counted[number])
+            name: NodeTraffic(
+                *_forwarding_and_next_hops(self._next_hops.get(name, NO_NEXT_HOPS)), *sums[number]
+            )
             for name, number in sorted(self._numbers.items())
         }
 
     def drops(self) -> dict[str, int]:
-        """Packets for listeners that were dropped since the maps were made, by reason: those of
-        `enum event`."""
+        """Return the number of packets for listeners that were dropped since the maps were created,
+        by reason."""
         return {reason: self._event(reason.upper()) for reason in DROPS}
 
     def messages(self) -> dict[str, int]:
-        """Packets sent of the data plane's own, by kind."""
+        """Return the number of packets that the data plane itself created, by kind."""
         return {kind: self._event(event) for kind, event in MESSAGES.items()}
 
     def untracked(self) -> int:
-        """New flows that got no entry, because the insert limit was reached. Under a flood of SYNs,
-        the flood."""
+        """Return the number of new flows without a flow entry, because the limit of new entries for
+        each second was reached. Under a flood of SYNs most of them belong to the flood."""
         return self._event("TRACK_REFUSED")
 
-    def untold(self) -> int:
-        """New entries that other gateways were not told of, because they came faster than they were
-        read."""
+    def unsent(self) -> int:
+        """Return the number of new flow entries that were not sent to peers, because the data plane
+        created entries faster than this process read them."""
         return self._event("REPORTS_LOST")
 
     def entries(self) -> dict[str, Usage]:
-        """How full the tables of flows are. In a full table each new entry evicts one that was not
-        used for long; if the connection of the evicted entry is still open, and its slot has
-        changed since, the connection breaks."""
+        """Return how full each table of flow entries is.
+
+        In a full table each new entry evicts an entry that was not used for a long time. If the
+        connection of the evicted entry is still open, and its slot has changed since, the
+        connection breaks."""
         return {
             name: Usage(self._maps[name].count(), self._maps[name].spec.max_entries)
-            for name in TABLES_OF_FLOWS
+            for name in FLOW_TABLES
         }
 
     def resources(self) -> dict[str, Usage]:
-        """How much is used of each resource whose size is fixed: see `quota`."""
+        """Return how full each resource of fixed size is; see `maps.quota`."""
         return self._resources
 
     def _event(self, name: str) -> int:
@@ -104,22 +109,24 @@ class Counters:
         return self._sums("events", [number])[number][0]
 
     def _sums(self, name: str, indices: Iterable[int]) -> dict[int, list[int]]:
-        """What is counted at these indices of a map, each a row of 64-bit numbers, over all
-        CPUs."""
+        """Return the row of 64-bit counters at each of these indices of a map.
+
+        The kernel returns a row for each CPU, one after the other. The rows are summed."""
         columns = self._maps[name].spec.value_size // COUNTER.size
-        found: dict[int, list[int]] = {}
+        sums: dict[int, list[int]] = {}
         for index, values in self._maps[name].rows(indices):
             numbers = array("Q", values)
-            found[index] = [sum(numbers[column::columns]) for column in range(columns)]
-        return found
+            sums[index] = [sum(numbers[column::columns]) for column in range(columns)]
+        return sums
 
 
-def _reasons(row: list[int]) -> dict[str, int]:
+def _by_reason(row: list[int]) -> dict[str, int]:
     return {reason: count for reason, count in zip(DROPS, row, strict=True) if count}
 
 
-def _how(ways: tuple[NextHop, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    there = [way for way in ways if way.kind != UNREACHABLE]
-    return tuple(dict.fromkeys(METHOD_NAMES[way.kind] for way in there)), tuple(
-        way.next_hop for way in there
-    )
+def _forwarding_and_next_hops(
+    next_hops: tuple[NextHop, ...],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    known = [each for each in next_hops if each.kind != UNREACHABLE]
+    methods = dict.fromkeys(METHOD_NAMES[each.kind] for each in known)
+    return tuple(methods), tuple(each.next_hop for each in known)

@@ -1,12 +1,12 @@
-"""The driver of class fairlead.io/direct: pinned maps, and a program at the ingress of the
+"""The driver of class fairlead.io/direct: pinned eBPF maps, and programs at the ingress of the
 gateway's interfaces.
 
-In: LoadBalancers. Out: packets for their listeners are handed to nodes. Forwarding does not depend
-on this process: when it dies the maps and the program stay, and its successor adopts them as they
-are, with no packet lost and no connection moved. Invariant: what is in the maps says itself whose
-it is; the only state here is a mirror of them, which is whole at every moment. Follows tc-bpf(8),
-and what kube-proxy does on a node with packets for a VIP (ipMode VIP, KEP-1860) that reach it
-unmodified."""
+In: LoadBalancers. Out: the programs send packets for their listeners to nodes. Forwarding does not
+depend on this process: if the process dies, the maps and programs stay, and its successor adopts
+them. No packet is lost, and no connection moves. Invariant: the maps themselves name the owner of
+each listener. The only state in this process is a mirror of the maps, which is complete at every
+moment. Sources: tc-bpf(8), and KEP-1860 (ipMode VIP), by which kube-proxy serves packets for a
+load-balancer address that reach a node unmodified."""
 
 import asyncio
 import os
@@ -26,8 +26,9 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import AttachKind
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.direct import spec
+from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
 from fairlead.drivers.direct.host_network.attach import Attachments, Programs
@@ -51,7 +52,6 @@ from fairlead.drivers.direct.spec import (
     SetListener,
     SetNode,
 )
-from fairlead.drivers.direct.steps import ChangeRun
 from fairlead.drivers.need import Need
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -64,52 +64,62 @@ from fairlead.turns import gently, in_turns, parts
 log = structlog.get_logger()
 
 DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
-FOLLOW_PAUSE_S = 0.05
-"""After a change of the networks the next ones are waited for so long, and then looked at
-together."""
-AT_ONCE = 50
-"""Services that are read, and changes that are carried out, in one go: some milliseconds, which
-others of the process wait. Fewer would be no gain: where events come fast, those that are nearly
-done would wait for those that have just come."""
-ROOM_AGAIN_S = GRACE_S + 0.05
-"""Services that wait for room are retried this time after some was released."""
-ASKED_AGAIN_S = 150.0
-"""A listener that could not be made is asked for again about once a minute; after this time without
-a request it is no longer wanted."""
+NETWORK_CHANGES_PAUSE_S = 0.05
+"""The shortest pause after a change of the host's networks was handled. Further changes in the
+pause are handled together."""
+BATCH_SIZE = 50
+"""How many Services are read, or changes applied, before other tasks of the process run. A batch
+takes some milliseconds. Smaller batches would not help: while events arrive fast, work that is
+nearly done would wait for work that has just arrived."""
+RESOURCE_RETRY_S = GRACE_S + 0.05
+"""How long after the release of a resource the Services that wait for it are retried. Released
+table memory can be used after its grace period."""
+UNSERVED_TIMEOUT_S = 150.0
+"""The time after which a listener that could not be created counts as no longer wanted. While it is
+wanted, the loop plans it again about once a minute."""
 INSERTS_PER_S = 125_000
-"""New entries that each CPU may make, of each kind of flows that are open or end."""
-NOTES_PER_S = 65_536
-"""Notes that all CPUs may make, of each kind of flows of which one packet was seen. Half as many as
-there is room for, so that each is there for a second at least, when the second packet should have
-come."""
-NOTES_PER_CPU_S = 16_384
-"""So many each may make, however many CPUs there are: one alone may get all packets. If a flood
-reaches more than four, notes are there for less than a second."""
+"""Limit of new flow entries a second, for each CPU and each table of open or closing flows."""
+NEW_FLOWS_PER_S = 65_536
+"""Limit of entries a second for flows of which one packet was seen: for all CPUs together, in each
+of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
+for at least one second. By then the second packet of the flow should have arrived."""
+NEW_FLOWS_PER_CPU_S = 16_384
+"""The part of each CPU in this limit is never smaller than this, because one CPU may get all
+packets. If a flood reaches more than four CPUs, entries stay for less than a second."""
 MESSAGES_PER_S = 1000
-"""Messages that the data plane itself sends for each second and CPU, of each kind: echo replies,
-"too big", refusals."""
+"""Limit of packets a second that the data plane itself creates, for each CPU and kind: echo
+replies, ICMP "too big", refusals."""
 
-Turns = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+Batching = Callable[[Iterable[Sequence[ServiceKey]]], AsyncIterator[Sequence[ServiceKey]]]
+"""Iterates over batches, and lets other tasks run in between; see `turns`."""
 
 Inherit = Callable[[ListenerMaps, dict[str, Map]], Awaitable[None]]
+"""Copies tables and flow entries of peers into the maps."""
 
 
 class DirectDriver(Component):
     """Implements fairlead.drivers.Driver. Call `open` first and `close` last.
 
-    interfaces: selectors (see `net.selection`) of the interfaces where packets for listeners
-    arrive. wanted: where to take packets, as `gateway.attach` says. rules: how to send them to
-    nodes. pin_path: a directory on a bpffs, of this instance alone. If it is below /sys/fs/bpf, a
-    bpffs is mounted there if need be. priority: of the filter among an interface's tc filters, the
-    lowest is asked first. Instances that share an interface need different ones. sizes: of maps
-    that are made. share: the fraction of table memory, listeners, retained nodes and source ranges
-    that one namespace may have; see `quota`. drain_s: so long any node may keep connections of a
-    Service after it has ceased to get new ones, unless the Service says otherwise; 0: for as long
-    as it has pods of it. A start begins the time anew. look_again: for Services of which nodes
-    became reachable or unreachable, or that wait for a resource which was released. inherit: called
-    once the maps are there, before anything is forwarded by them. With it the program tells of new
-    entries. objects: the folder of the programs. clock: seconds that never go back, for graces and
-    drains."""
+    interfaces: selectors (see `net.selection`) of the interfaces on which packets for listeners
+        arrive.
+    attach_kind: where to attach programs: the option `gateway.attach`.
+    rules: how to send packets to nodes.
+    pin_path: a directory on a bpffs. No other instance may use it. Below /sys/fs/bpf a bpffs is
+        mounted if there is none.
+    priority: of our filter among the tc filters of an interface. The kernel runs the filter with
+        the lowest number first. Instances that share an interface need different priorities.
+    sizes: sizes of the maps, if they do not exist yet.
+    namespace_share: the fraction of table memory, listeners, retained nodes and source ranges
+        that one namespace may use; see `maps.quota`.
+    drain_s: how long a node may keep connections of a Service after it last got new ones, if the
+        Service sets no limit; 0: as long as the node has pods of the Service. The time starts
+        again when the process starts.
+    requeue: called with Services whose nodes became reachable or unreachable, and with
+        Services that wait for a resource of which some was released.
+    inherit: called when the maps are open, before programs forward by them. If it is given, the
+        programs report new flow entries to this process.
+    object_dir: the directory of the compiled programs.
+    clock: monotonic seconds, for grace periods and drains."""
 
     name = "direct"
 
@@ -117,70 +127,78 @@ class DirectDriver(Component):
         self,
         interfaces: Sequence[str],
         *,
-        wanted: AttachKind = "auto",
+        attach_kind: AttachKind = "auto",
         rules: Rules | None = None,
         pin_path: Path = DEFAULT_PIN_PATH,
         priority: int = 100,
         sizes: pins.Sizes | None = None,
-        share: float = 1.0,
+        namespace_share: float = 1.0,
         drain_s: float = 0.0,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         inherit: Inherit | None = None,
-        objects: Path = pins.OBJECTS,
+        object_dir: Path = pins.OBJECTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._attachments = Attachments(tuple(interfaces), wanted, pin_path, priority)
+        self._attachments = Attachments(tuple(interfaces), attach_kind, pin_path, priority)
         self._priority = priority
         self._rules = rules or Rules()
         self._pin_path = pin_path
-        self._look_again = look_again
+        self._requeue = requeue
         self._inherit = inherit
-        self._objects, self._clock = objects, clock
+        self._object_dir, self._clock = object_dir, clock
         self._sizes = sizes or pins.Sizes()
         self._limits = Limits(
             INSERTS_PER_S,
-            max(NOTES_PER_S // (os.cpu_count() or 1), NOTES_PER_CPU_S),
+            max(NEW_FLOWS_PER_S // (os.cpu_count() or 1), NEW_FLOWS_PER_CPU_S),
             MESSAGES_PER_S,
             report_entries=inherit is not None,
         )
-        self._drain_s, self._share = drain_s, share
-        self._lock = -1
+        self._drain_s, self._namespace_share = drain_s, namespace_share
+        self._pin_lock = -1
         self._pins: pins.Pins | None = None
         self._tables: ListenerMaps | None = None
         self._networks: Networks | None = None
         self._blackholes: BlackholeRoutes | None = None
-        self._troubled: set[ServiceKey] = set()
+        self._incomplete: set[ServiceKey] = set()
+        """Services that did not get everything in the last `apply`, or have lost a next hop
+        since."""
         self._unserved: dict[ServiceKey, tuple[frozenset[str], float]] = {}
-        """The addresses of listeners that could not be made, and when these were asked for last.
-        They have blackhole routes as well, because the router sends packets for them here."""
-        self._look_for_room: asyncio.TimerHandle | None = None
-        """Set while Services that wait for room are not to be retried, because the last retry was a
-        moment ago."""
+        """The addresses of listeners that could not be created, and when the loop last planned
+        them. They have blackhole routes too, because the router sends packets for them to this
+        host."""
+        self._resource_retry: asyncio.TimerHandle | None = None
+        """Set while Services that wait for a resource have to wait longer, because the last retry
+        was a moment ago."""
         self._attached = False
+        """Our programs are attached, and forward by our maps."""
         self._audited = False
-        self._auditing = asyncio.Lock()
-        self._changing = asyncio.Lock()
+        """A complete read was done since `open`."""
+        self._audit_lock = asyncio.Lock()
+        """Held during a complete read: only one survey of the maps may run at a time."""
+        self._change_lock = asyncio.Lock()
+        """Held while maps, next hops or attachments are changed."""
 
     async def open(self) -> None:
-        """Make the maps or adopt them, and attach the program. Raises Refused where the host does
-        not permit it, and Unavailable if an interface does not exist. Either way nothing is
-        attached then that was not attached before.
+        """Create or adopt the maps, and attach the programs.
 
-        A program that forwards is not replaced by one whose maps are empty. This concerns maps of
-        another version that could not be carried over, and a program of ours whose pins are gone.
-        The program that is there goes on until the first `apply` has filled our maps, or a second
-        whole `read` shows that there is nothing to fill them with."""
-        self._lock = pins.lock(self._pin_path)
-        before = await attach.attached(self._pin_path)
+        A program that forwards is not replaced by a program whose maps are empty. This occurs if
+        maps of another version could not be copied, or if the pins of an attached program of ours
+        were deleted. The attached program then keeps forwarding until the first `apply` has filled
+        our maps, or until a second complete `read` shows that there is nothing to fill them with.
+
+        Raise Refused if the host does not permit it, and Unavailable if an interface does not
+        exist. After an error, no program is attached that was not attached before."""
+        self._pin_lock = pins.lock(self._pin_path)
+        attached_before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
             self._pins = await asyncio.to_thread(
-                pins.open_pins, self._pin_path, self._sizes, self._objects
+                pins.open_pins, self._pin_path, self._sizes, self._object_dir
             )
             self._tables = ListenerMaps(
                 self._pins.maps,
                 peers=self._inherit is not None,
-                share=self._share,
+                share=self._namespace_share,
                 clock=self._clock,
             )
             self._tables.adopt(
@@ -196,24 +214,28 @@ class DirectDriver(Component):
                 self._limits,
                 self._pins.maps,
                 self._tables.nodes,
-                Programs(self._tc, self._pins.xdp, self._copy_changes_of_older),
+                Programs(self._load_tc, self._pins.xdp, self._copy_from_older),
             )
             self._networks.check()
-            forwards_otherwise = before.filters and not attach.uses_map(
-                before, self._pins.maps["listeners"]
+            # An attached program that works on other maps has lost its pins, unless these are the
+            # maps of an older layout. Its maps cannot be copied, so ours are empty.
+            lost_its_pins = (
+                attached_before.filters
+                and not self._pins.older
+                and not attach.uses_map(attached_before, self._pins.maps["listeners"])
             )
-            if self._pins.complete and (self._pins.older or not forwards_otherwise):
+            if self._pins.complete and not lost_its_pins:
                 await self._attach()
         except BaseException:
-            await attach.detach(self._pin_path, but=before)
+            await attach.detach(self._pin_path, but=attached_before)
             if self._pins is not None:
                 self._pins.discard()
-            self._let_go()
+            self._release()
             raise
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go. `remove=False`: forwarding goes on by itself. `remove=True`: no trace is left of
-        it."""
+        """Close maps and sockets. `remove=False`: the programs keep forwarding. `remove=True`: also
+        remove programs, pins and routes from the host."""
         try:
             if remove:
                 await attach.detach(self._pin_path)
@@ -221,22 +243,22 @@ class DirectDriver(Component):
                 await asyncio.to_thread(pins.remove, self._pin_path)
                 blackhole.remove(self._priority)
         finally:
-            self._let_go()
+            self._release()
 
     async def remove(self) -> list[str]:
         """See `remove_pins`."""
         return await remove_pins(self._pin_path, self._priority)
 
-    def _let_go(self) -> None:
-        if self._look_for_room is not None:
-            self._look_for_room.cancel()
-            self._look_for_room = None
+    def _release(self) -> None:
+        if self._resource_retry is not None:
+            self._resource_retry.cancel()
+            self._resource_retry = None
         for each in (self._tables, self._pins, self._networks, self._blackholes):
             if each is not None:
                 each.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._tables, self._pins, self._networks, self._lock = None, None, None, -1
+        if self._pin_lock >= 0:
+            os.close(self._pin_lock)
+        self._tables, self._pins, self._networks, self._pin_lock = None, None, None, -1
         self._attached = self._audited = False
 
     def _opened(self) -> tuple[ListenerMaps, pins.Pins, Networks]:
@@ -244,84 +266,87 @@ class DirectDriver(Component):
             raise RuntimeError("the driver is not open")
         return self._tables, self._pins, self._networks
 
-    def _tc(self) -> Program:
-        """The complete program, to be attached soon. Loading it takes most of a second, in which an
-        older one works on. Most of the changes that the older one makes are copied here, in the
-        thread, which leaves little to `_copy_changes_of_older`."""
+    def _load_tc(self) -> Program:
+        """Load the complete program. To be called in a thread, right before the program is
+        attached.
+
+        Loading takes most of a second, while an older program keeps creating flow entries in its
+        own maps. Most of these entries are copied here, in the thread, so `_copy_from_older`, which
+        blocks the event loop, has little left to copy."""
         _, opened, _ = self._opened()
         program = opened.tc()
         opened.copy_changes_of_older(forwarding=False)
         return program
 
-    def _copy_changes_of_older(self) -> None:
-        """Copy what an older program has changed in its tables, right before ours takes its
-        place."""
+    def _copy_from_older(self) -> None:
+        """Copy the latest flow entries of an older program, right before our program replaces
+        it."""
         _, opened, _ = self._opened()
         opened.copy_changes_of_older(forwarding=False)
 
     async def _attach(self) -> None:
-        """Have our programs on every interface; what an older layout left is taken away once ours
-        forwards."""
+        """Attach our programs to every interface. Then remove the maps of older layouts, on which
+        no program works any more, and look up the next hop of every node."""
         _, opened, networks = self._opened()
         await networks.attach()
         self._pins = await asyncio.to_thread(opened.remove_older)
         self._attached = True
-        self._retry_services_of(await networks.update_next_hops())
+        self._retry_services_of_nodes(await networks.update_next_hops())
 
     @property
     def interfaces(self) -> tuple[InterfaceState, ...]:
-        """What is attached to each interface, and why that."""
+        """What is attached to each interface, and why."""
         return self._attachments.shown
 
     async def requirements(self) -> tuple[Need, ...]:
-        """What it needs of its host now."""
+        """Return the sysctls that the data plane needs with its present next hops."""
         _, _, networks = self._opened()
         return needs_of(networks.next_hops)
 
-    async def among(self, cluster: Collection[Node]) -> None:
-        """Tell the names and addresses of the cluster's nodes: this host may be one, and others may
-        hand packets to it."""
+    async def set_cluster_nodes(self, cluster: Collection[Node]) -> None:
+        """Set the names and addresses of all nodes of the cluster. If this host is a node itself,
+        packets from other gateways may arrive here."""
         _, _, networks = self._opened()
-        async with self._changing:
+        async with self._change_lock:
             await networks.set_cluster(cluster)
 
     async def run(self) -> None:
-        """Keep attachments and ways as the host's networks are, by the kernel's events, until
-        cancelled. Audits do so too."""
+        """Adapt attachments and next hops to the host's networks on each event of the kernel, until
+        cancelled. Audits do the same."""
         tables, _, networks = self._opened()
         while True:
-            news = await networks.next_changes()
+            changes = await networks.next_changes()
             began_s = time.monotonic()
-            async with self._changing:
+            async with self._change_lock:
                 try:
                     if self._attached:
-                        self._retry_services_of(await networks.apply_changes(news))
+                        self._retry_services_of_nodes(await networks.apply_changes(changes))
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.sync(tables.addresses)
                 except FairleadError as error:
                     log.warning(
-                        "the host's networks changed, but are not followed until the next audit",
+                        "the host's networks changed; the change is handled at the next audit",
                         error=str(error),
                     )
-            # Where thousands of routes change, most of the time is left for other work.
-            await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
+            # If thousands of routes change, most of the time remains for other tasks.
+            await asyncio.sleep(max(NETWORK_CHANGES_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
-    def _retry_services_of(self, lost: Collection[str]) -> None:
-        """The Services of nodes that have lost their way are to be looked at again, and those that
-        wait for a way."""
+    def _retry_services_of_nodes(self, lost: Collection[str]) -> None:
+        """Have the loop reconcile the Services of the nodes in `lost`, which have lost their next
+        hop, and all incomplete Services, which may be waiting for a next hop."""
         tables, _, _ = self._opened()
         if lost:
-            self._troubled |= tables.services_of(lost)
-        if self._troubled:
-            self._look_again(self._troubled)
+            self._incomplete |= tables.services_of(lost)
+        if self._incomplete:
+            self._requeue(self._incomplete)
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, DirectSpec]:
         """See `spec.render`."""
         return spec.render(intents, self._drain_s)
 
     def precompute_tables(self, intents: Mapping[ServiceKey, LoadBalancer]) -> None:
-        """Have the tables ready that these would need. Changes nothing; may be called in a
-        thread."""
+        """Compute the Maglev tables of these load balancers. Has no other effect, and may be called
+        in a thread."""
         spec.precompute_tables(intents)
 
     def diff(
@@ -331,60 +356,65 @@ class DirectDriver(Component):
         return spec.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, DirectActual]:
-        """With keys: from the mirror, at once. None: from the maps; this renews the mirror that
-        reading with keys answers from. The first time it is as `open` has read it, a moment ago:
-        nobody else writes to the maps.
+        """Return the installed state of these Services from the mirror; with None, that of all
+        Services from the maps (a complete read, which also updates the mirror).
 
-        A whole read also finds the ways to the nodes anew, and puts back what an interface has lost
-        (it was made anew, say). Maps of an older layout beside ours: the first whole read leaves
-        their program in charge, as ours has nothing to forward by yet; the `apply` that fills our
-        maps puts ours in its place. If nothing was applied by the second whole read, there was
-        nothing to apply, and ours takes over then."""
+        The first complete read returns what `open` has read a moment ago, because no other process
+        writes to the maps. A complete read also looks up the next hops of the nodes, and attaches
+        programs again to interfaces that have lost them, for example because they were recreated.
+
+        While maps of an older layout exist beside ours, the first complete read leaves their
+        program attached, because our maps are still empty. The `apply` that fills our maps replaces
+        it. If nothing was applied before the second complete read, there was nothing to apply, and
+        this read replaces the program."""
         tables, _, networks = self._opened()
         if keys is not None:
             return await _actual(tables, keys, in_turns)
-        async with self._auditing:
+        async with self._audit_lock:
             if self._attached or self._audited:
-                async with self._changing:
+                async with self._change_lock:
                     await (networks.reattach() if self._attached else self._attach())
-            turns: Turns = (
-                gently if self._audited else in_turns
-            )  # a start is waited for, an audit is not
+            # The start of the process waits for the first read; nothing waits for an audit.
+            batching: Batching = gently if self._audited else in_turns
             if self._audited:
-                await self._renew()
+                await self._refresh_mirror()
             self._audited = True
             if self._blackholes:
                 await self._blackholes.sync(tables.addresses)
-                async with self._changing:
+                async with self._change_lock:
                     await self._blackholes.remove(
-                        self._without_listeners(tables, self._forget_unserved())
+                        self._unused_addresses(tables, self._expire_unserved())
                     )
-            return await _actual(tables, tables.services, turns)
+            return await _actual(tables, tables.services, batching)
 
-    async def _renew(self) -> None:
-        """Have the mirror be what is in the maps, and find the ways to the nodes there. Changes go
-        on meanwhile: of what they touch the mirror says more than what was read."""
+    async def _refresh_mirror(self) -> None:
+        """Update the mirror from the maps, and look up the next hop of every node.
+
+        Changes may be applied meanwhile. For listeners and nodes that they touch, the mirror is
+        newer than the survey, and stays as it is."""
         tables, _, networks = self._opened()
-        async with self._changing:
+        async with self._change_lock:
             known = tables.baseline()
         survey: Survey | None = None
         async for part in gently(tables.survey_in_parts(known)):
             survey = part
-        assert survey is not None  # the last part is the whole
-        ways = await networks.find_next_hops(survey.nodes.addresses())
+        assert survey is not None  # the last part is the complete survey
+        next_hops = await networks.find_next_hops(survey.nodes.addresses())
         tables.adopt(survey)
-        self._use_what_is_free(tables)
-        networks.write_next_hops(ways)
+        self._retry_waiting(tables)
+        networks.write_next_hops(next_hops)
         tables.end_convergence()
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
-        """Carry the changes out. A Service has an Outcome if one of its nodes cannot be reached
-        (the others serve it then), if one of its listeners is held by another Service, or if there
-        is no room for it. Raises Unavailable or Refused where the program cannot be attached."""
+        """Apply the changes. A Service has an Outcome if one of its nodes cannot be reached (the
+        other nodes then serve it), if another Service has one of its listeners, if a resource is
+        used up, or if it is to be reconciled again later.
+
+        Raise Unavailable or Refused if the programs cannot be attached."""
         tables, _, networks = self._opened()
-        async with self._changing:
-            # A node that others use has its way, which is kept as it should be: to ask for it again
-            # would take a thread.
+        async with self._change_lock:
+            # The next hop of a node that is already in use is kept current by `run`. Looking it up
+            # again would need a thread.
             needed = [
                 each
                 for each in changes
@@ -393,47 +423,54 @@ class DirectDriver(Component):
                     and tables.nodes.is_reachable_at(each.node, each.address)
                 )
             ]
-            setting = [change for change in needed if isinstance(change, SetNode)]
-            async with self._blackholed(changes):
-                ways = await networks.find_next_hops(
-                    {(change.node, change.address) for change in setting}
+            nodes = [change for change in needed if isinstance(change, SetNode)]
+            async with self._with_blackhole_routes(changes):
+                next_hops = await networks.find_next_hops(
+                    {(change.node, change.address) for change in nodes}
                 )
-                work = ChangeRun(
+                run = ChangeRun(
                     tables,
-                    {change: ways[change.node, change.address] for change in setting},
+                    {change: next_hops[change.node, change.address] for change in nodes},
                     needed,
                 )
-                async for some in in_turns(parts(needed, AT_ONCE)):
-                    work.do(some)
-                outcomes = work.end()
-                self._note_unserved({change.service for change in changes}, work.missing)
+                async for batch in in_turns(parts(needed, BATCH_SIZE)):
+                    run.apply(batch)
+                outcomes = run.finish()
+                self._record_unserved({change.service for change in changes}, run.missing)
             if not self._attached:
                 await self._attach()
-        self._use_what_is_free(tables)
+        self._retry_waiting(tables)
         failed = {service for service, outcome in outcomes.items() if outcome.state != "done"}
-        self._troubled = self._troubled.difference(change.service for change in changes) | failed
+        self._incomplete = (
+            self._incomplete.difference(change.service for change in changes) | failed
+        )
         return outcomes
 
-    def _use_what_is_free(self, tables: ListenerMaps) -> None:
-        """Retry the Services that wait for room if some was released: at once, but not more often
-        than once in the time after which released memory can be used, and once more at the end of
-        that time."""
-        if self._look_for_room is None and (relieved := tables.quotas.take_retriable()):
-            self._look_again(relieved)
-            self._look_for_room = asyncio.get_running_loop().call_later(
-                ROOM_AGAIN_S, self._look_again_for_room, tables
+    def _retry_waiting(self, tables: ListenerMaps) -> None:
+        """Retry the Services that wait for a resource of which some was released: at once, and
+        again after RESOURCE_RETRY_S, when the grace period of released memory is over. Do nothing
+        while the second retry is pending."""
+        if self._resource_retry is None and (relieved := tables.quotas.take_retriable()):
+            self._requeue(relieved)
+            self._resource_retry = asyncio.get_running_loop().call_later(
+                RESOURCE_RETRY_S, self._retry_all_waiting, tables
             )
 
-    def _look_again_for_room(self, tables: ListenerMaps) -> None:
-        self._look_for_room = None
-        self._look_again(tables.quotas.memory.waiting.copy())
-        self._use_what_is_free(tables)
+    def _retry_all_waiting(self, tables: ListenerMaps) -> None:
+        """Retry the Services that wait for table memory: memory that was released earlier can be
+        used now."""
+        self._resource_retry = None
+        self._requeue(tables.quotas.memory.waiting.copy())
+        self._retry_waiting(tables)
 
     @asynccontextmanager
-    async def _blackholed(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
-        """After the changes, which are made inside, their addresses have blackhole routes or are
-        done without. The kernel takes new ones in meanwhile: at a start, when there are thousands,
-        it has work for as long."""
+    async def _with_blackhole_routes(self, changes: Sequence[DirectChange]) -> AsyncIterator[None]:
+        """Add and remove the blackhole routes of the addresses in these changes. The changes are
+        applied in the body of the context.
+
+        Afterwards an address has a route if it has listeners or should have some. New routes are
+        added while the body runs: at a start, the kernel needs about as long for thousands of
+        routes as the changes take."""
         tables, _, _ = self._opened()
         if self._blackholes is None:
             yield
@@ -446,35 +483,36 @@ class DirectDriver(Component):
             if new := self._blackholes.missing(listening):
                 group.create_task(self._blackholes.add(new))
             yield
-        await self._blackholes.remove(self._without_listeners(tables, touched))
+        await self._blackholes.remove(self._unused_addresses(tables, touched))
 
-    def _note_unserved(
+    def _record_unserved(
         self,
         services: Collection[ServiceKey],
         missing: Mapping[ServiceKey, Collection[ListenerKey]],
     ) -> None:
-        """Of these Services, exactly these listeners could not be made."""
+        """Record which listeners of these Services could not be created. `missing` replaces earlier
+        records of the Services."""
         for service in services:
             self._unserved.pop(service, None)
         now_s = self._clock()
         for service, keys in missing.items():
             self._unserved[service] = frozenset(key.address for key in keys), now_s
 
-    def _forget_unserved(self) -> set[str]:
-        """Forget listeners that were not asked for again, because the Service is gone or changed;
-        return their addresses."""
-        since_s = self._clock() - ASKED_AGAIN_S
-        over = [service for service, (_, asked_s) in self._unserved.items() if asked_s < since_s]
-        return set().union(*(self._unserved.pop(service)[0] for service in over))
+    def _expire_unserved(self) -> set[str]:
+        """Delete the records of listeners that the loop no longer plans, because their Service was
+        deleted or changed. Return their addresses."""
+        oldest_s = self._clock() - UNSERVED_TIMEOUT_S
+        expired = [key for key, (_, planned_s) in self._unserved.items() if planned_s < oldest_s]
+        return set().union(*(self._unserved.pop(key)[0] for key in expired))
 
-    def _without_listeners(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
-        """Those of these addresses where no listener is, nor should be."""
+    def _unused_addresses(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
+        """Return the addresses, out of these, that neither have a listener nor should have one."""
         wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
         return {each for each in addresses if each not in tables.addresses and each not in wanted}
 
     @property
     def counters(self) -> Counters:
-        """What the data plane has counted."""
+        """The counters of the data plane, for the listeners and nodes that exist now."""
         tables, opened, _ = self._opened()
         return Counters(tables, opened.maps, opened.object_file.types.enumerators("event"))
 
@@ -492,7 +530,7 @@ class DirectDriver(Component):
             drops=counters.drops(),
             messages=counters.messages(),
             untracked=counters.untracked(),
-            untold=counters.untold(),
+            unsent=counters.unsent(),
             resources={
                 name: ResourceState(filled.used, filled.capacity)
                 for name, filled in counters.resources().items()
@@ -509,22 +547,21 @@ class DirectDriver(Component):
 
 
 async def _actual(
-    tables: ListenerMaps, keys: Collection[ServiceKey], turns: Turns
+    tables: ListenerMaps, keys: Collection[ServiceKey], batching: Batching
 ) -> dict[ServiceKey, DirectActual]:
-    """What these Services have, from the mirror."""
+    """Return the installed state of these Services from the mirror."""
     actual: dict[ServiceKey, DirectActual] = {}
-    async for some in turns(parts(tuple(keys), AT_ONCE)):
-        actual |= tables.actual(some)
+    async for batch in batching(parts(tuple(keys), BATCH_SIZE)):
+        actual |= tables.actual(batch)
     return actual
 
 
 async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
-    """Take away what a process that ended left behind: its filters and routes in this network
-    namespace, and its pins; says what there was. Raises Refused while a process works with the
-    pins.
+    """Remove the programs and routes that a process left in this network namespace, and its pins.
+    Return what was removed, as text for the user. Raise Refused while a process uses the pins.
 
-    Pins may be gone while the rest is there: the bpffs was mounted anew, or they were deleted by
-    hand."""
+    The pins may be missing although the rest exists, because the bpffs was mounted again or a user
+    deleted them."""
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
         detached = await attach.detach(pin_path)

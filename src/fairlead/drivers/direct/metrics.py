@@ -1,6 +1,7 @@
 """Metrics of the data plane of class fairlead.io/direct.
 
-In: its counters. Out: metric families, read when a scrape asks, in a thread."""
+In: the counters of the data plane. Out: metric families. The counters are read on each scrape, in a
+thread."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -11,36 +12,37 @@ from prometheus_client.registry import Collector
 from fairlead.model import ServiceKey
 
 
-class CountsTraffic(Protocol):
-    """A data plane that counts what it forwards."""
+class TrafficSource(Protocol):
+    """The counters of a data plane."""
 
-    def services(self) -> Mapping[ServiceKey, "CountedWithDrops"]:
-        """What was forwarded for each Service, and dropped."""
+    def services(self) -> Mapping[ServiceKey, "TrafficCountsWithDrops"]:
+        """Return the forwarded and dropped packets of each Service."""
 
-    def nodes(self) -> Mapping[str, "CountedWithReturned"]:
-        """What was forwarded to each node, and came back."""
+    def nodes(self) -> Mapping[str, "TrafficCountsWithReturned"]:
+        """Return, for each node, the packets that were sent to the node and that came back."""
 
     def drops(self) -> Mapping[str, int]:
-        """Packets dropped, by reason."""
+        """Return the number of dropped packets by reason."""
 
     def messages(self) -> Mapping[str, int]:
-        """Packets of its own that it sent, by kind."""
+        """Return the number of packets that the data plane itself created, by kind."""
 
     def untracked(self) -> int:
-        """New flows without an entry, because the limit of new entries was reached."""
+        """Return the number of new flows without an entry, because the limit of new entries was
+        reached."""
 
-    def untold(self) -> int:
-        """New entries that other gateways were not told of."""
+    def unsent(self) -> int:
+        """Return the number of new entries that were not sent to peers."""
 
     def entries(self) -> Mapping[str, "Usage"]:
-        """How full each table of connection entries is."""
+        """Return how full each table of flow entries is."""
 
     def resources(self) -> Mapping[str, "Usage"]:
-        """How much is used of each resource whose size is fixed."""
+        """Return how full each resource of fixed size is."""
 
 
 class Usage(Protocol):
-    """A table of the data plane: how many entries it has, and can have."""
+    """A table or resource of the data plane: how much is in use, and how much fits."""
 
     @property
     def used(self) -> int: ...
@@ -49,8 +51,8 @@ class Usage(Protocol):
     def capacity(self) -> int: ...
 
 
-class Counted(Protocol):
-    """What was forwarded since the data plane came up."""
+class TrafficCounts(Protocol):
+    """Forwarded packets, bytes and new flows since the counters were created."""
 
     @property
     def packets(self) -> int: ...
@@ -62,14 +64,14 @@ class Counted(Protocol):
     def flows(self) -> int: ...
 
 
-class CountedWithDrops(Counted, Protocol):
-    """And what was dropped, by reason."""
+class TrafficCountsWithDrops(TrafficCounts, Protocol):
+    """Also counts dropped packets, by reason."""
 
     @property
     def drops(self) -> Mapping[str, int]: ...
 
 
-class CountedWithReturned(Counted, Protocol):
+class TrafficCountsWithReturned(TrafficCounts, Protocol):
     """Also counts the packets that came back to the gateway."""
 
     @property
@@ -77,45 +79,46 @@ class CountedWithReturned(Counted, Protocol):
 
 
 class TrafficCollector(Collector):
-    """Packets, bytes and new flows of each Service and of each node, read from the data plane when
-    a scrape asks; what it dropped and why; and how near it is to losing track of connections."""
+    """A Prometheus collector that reads the data plane on each scrape.
 
-    def __init__(self, traffic: Callable[[], CountsTraffic]) -> None:
+    It exports packets, bytes and new flows of each Service and each node, dropped packets by
+    reason, and how full the tables of flow entries and the resources of fixed size are."""
+
+    def __init__(self, traffic: Callable[[], TrafficSource]) -> None:
         self._traffic = traffic
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         traffic = self._traffic()
         services, nodes = traffic.services(), traffic.nodes()
         returned = {name: counted.returned for name, counted in nodes.items()}
-        refused = CounterMetricFamily(
+        drops = CounterMetricFamily(
             "fairlead_service_drops",
             "Packets for a Service that were dropped",
             labels=["service", "reason"],
         )
         for key, counted in services.items():
-            for (
-                reason,
-                count,
-            ) in (
-                counted.drops.items()
-            ):  # only what there was: seven for each of 10,000 Services are too many
-                refused.add_metric([str(key), reason], count)
+            # `drops` has only reasons that occurred: a series for each reason of 10,000 Services
+            # would be too many.
+            for reason, count in counted.drops.items():
+                drops.add_metric([str(key), reason], count)
         return [
-            *_counted(
+            *_traffic_families(
                 "fairlead", "service", {str(key): counted for key, counted in services.items()}
             ),
-            refused,
-            *_counted("fairlead_node", "node", nodes),
-            _by(
+            drops,
+            *_traffic_families("fairlead_node", "node", nodes),
+            _labelled_family(
                 "fairlead_node_returned_packets",
                 "Packets sent to the node that came back to this gateway",
                 "node",
                 returned,
             ),
-            _by("fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()),
-            _by(
+            _labelled_family(
+                "fairlead_drops", "Packets dropped by the data plane", "reason", traffic.drops()
+            ),
+            _labelled_family(
                 "fairlead_messages",
-                "Packets that the data plane sent of its own",
+                "Packets that the data plane itself created",
                 "kind",
                 traffic.messages(),
             ),
@@ -123,7 +126,7 @@ class TrafficCollector(Collector):
             *self._resources(traffic),
         ]
 
-    def _resources(self, traffic: CountsTraffic) -> list[GaugeMetricFamily]:
+    def _resources(self, traffic: TrafficSource) -> list[GaugeMetricFamily]:
         used = GaugeMetricFamily(
             "fairlead_gateway_resource_used",
             "Table memory (bytes), listeners, retained nodes and source ranges in use",
@@ -131,7 +134,7 @@ class TrafficCollector(Collector):
         )
         limit = GaugeMetricFamily(
             "fairlead_gateway_resource_limit",
-            "Size of each resource; the last eighth is for changes of Services that are served",
+            "Size of each resource; new listeners cannot use the last eighth",
             labels=["resource"],
         )
         for resource, filled in traffic.resources().items():
@@ -139,35 +142,37 @@ class TrafficCollector(Collector):
             limit.add_metric([resource], filled.capacity)
         return [used, limit]
 
-    def _entries(self, traffic: CountsTraffic) -> list[GaugeMetricFamily | CounterMetricFamily]:
+    def _entries(self, traffic: TrafficSource) -> list[GaugeMetricFamily | CounterMetricFamily]:
         untracked = CounterMetricFamily(
             "fairlead_untracked_flows",
-            "New flows that got no entry: the insert limit was reached",
+            "New flows without an entry, because the limit of new entries was reached",
             traffic.untracked(),
         )
-        untold = CounterMetricFamily(
-            "fairlead_untold_entries",
-            "Entries that peers were not told of: they came too fast",
-            traffic.untold(),
+        unsent = CounterMetricFamily(
+            "fairlead_peer_entries_unsent",
+            "Entries that were not sent to peers, because they were made too fast",
+            traffic.unsent(),
         )
         used = GaugeMetricFamily(
             "fairlead_flow_entries",
-            "Connections and UDP flows that have an entry",
+            "Flows that have an entry",
             labels=["table"],
         )
-        most = GaugeMetricFamily(
+        limit = GaugeMetricFamily(
             "fairlead_flow_entries_limit",
-            "Entries there is room for; when all are used, old ones make way",
+            "Size of each table of flow entries; in a full table new entries evict old ones",
             labels=["table"],
         )
         for table, filled in traffic.entries().items():
             used.add_metric([table], filled.used)
-            most.add_metric([table], filled.capacity)
-        return [untracked, untold, used, most]
+            limit.add_metric([table], filled.capacity)
+        return [untracked, unsent, used, limit]
 
 
-def _counted(prefix: str, label: str, rows: Mapping[str, Counted]) -> list[CounterMetricFamily]:
-    """Three families: packets, bytes, flows."""
+def _traffic_families(
+    prefix: str, label: str, rows: Mapping[str, TrafficCounts]
+) -> list[CounterMetricFamily]:
+    """Return three families: packets, bytes and flows."""
     packets = CounterMetricFamily(f"{prefix}_packets", "Packets forwarded", labels=[label])
     octets = CounterMetricFamily(f"{prefix}_bytes", "Bytes forwarded", labels=[label])
     flows = CounterMetricFamily(f"{prefix}_flows", "New flows forwarded", labels=[label])
@@ -178,7 +183,9 @@ def _counted(prefix: str, label: str, rows: Mapping[str, Counted]) -> list[Count
     return [packets, octets, flows]
 
 
-def _by(name: str, what: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+def _labelled_family(
+    name: str, what: str, label: str, counts: Mapping[str, int]
+) -> CounterMetricFamily:
     family = CounterMetricFamily(name, what, labels=[label])
     for value, count in counts.items():
         family.add_metric([value], count)

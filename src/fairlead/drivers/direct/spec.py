@@ -1,11 +1,11 @@
-"""What the direct data plane should do and what it does, as values, and the steps between them.
-Pure.
+"""The desired and the installed state of the direct data plane, and the changes between them. Pure.
 
-In: LoadBalancers of class fairlead.io/direct, and what was read from the maps. Out: specs and
-changes. Invariant: a change carries the slots that result from it, so that what `diff` says is what
-`apply` writes, unless a node turns out to be out of reach (`without`); the slots of a listener
-depend on its weights, on who may keep connections, and on the slots before (net/transition.py). A
-listener that was set for the same spec before has the slots that it should have."""
+In: LoadBalancers of class fairlead.io/direct, and the state that was read from the maps. Out: specs
+and changes. Invariant: a change contains the resulting slots, so `apply` writes exactly what `diff`
+computed, unless a node turns out to be unreachable (`without_nodes`). The slots of a listener
+depend on its weights, on the nodes that may keep connections, and on the slots that the listener
+has (net/transition.py). A listener that was last set for an equal spec already has the right
+slots."""
 
 import math
 from array import array
@@ -20,17 +20,20 @@ from fairlead.net.address import canonical, is_ipv6, join_host_port
 from fairlead.net.transition import Slots, nodes_in, transition
 from fairlead.plan import serving
 
-DEFAULT_KEEP_LEFT_S = 24 * 3600.0
-"""kube-proxy's time-out of established TCP connections (conntrack.tcpEstablishedTimeout): a node
-has forgotten by then what was idle all the time. The list must end somewhere: entries and slots do
-not show whether a connection is still in use."""
-MOST_RANGES_SHOWN = 5
+DEFAULT_RETAIN_DEPARTED_S = 24 * 3600.0
+"""How long a node that is no longer a member may keep connections.
+
+This is kube-proxy's timeout of established TCP connections (conntrack.tcpEstablishedTimeout): the
+node has forgotten a connection that was idle for so long. A limit is necessary because neither flow
+entries nor slots show whether a connection is still in use."""
+MAX_RANGES_SHOWN = 5
+"""The number of source ranges in the text of a change."""
 
 ListenerProtocol = Literal["TCP", "UDP", "SCTP"]
 
 
 class ListenerKey(Value, frozen=True):
-    """An address, port and protocol that packets may be sent to."""
+    """The address, port and protocol of a listener."""
 
     address: str
     port: int
@@ -41,79 +44,86 @@ class ListenerKey(Value, frozen=True):
 
 
 class ListenerSpec(Value, frozen=True):
-    """One listener: who gets its new connections in which shares, and who may keep the ones they
-    have.
-
-    `retain_departed`: a node that is no member any more keeps its connections too. So it is with policy
-    Cluster, where they go on to pods elsewhere, whether the node has any or not. `left`: these
-    nodes, and `expired`: members that have kept connections without getting new ones for longer
-    than `drain_s` (0: there is no such limit), and keep them no more. `diff` names both.
-    `restricted`: only clients in the Service's source ranges are let in."""
+    """The desired state of one listener: the nodes that get new connections, and the nodes that
+    keep the connections that they have. `render` leaves `departed` and `expired` empty; `diff`
+    fills them."""
 
     key: ListenerKey
     by_source: bool
+    """The client's address alone selects the node (session affinity)."""
     weights: tuple[tuple[str, int], ...]
+    """(node, weight) of the nodes that get new connections."""
     retained_nodes: tuple[str, ...]
+    """The members that keep their open connections."""
     retain_departed: bool = False
-    left: tuple[str, ...] = ()
+    """A node that is no longer a member keeps its open connections. True with policy Cluster: the
+    node passes the connections to pods of other nodes, whether it has pods itself or not."""
+    departed: tuple[str, ...] = ()
+    """The nodes that are no longer members and keep their open connections."""
     drain_s: float = 0.0
+    """How long a node keeps open connections after it last got new ones; 0: no limit."""
     expired: tuple[str, ...] = ()
+    """Members that have used up `drain_s`, and no longer keep connections."""
     restricted: bool = False
+    """Only clients in the Service's source ranges may connect."""
     refuses: bool = False
-    """The Service has no endpoints: a packet for which there is no node is answered with a
-    refusal."""
+    """The Service has no endpoints: a packet for which there is no node is refused."""
     undecided: tuple[str, ...] = ()
     """Nodes whose first probe is outstanding, while no node is confirmed; see `plan.serving`."""
 
     @property
     def idle(self) -> set[str]:
-        """The nodes that get no new connections and may have some, or might if it had not been for
-        too long."""
-        return {*self.retained_nodes, *self.left, *self.expired}.difference(
+        """The nodes that get no new connections but may have open ones, including the nodes that
+        may not keep them any longer."""
+        return {*self.retained_nodes, *self.departed, *self.expired}.difference(
             [node for node, _ in self.weights]
         )
 
 
 class DirectSpec(Value, frozen=True):
-    """What one Service should have. `addresses` are those of its nodes, of every family it uses."""
+    """The desired state of one Service."""
 
     uid: str
     listeners: tuple[ListenerSpec, ...]
     addresses: tuple[tuple[str, str], ...]
+    """(node, address) of all members, in every address family that the Service uses."""
     source_ranges: tuple[str, ...] = ()
 
 
 class ActualListener(Value, frozen=True):
-    """One listener as the maps hold it. What they do not say, because only a plan knows it: `spec`,
-    what it was last set for, and `keeping`, the nodes that may have connections of it; None and a
-    guess until a plan has said it. `idle_s`: of nodes that get no new connections of it, for how
-    long that has been so. `used`: packets have been sent on for it; else there is nothing to keep
-    where it is, and its slots follow from its weights alone, whatever they were: so gateways that
-    learned of a new Service's nodes one by one, each in an order of its own, have the same.
-    `short`: the listener has less than its spec asks for, because there was no room: it is set
-    again until it has everything."""
+    """The installed state of one listener."""
 
     key: ListenerKey
     slots: Slots
     spec: ListenerSpec | None = None
-    keeping: tuple[str, ...] = ()
+    """The spec for which the listener was last set. The maps do not hold it, so it is None for a
+    listener of a previous process until this process has set the listener."""
+    retained_nodes: tuple[str, ...] = ()
+    """The nodes that may have open connections. While `spec` is None: every node that the maps name
+    for the listener, because the maps do not show which of them may keep connections."""
     idle_s: tuple[tuple[str, float], ...] = ()
+    """(node, seconds) of the nodes that get no new connections: the time since this began."""
     used: bool = True
-    short: bool = False
+    """Packets have been forwarded for the listener. Until then no connection has to stay on its
+    node, so `diff` computes the slots from the weights alone. This gives equal slots on all
+    gateways, even if they learn of the nodes of a new Service one by one, in different orders."""
+    degraded: bool = False
+    """The listener has less than its spec asks for, because a resource was used up. `diff` plans it
+    again until it has everything."""
 
 
 class DirectActual(Value, frozen=True):
-    """What one Service has. `addresses` are the usable ones of the nodes that occur in its
-    slots."""
+    """The installed state of one Service."""
 
     uid: str
     listeners: tuple[ActualListener, ...]
     addresses: tuple[tuple[str, str], ...]
+    """(node, address) of the nodes in its slots; only addresses that the gateway can reach."""
     source_ranges: tuple[str, ...] = ()
 
 
 class SetNode(Value, frozen=True):
-    """Send what the node gets in the address's family to that address."""
+    """Send packets for the node to this address. Affects only the family of the address."""
 
     service: ServiceKey
     node: str
@@ -124,52 +134,54 @@ class SetNode(Value, frozen=True):
 
 
 class SetRanges(Value, frozen=True):
-    """Have the Service's source ranges be these; listeners that are restricted follow them."""
+    """Replace the source ranges of the Service. They apply to its restricted listeners."""
 
     service: ServiceKey
     cidrs: tuple[str, ...]
 
     def __str__(self) -> str:
-        others = len(self.cidrs) - MOST_RANGES_SHOWN
-        shown = ",".join(self.cidrs[:MOST_RANGES_SHOWN]) + (
+        others = len(self.cidrs) - MAX_RANGES_SHOWN
+        shown = ",".join(self.cidrs[:MAX_RANGES_SHOWN]) + (
             f" and {others} others" if others > 0 else ""
         )
         return f"set ranges {self.service} {shown}"
 
 
 class SetListener(Value, frozen=True):
-    """Put these slots in the place of what the listener has; make it first if it is new. Where it
-    has them already, nothing changes in the kernel; it is noted what they are for. `taken_from`:
-    the Service that has it, but wants it no more. `afresh`: the slots before did not count, because
-    no packet had been sent on by them. `before`: those that it had."""
+    """Replace the slots of the listener, or create the listener. If the listener has these slots
+    already, nothing changes in the kernel, and only the spec is recorded."""
 
     service: ServiceKey
     uid: str
     listener: ListenerSpec
     slots: Slots
     taken_from: ServiceKey | None = None
-    afresh: bool = False
-    before: Slots = Slots()
+    """The Service that has the listener, and no longer asks for it."""
+    from_scratch: bool = False
+    """`slots` do not depend on `old_slots`, because no packet had been forwarded for the
+    listener."""
+    old_slots: Slots = Slots()
+    """The slots of the listener when the change was planned."""
 
     def __str__(self) -> str:
         listener = self.listener
         weights = ",".join(f"{node}={weight}" for node, weight in listener.weights) or "none"
         active = {node for node, _ in listener.weights}
-        keeping = ",".join(sorted({*listener.retained_nodes, *listener.left} - active))
+        retained = ",".join(sorted({*listener.retained_nodes, *listener.departed} - active))
         words = [
             f"set listener {listener.key} {self.service} weights {weights} slots "
             f"{len(self.slots.current) // 2}"
         ]
         words += ["affinity ClientIP"] * listener.by_source
-        words += [f"keeping {keeping}"] * bool(keeping)
-        words += [f"ended {','.join(listener.expired)}"] * bool(listener.expired)
+        words += [f"retained {retained}"] * bool(retained)
+        words += [f"expired {','.join(listener.expired)}"] * bool(listener.expired)
         words += ["restricted"] * listener.restricted
         words += ["refusing"] * listener.refuses
         return " ".join(words)
 
 
 class RemoveListener(Value, frozen=True):
-    """Take the listener away; packets for it are no longer ours."""
+    """Delete the listener. The gateway no longer handles packets for it."""
 
     service: ServiceKey
     key: ListenerKey
@@ -184,8 +196,8 @@ DirectChange = SetNode | SetRanges | SetListener | RemoveListener
 def render(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, DirectSpec]:
-    """The specs of the LoadBalancers with DirectSettings. `drain_s`: of those that do not say it
-    themselves."""
+    """Return the specs of the LoadBalancers that have DirectSettings. `drain_s`: the drain limit of
+    Services that do not set one; 0: no limit."""
     return {
         key: _render(intent, intent.settings, drain_s)
         for key, intent in intents.items()
@@ -227,26 +239,26 @@ def _listener(
 def diff(
     desired: Mapping[ServiceKey, DirectSpec],
     actual: Mapping[ServiceKey, DirectActual],
-    keep_left_s: float = DEFAULT_KEEP_LEFT_S,
+    retain_departed_s: float = DEFAULT_RETAIN_DEPARTED_S,
 ) -> tuple[DirectChange, ...]:
-    """The steps from `actual` to `desired`: nodes and source ranges first, then listeners, then
-    what is to go.
+    """Return the changes that lead from `actual` to `desired`: nodes first, then source ranges and
+    listeners, then removals.
 
-    `keep_left_s`: so long a node that is no member any more may keep connections, where the policy
-    lets it. A listener that passes from one Service to another keeps its slots, and so its
-    connections. One that a node without a usable next hop is to serve is set in any case: only
-    `apply` finds out whether that node may have a share."""
+    `retain_departed_s`: how long a node that is no longer a member may keep connections, if the
+    policy allows it. A listener that passes from one Service to another keeps its slots, and so its
+    connections. A listener with a node that has no usable next hop is always part of the changes,
+    because only `apply` finds out whether the node can be reached."""
     present = {
         each.key: (service, one.uid, each)
         for service, one in actual.items()
         for each in one.listeners
     }
-    known = {pair for one in actual.values() for pair in one.addresses}
+    reachable = {pair for one in actual.values() for pair in one.addresses}
     wanted = {each.key for spec in desired.values() for each in spec.listeners}
     nodes: dict[tuple[str, str], SetNode] = {}
     sets: list[SetRanges | SetListener] = []
     for service, spec in sorted(desired.items()):
-        missing = [pair for pair in spec.addresses if pair not in known]
+        missing = [pair for pair in spec.addresses if pair not in reachable]
         needed: set[str] = set()
         if spec.source_ranges and spec.source_ranges != (
             actual[service].source_ranges if service in actual else ()
@@ -261,29 +273,38 @@ def diff(
                 and owner == service
                 and serving.stays_as_it_is(each.weights, each.undecided, _serving(found.slots))
             ):
+                # The listener is left as it is until the first probes are answered. The nodes that
+                # serve it still need next hops.
                 needed.update(found.slots.nodes)
                 continue
-            listener = _as_of_now(each, found, keep_left_s)
-            before = found.slots if found.used else Slots()
+            listener = _with_retention(each, found, retain_departed_s)
+            old_slots = found.slots if found.used else Slots()
+            # The slots of an equal spec are right already: computing them is the costly part.
             slots = (
                 found.slots
-                if listener == found.spec and not found.short
-                else _slots(listener, before)
+                if listener == found.spec and not found.degraded
+                else _computed_slots(listener, old_slots)
             )
             needed.update(slots.nodes)
-            same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.short
-            if not same or _has_any(missing, listener, slots):
+            same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.degraded
+            if not same or _serves_any(missing, listener, slots):
+                # If both Services ask for the listener, it is not taken from its owner, and `apply`
+                # reports the conflict.
                 taken_from = (
-                    owner if owner != service and not _wants(desired.get(owner), each.key) else None
+                    owner
+                    if owner != service and not _includes(desired.get(owner), each.key)
+                    else None
                 )
-                afresh = not found.used and bool(found.slots.current)
+                from_scratch = not found.used and bool(found.slots.current)
                 sets.append(
-                    SetListener(service, spec.uid, listener, slots, taken_from, afresh, found.slots)
+                    SetListener(
+                        service, spec.uid, listener, slots, taken_from, from_scratch, found.slots
+                    )
                 )
         for pair in missing:
-            if (
-                pair[0] in needed and pair not in nodes
-            ):  # at a start nearly all are, a hundred thousand times
+            # When a gateway starts, all Services together name the nodes some hundred thousand
+            # times, so a change is created only for the first Service that needs the node.
+            if pair[0] in needed and pair not in nodes:
                 nodes[pair] = SetNode(service, *pair)
     removals = [
         RemoveListener(owner, key)
@@ -294,12 +315,12 @@ def diff(
 
 
 def _serving(slots: Slots) -> set[str]:
-    """The nodes that get new connections by these slots."""
+    """Return the nodes that get new connections with these slots."""
     return {slots.nodes[number] for number in nodes_in(array("H", slots.current))}
 
 
 def precompute_tables(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
-    """Make the tables that a diff would ask for; they are kept for it."""
+    """Compute the Maglev tables of these load balancers, so that `diff` finds them in the cache."""
     maglev.prepare(
         serving.active_weights(listener)
         for intent in intents.values()
@@ -307,31 +328,40 @@ def precompute_tables(intents: Mapping[ServiceKey, LoadBalancer]) -> None:
     )
 
 
-def without(change: SetListener, nodes: Set[str], before: Slots) -> SetListener:
-    """The change as it is when these nodes cannot be reached: the others have their shares, and
-    they keep their connections. Where nobody can be reached the slots stay as they were to be:
-    nothing is won by giving up, and all is well again as soon as the network is. Either way the
-    spec shows what was left out, so that `diff` asks for it again."""
+def without_nodes(change: SetListener, nodes: Set[str], old_slots: Slots) -> SetListener:
+    """Return the change for the case that these nodes cannot be reached: the other nodes get their
+    shares, and these nodes keep their connections.
+
+    If no node can be reached, the slots stay as planned: empty slots would help no client, and with
+    the planned slots traffic flows again as soon as the network is repaired. In both cases the spec
+    lacks the weights of these nodes, so it differs from the desired spec, and `diff` plans the
+    listener again."""
     weights = tuple((node, weight) for node, weight in change.listener.weights if node not in nodes)
     listener = msgspec.structs.replace(change.listener, weights=weights)
-    slots = _slots(listener, before) if weights else change.slots
+    slots = _computed_slots(listener, old_slots) if weights else change.slots
     return msgspec.structs.replace(change, listener=listener, slots=slots)
 
 
-def from_these(change: SetListener, before: Slots) -> SetListener:
-    """The change as it is when these are the slots before, and there are connections by them."""
+def based_on(change: SetListener, old_slots: Slots) -> SetListener:
+    """Return the change for the case that the listener has `old_slots`, and open connections that
+    depend on them."""
     return msgspec.structs.replace(
-        change, slots=_slots(change.listener, before), afresh=False, before=before
+        change,
+        slots=_computed_slots(change.listener, old_slots),
+        from_scratch=False,
+        old_slots=old_slots,
     )
 
 
-def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float) -> ListenerSpec:
-    """The listener with those who have left and may keep connections, and without those whose time
-    to keep them is over.
+def _with_retention(
+    listener: ListenerSpec, found: ActualListener, retain_departed_s: float
+) -> ListenerSpec:
+    """Return the spec with the departed nodes that keep connections, and without the nodes whose
+    time to keep connections is over.
 
-    Who has left stays even if the policy is another one now; only with policy Cluster others
-    join."""
-    if not found.idle_s and not found.keeping:
+    A departed node keeps its connections even if the policy of the Service has changed since. More
+    nodes are added only with `retain_departed`."""
+    if not found.idle_s and not found.retained_nodes:
         return listener
     idle_s, active = dict(found.idle_s), {node for node, _ in listener.weights}
     expired = {
@@ -339,44 +369,43 @@ def _as_of_now(listener: ListenerSpec, found: ActualListener, keep_left_s: float
         for node in listener.retained_nodes
         if node not in active and serving.is_drained(idle_s.get(node, 0.0), listener.drain_s)
     }
-    left = set(found.keeping).difference(listener.retained_nodes)
+    departed = set(found.retained_nodes).difference(listener.retained_nodes)
     if not listener.retain_departed:
-        left.intersection_update(found.spec.left if found.spec else ())
-    left_s = min(listener.drain_s or math.inf, keep_left_s)
-    left = {node for node in left if idle_s.get(node, 0.0) < left_s}
-    if not expired and not left:
+        departed.intersection_update(found.spec.departed if found.spec else ())
+    limit_s = min(listener.drain_s or math.inf, retain_departed_s)
+    departed = {node for node in departed if idle_s.get(node, 0.0) < limit_s}
+    if not expired and not departed:
         return listener
     retained_nodes = tuple(node for node in listener.retained_nodes if node not in expired)
     return msgspec.structs.replace(
         listener,
         retained_nodes=retained_nodes,
-        left=tuple(sorted(left)),
+        departed=tuple(sorted(departed)),
         expired=tuple(sorted(expired)),
     )
 
 
-def _slots(listener: ListenerSpec, before: Slots) -> Slots:
-    return slots_of(listener, before, maglev.table(listener.weights))
+def _computed_slots(listener: ListenerSpec, old_slots: Slots) -> Slots:
+    return next_slots(listener, old_slots, maglev.table(listener.weights))
 
 
-def slots_of(listener: ListenerSpec, before: Slots, table: maglev.Table) -> Slots:
-    """The next slots of a listener that has the slots `before`, with this table for its weights."""
+def next_slots(listener: ListenerSpec, old_slots: Slots, table: maglev.Table) -> Slots:
+    """Return the slots with which the listener serves new connections by `table`, and leaves open
+    connections where `old_slots` have them."""
     return transition(
-        before,
+        old_slots,
         table,
-        frozenset((*listener.retained_nodes, *listener.left)),
+        frozenset((*listener.retained_nodes, *listener.departed)),
         by_source=listener.by_source,
     )
 
 
-def _has_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
-    """Whether one of these (node, address) has a share of the listener."""
-    ipv6, nodes = (
-        is_ipv6(listener.key.address),
-        {node for node, _ in listener.weights}.intersection(slots.nodes),
-    )
+def _serves_any(missing: Iterable[tuple[str, str]], listener: ListenerSpec, slots: Slots) -> bool:
+    """Return whether the listener sends new connections to one of these (node, address)."""
+    ipv6 = is_ipv6(listener.key.address)
+    nodes = {node for node, _ in listener.weights}.intersection(slots.nodes)
     return any(node in nodes and is_ipv6(address) == ipv6 for node, address in missing)
 
 
-def _wants(spec: DirectSpec | None, key: ListenerKey) -> bool:
+def _includes(spec: DirectSpec | None, key: ListenerKey) -> bool:
     return spec is not None and any(each.key == key for each in spec.listeners)

@@ -1,9 +1,10 @@
-"""Which of the maps of remembered clients each Service with session affinity uses.
+"""The map of remembered clients that each Service with session affinity uses.
 
-In: a Service; the elements in the kernel. Out: the number of its map. Invariants: a Service keeps
-its number while it has session affinity in force, also across restarts, because the elements in the
-kernel contain the number; two Services have the same number only if no number is free. Threads may
-ask for numbers: large Services are rendered beside the others."""
+In: a Service; the elements in the kernel. Out: the number of the Service's map. Invariants: a
+Service keeps its number while session affinity is in force for it, also across restarts, because
+the elements in the kernel contain the number; two Services share a number only if no number is
+free. The methods are safe to call from several threads, because large Services are elements_of in
+threads of their own."""
 
 from collections.abc import Iterable, Mapping
 from threading import Lock
@@ -26,7 +27,8 @@ class AffinityMaps:
         return service in self._numbers
 
     def of(self, service: ServiceKey) -> int:
-        """The number of this Service: its present one, or else one that the fewest Services use."""
+        """Return the number of this Service. A Service without one gets a number that the fewest
+        Services use."""
         with self._choosing:
             if service not in self._numbers:
                 self._take(service, self._users.index(min(self._users)))
@@ -45,7 +47,8 @@ class AffinityMaps:
                 self._take(service, number)
 
     def release(self, services: Iterable[ServiceKey]) -> None:
-        """Release the numbers of these Services, which no longer have session affinity in force."""
+        """Release the numbers of these Services, for which session affinity is no longer in
+        force."""
         for service in services:
             with self._choosing:
                 if (number := self._numbers.pop(service, None)) is not None:

@@ -1,18 +1,19 @@
-"""Carry out what a node does for its Services: nftables transactions, then the clean-up that a
-transaction cannot do.
+"""The driver of the service proxy: nftables transactions, and the clean-up that a transaction
+cannot do.
 
 In: NodeService values. Out: the table `inet fairlead` of the network namespace in which the driver
-was opened. Invariant: a frontend is never partly in force, because all its Changes that packets
-meet are in one transaction; nor is a Service, unless it is too large for one. Where two Services
-want the same frontend, one of them lacks this frontend and nothing else (see `settled`). Between
-runs the kernel holds the truth: a successor reads it back (`read(None)`) and changes only what
-differs.
+was opened. Invariants: a frontend is never partly in force, because all its Changes that packets
+encounter are in one transaction. The same holds for a Service, unless it is too large for one
+transaction. If two Services want the same frontend, one of them lacks this frontend and nothing
+else (see `resolve`). Between runs the kernel holds the state: the next process reads it
+(`read(None)`) and changes only what differs.
 
-After the transaction, outside of it: flows of UDP and SCTP to endpoints that serve no more are
-forgotten (a client that keeps its port would otherwise talk to nobody until it pauses), and so are
-clients remembered for gone endpoints (session affinity). Neither is lost by a failure: to whom
-flows may lead is written down only once the others are forgotten, so what is left to do is a
-difference to the plan; remembered clients are looked through again whenever the table is read."""
+After a transaction, the driver deletes flows of UDP and SCTP to endpoints that no longer serve;
+otherwise a client that keeps its source port would reach no endpoint until it pauses. It also
+deletes clients that are remembered with gone endpoints (session affinity). A failure loses neither.
+The endpoints to which flows may lead are recorded only after the other flows were deleted, so an
+unfinished clean-up is a difference to the plan. Remembered clients are searched again whenever the
+table is read."""
 
 import asyncio
 import time
@@ -24,21 +25,27 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
-from fairlead.drivers.nodeproxy.aftermath import FLOWS, Endpoint, flow_answers, forgettable, losing
+from fairlead.drivers.nodeproxy.cleanup import (
+    FLOWS,
+    Endpoint,
+    flow_endpoints,
+    losing_endpoints,
+    stale_clients,
+)
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
     affinity_map_of,
     difference,
+    elements_of,
     frontend_of,
-    rendered,
 )
-from fairlead.drivers.nodeproxy.needs import needs
+from fairlead.drivers.nodeproxy.requirements import requirements
 from fairlead.drivers.nodeproxy.skeleton import skeleton
 from fairlead.drivers.nodeproxy.table import Table, remove_table
 from fairlead.drivers.nodeproxy.transactions import (
@@ -50,7 +57,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     effective,
     frontends,
     is_exclusive,
-    settled,
+    resolve,
 )
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
@@ -59,28 +66,28 @@ from fairlead.plan.conflicts import Basis, Precedence
 
 log = structlog.get_logger()
 
-LOOK_S = 2.0
-"""Time between two looks whether others have taken our rules away."""
+CHECK_INTERVAL_S = 2.0
+"""Interval at which the driver checks whether another program has removed our rules."""
 UNHEALTHY_AFTER_S = 60.0
-FORGIVEN_AFTER_S = 150.0
-"""What was asked for so long ago and not since has been dropped: what still matters is asked for
-every minute at least."""
+"""The node proxy is unhealthy when a change has been pending for this time, as in kube-proxy."""
+ABANDONED_AFTER_S = 150.0
+"""A pending change that was not requested again within this time counts as abandoned. The loop
+requests a change that still matters at least every minute."""
 
-AT_ONCE_S = 0.001
-"""In so long is looked again at a Service that has lost a frontend: in its next pass, and not in
-this one."""
+REQUEUE_S = 0.001
+"""A Service that lost a frontend is reconciled again after this delay, so in a new pass."""
 
 
-class _Asked(NamedTuple):
-    """When something was asked for, first and last."""
+class _Requested(NamedTuple):
+    """When a change was first and last requested."""
 
     first: float
     last: float
 
 
 class NodeProxyDriver(Component):
-    """Services on this node, as kube-proxy would serve them. `open` it first, in the network
-    namespace that it is to serve."""
+    """Driver of the service proxy, which serves Services as kube-proxy does. Call `open` first, in
+    the network namespace to be served."""
 
     name = "nodeproxy"
 
@@ -93,61 +100,70 @@ class NodeProxyDriver(Component):
         node_port_addresses: Callable[[], Sequence[str]] | None = None,
         service_cidrs: Sequence[str] = (),
         precedence_of: PrecedenceOf = lambda service, *_: Precedence(Basis.SHOWN, "", service),
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`node_addresses`: the node's primary address of each family, asked for at each use.
-        NodePorts answer there and nowhere else, unless `node_port_addresses` says where, asked for
-        likewise. `pod_cidrs`: where the cluster's pods live; callers from there keep their address.
-        `pod_interfaces`: where packets of this node's pods come in, instead. Neither: pods cannot
-        be told from others, so nothing that calls a ClusterIP is masqueraded and pods are treated
-        as callers from outside. `service_cidrs`: ClusterIPs that no Service has are dropped rather
-        than routed out. `precedence_of`: of two Services that want the same frontend, the one with the
-        first precedence has it. `look_again`: for all Services whose rules other programs took
-        away. `timeout_s`: for one transaction. `clock`: seconds that never go back, by which
-        health is told."""
+        """Set up the driver without touching the kernel.
+
+        - `node_addresses`: returns the node's primary address of each family; called at each use.
+        - `pod_cidrs`: the addresses of the cluster's pods. Their connections keep their source
+          address.
+        - `pod_interfaces`: the interfaces at which packets of this node's pods arrive; used instead
+          of `pod_cidrs`. Without both, pods cannot be distinguished from other clients: connections
+          to a ClusterIP are never masqueraded, and pods are treated as external clients.
+        - `node_port_addresses`: returns the addresses at which NodePorts answer; called at each
+          use. By default these are the `node_addresses`.
+        - `service_cidrs`: packets to ClusterIPs in these ranges that no Service has are dropped
+          instead of being routed out.
+        - `precedence_of`: if two Services want the same frontend, the one with the first precedence
+          gets it.
+        - `requeue`: called with all Services whose rules another program removed.
+        - `timeout_s`: time-out of one transaction.
+        - `clock`: monotonic seconds, for `healthy`."""
         self._node_addresses = node_addresses
         self._clock = clock
         self._node_port_addresses = node_port_addresses or node_addresses
         self._pods = () if pod_interfaces else tuple(ip_network(cidr) for cidr in pod_cidrs)
         self._skeleton = skeleton(pod_cidrs, service_cidrs, pod_interfaces)
         self._precedence_of = precedence_of
-        self._look_again = look_again
+        self._requeue = requeue
         self._timeout_s = timeout_s
         self._table: Table | None = None
         self._tracked = Conntrack()
         self._turn = asyncio.Lock()
-        """Whoever reads or writes the table, or what is known of it, has it from the first step to
-        the last."""
+        """Held by each operation that reads or writes the table, or the knowledge about it, from
+        the first to the last step."""
         self._known: dict[ServiceKey, Spec] | None = None
-        """What the kernel holds, by what was read and written; None: to be read again."""
+        """What the kernel holds, according to what was read and written. None: it must be read
+        again."""
         self._affinity = AffinityMaps()
         self._owners: dict[str, ServiceKey] = {}
-        """Who has each frontend: two Services may want the same."""
-        self._pending: dict[ServiceKey | None, _Asked] = {}
-        """What is not carried out yet: the Changes of a Service; None: the making or reading of the
+        """The Service that has each frontend. Several Services may want the same frontend."""
+        self._pending: dict[ServiceKey | None, _Requested] = {}
+        """Pending work: the Changes of a Service, or under None the creation or reading of the
         table."""
-        self._compared: dict[ServiceKey | None, _Asked] = {}
-        """Changes that were pending at the last reading, and have not been requested since."""
+        self._compared: dict[ServiceKey | None, _Requested] = {}
+        """Pending work that the last `read` took over for comparison with the plan, and that has
+        not been requested since."""
 
     async def open(self) -> None:
-        """Make sure that the base chains are there, and adopt what the table holds. Raises Refused
-        without libnftables or without the right to use it. Where the table cannot be read or
-        changed in time, what is there stays in force, and `read` tries again."""
+        """Create the table if it is missing, and adopt what it holds. Raise Refused without
+        libnftables or without the right to use it. If the table cannot be read or changed in time,
+        its present rules stay in force, and `read` tries again."""
         if self._table is None:
             self._table = Table(self._skeleton, timeout_s=self._timeout_s)
         try:
             async with self._turn:
                 await self._adopt(self._table)
         except Unavailable:
-            # The loop's first read meets it again, says so and tries on; a process that ended here
-            # would do the same, slower.
+            # The loop's first read gets the same error, reports it and tries again. To end the
+            # process here would do the same, but slower.
             self._known = None
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go of the table; with `remove`, delete it and so all that this driver made. Traffic
-        goes on without it."""
+        """Release the resources of this process; traffic continues. With `remove`, delete the
+        table, which contains everything that this driver made."""
         async with self._turn:
             if self._table is not None:
                 await self._table.close(remove=remove)
@@ -157,33 +173,35 @@ class NodeProxyDriver(Component):
     async def remove(self) -> Sequence[str]:
         """See `remove_table`."""
         removed = await remove_table()
-        return ("the table inet fairlead: this node serves no Services now",) if removed else ()
+        return ("the table inet fairlead: this node no longer serves Services",) if removed else ()
 
     async def requirements(self) -> Sequence[Need]:
-        """Room for tracked flows, which kube-proxy sees to where it runs."""
-        return needs()
+        """Return the requirement of space for tracked flows. kube-proxy sets this limit on its
+        nodes."""
+        return requirements()
 
     async def run(self) -> None:
-        """Have rules that others took away (`nft flush ruleset`, a firewall that is loaded anew)
-        come back, until cancelled."""
+        """Until cancelled: restore rules that another program removed (`nft flush ruleset`, a
+        reload of a firewall)."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 if (lost := await self._disturbed()) is not None:
                     log.warning(
-                        "another process has taken rules of the table inet fairlead away: it is "
-                        "made anew"
+                        "another process has removed rules of the table inet fairlead: recreating "
+                        "the table"
                     )
-                    self._look_again(lost.keys() - {OWNERLESS})
-                    await self.read(None)  # makes the table, also where no Service has rules
+                    self._requeue(lost.keys() - {NO_SERVICE})
+                    await self.read(None)  # recreates the table, even if no Service has rules
             except Unavailable as problem:
-                log.warning("whether our rules are there is not known", problem=str(problem))
+                log.warning("checking the rules failed", problem=str(problem))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The elements of each Service. Services without an address to answer on are left out."""
+        """Return the elements of each Service. Services without an address to serve are left out.
+        Pure, except that a Service with session affinity may get the number of its map here."""
         node_addresses, node_port_addresses = self._node_addresses(), self._node_port_addresses()
         specs = {
-            key: rendered(
+            key: elements_of(
                 intent,
                 node_addresses,
                 node_port_addresses,
@@ -196,14 +214,14 @@ class NodeProxyDriver(Component):
     def diff(
         self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
     ) -> Sequence[Change]:
-        """What goes and what comes, Service by Service. Pure."""
+        """Return the elements to delete and to add for each Service. Pure."""
         return difference(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
-        """None: what the kernel holds, elements that belong to no Service included (key `("", "inet
-        fairlead")`). It is listed anew only if anybody else has changed any nftables rule since:
-        100,000 elements take seconds. An `apply` that is under way comes before or after as a
-        whole."""
+        """Return the elements that the kernel holds. With None, elements without a Service are
+        included (key `("", "inet fairlead")`). The kernel is listed only if another program has
+        changed any nftables rule since the last listing: listing 100,000 elements takes seconds. A
+        concurrent `apply` is seen as a whole or not at all."""
         table = self._opened()
         async with self._turn:
             known = self._known
@@ -211,112 +229,115 @@ class NodeProxyDriver(Component):
                 known = await self._adopt(table)
             if keys is None:
                 return dict(known)
-            # What differs from the plan is asked for again at once; of the others nothing is left
-            # to carry out.
+            # The loop requests at once what still differs from the plan. If it requests nothing for
+            # a Service, the Service's pending work is done.
             self._compared = {
-                key: asked for key, asked in self._compared.items() if key not in keys
+                key: requested for key, requested in self._compared.items() if key not in keys
             }
             self._compared |= {
-                key: asked for key in keys if (asked := self._pending.pop(key, None)) is not None
+                key: requested
+                for key in keys
+                if (requested := self._pending.pop(key, None)) is not None
             }
             return {key: known[key] for key in keys if key in known}
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Apply all Changes of a Service in one transaction, with many Services in each. If there
-        are too many Changes for one transaction, several are used, and other calls may run between
-        two of them; of a Service that is too large for one transaction, every frontend changes as a
-        whole.
+        """Apply all Changes of a Service in one transaction, and many Services per transaction. If
+        there are too many Changes for one transaction, several are used, and other calls may run
+        between two of them. Of a Service that is too large for one transaction, every frontend
+        changes as a whole.
 
-        If two Services want the same frontend, the first in order gets it. If it is the later one,
-        a Service gets everything else and is unavailable in part, because the other Service may be
-        deleted. If it is the earlier one, it takes the frontend over, and the other Service is
-        planned again. A Service whose stale flows could not be deleted is unavailable, though its
-        rules are in force. Raises the kernel's error if the kernel refuses a transaction; the table
-        is then read again."""
+        If two Services want the same frontend, the first in order gets it. A Service that comes
+        later gets everything else and is unavailable in part, because the other Service may be
+        deleted. A Service that comes first takes the frontend over, and the other Service is
+        reconciled again. A Service whose stale flows could not be deleted is unavailable, though
+        its rules are in force. If the kernel rejects a transaction, raise its error; the table is
+        then read again."""
         table = self._opened()
-        asked = {change.service for change in changes}
-        self._ask(asked)
+        requested = {change.service for change in changes}
+        self._request(requested)
         large = sum(len(change.elements) for change in changes) > ELEMENTS_PER_TRANSACTION
         async with self._turn:
             known = await self._current(table)
-            # With many Changes, those that are in force already are determined part by part.
-            settling = settled(
+            # If there are many Changes, `_commit_in_parts` filters out those that are in force
+            # already.
+            resolution = resolve(
                 known,
                 self._owners,
                 changes if large else effective(known, changes),
                 self._precedence_of,
             )
-            before = {key: known.get(key, NOTHING) for key in asked | settling.lacking.keys()}
+            before = {key: known.get(key, NOTHING) for key in requested | resolution.lacking.keys()}
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True)
-                if key in asked
-                else Outcome("done", again_s=AT_ONCE_S)
-                for key, why in settling.lacking.items()
+                if key in requested
+                else Outcome("done", again_s=REQUEUE_S)
+                for key, why in resolution.lacking.items()
             }
             if not large:
-                return outcomes | await self._at_once(table, asked, before, settling.changes)
-        return outcomes | await self._in_parts(table, asked, before, settling.changes)
+                return outcomes | await self._at_once(table, requested, before, resolution.changes)
+        return outcomes | await self._in_parts(table, requested, before, resolution.changes)
 
     async def _at_once(
         self,
         table: Table,
-        asked: Collection[ServiceKey],
+        requested: Collection[ServiceKey],
         before: Mapping[ServiceKey, Spec],
         changes: Sequence[Change],
     ) -> dict[ServiceKey, Outcome]:
         """Apply all Changes without letting other calls run in between."""
-        met, noted = _parted(changes)
-        for batch in batches(met):
+        rules, flow_records = _separate(changes)
+        for batch in batches(rules):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
-        self._done(asked)  # includes Services for which there was nothing to do
-        await self._forget_clients(table, before)
-        failed = await self._forget_flows(noted)
-        for batch in batches([change for change in noted if change.service not in failed]):
+        self._done(requested)  # includes Services for which there was nothing to do
+        await self._delete_clients(table, before)
+        failed = await self._delete_flows(flow_records)
+        for batch in batches([change for change in flow_records if change.service not in failed]):
             await self._commit(table, batch)
             self._record(await self._current(table), batch)
         if failed:
-            # a frontend may have passed to another Service: the table has to be read again
+            # A frontend may have passed to another Service, so the table must be read again.
             self._known = None
         return failed
 
     async def _in_parts(
         self,
         table: Table,
-        asked: Collection[ServiceKey],
+        requested: Collection[ServiceKey],
         before: Mapping[ServiceKey, Spec],
         changes: Sequence[Change],
     ) -> dict[ServiceKey, Outcome]:
-        """The same, but other calls may run between transactions."""
-        met, noted = await asyncio.to_thread(_parted, changes)
-        await self._commit_in_parts(table, asked, met)
+        """Apply all Changes. Other calls may run between two transactions."""
+        rules, flow_records = await asyncio.to_thread(_separate, changes)
+        await self._commit_in_parts(table, requested, rules)
         async with self._turn:
             await self._current(table)
-            self._done(asked)
-            await self._forget_clients(table, before)
-            failed = await self._forget_flows(noted)
+            self._done(requested)
+            await self._delete_clients(table, before)
+            failed = await self._delete_flows(flow_records)
         await self._commit_in_parts(
-            table, (), [change for change in noted if change.service not in failed]
+            table, (), [change for change in flow_records if change.service not in failed]
         )
         if failed:
             self._known = None
         return failed
 
     async def _commit_in_parts(
-        self, table: Table, asked: Iterable[ServiceKey], changes: Sequence[Change]
+        self, table: Table, requested: Iterable[ServiceKey], changes: Sequence[Change]
     ) -> None:
-        """Apply all parts, and update the knowledge of these Services once, at the end: copying a
+        """Apply all parts, and update what is known of these Services once, at the end: copying a
         million elements for each part would take longer than the kernel's work. After a failure the
-        table is read again. The node stays healthy for as long as the kernel takes parts: each part
-        starts the time of the Services in `asked` again."""
+        table is read again. Each part restarts the time of the Services in `requested`, so the node
+        stays healthy while the kernel accepts parts."""
         done = False
         try:
             for batch in await asyncio.to_thread(lambda: list(batches(changes))):
                 async with self._turn:
                     await self._commit(table, effective(await self._current(table), batch))
                     self._own(batch)
-                    self._done(asked)
-                    self._ask(asked)
+                    self._done(requested)
+                    self._request(requested)
             async with self._turn:
                 await asyncio.to_thread(self._record, await self._current(table), changes)
             done = True
@@ -325,13 +346,14 @@ class NodeProxyDriver(Component):
                 self._known = None
 
     async def disturbed(self) -> bool:
-        """Whether somebody else has taken rules of ours away, or all; then what was known counts no
-        more, and the next `read` or `apply` makes the table anew. Elements that others took show
-        when everything is read. Raises Unavailable."""
+        """Whether another program has removed some or all of our rules. If so, the next `read` or
+        `apply` recreates the table. Removed elements are not detected here, but by the next full
+        `read`. Raise Unavailable if the kernel does not answer in time."""
         return await self._disturbed() is not None
 
     async def _disturbed(self) -> Mapping[ServiceKey, Spec] | None:
-        """What was known of the table until others took rules away; None: it is as it was."""
+        """Return what was known of the table if another program has removed rules since, and
+        discard that knowledge. Return None if all rules are present."""
         table = self._opened()
         async with self._turn:
             if self._known is None or await table.untouched() or await table.intact():
@@ -340,12 +362,12 @@ class NodeProxyDriver(Component):
             return known
 
     def healthy(self) -> bool:
-        """Whether the kernel takes what it is given: False while something that was asked for a
-        minute ago is not carried out, as in kube-proxy."""
+        """Whether the node proxy is in step with the plan: False while a change has been pending
+        for UNHEALTHY_AFTER_S, as in kube-proxy."""
         now = self._clock()
         return not any(
-            now - asked.first >= UNHEALTHY_AFTER_S and now - asked.last <= FORGIVEN_AFTER_S
-            for asked in self._pending.values()
+            now - requested.first >= UNHEALTHY_AFTER_S and now - requested.last <= ABANDONED_AFTER_S
+            for requested in self._pending.values()
         )
 
     def _opened(self) -> Table:
@@ -354,21 +376,23 @@ class NodeProxyDriver(Component):
         return self._table
 
     async def _adopt(self, table: Table) -> dict[ServiceKey, Spec]:
+        """Read the table, creating it if needed, and store and return what it holds."""
         self._known = None
-        self._ask((None,))
+        self._request((None,))
         known = await table.adopt()
         self._owners = {
             element.key: key for key, spec in known.items() for element in frontends(spec)
         }
         self._affinity.adopt(known)
-        # Whoever was remembered while nobody looked, or could not be forgotten when it was time.
-        await self._forget(table, await table.clients(), known.values())
+        # Clients may have been remembered while no process ran, or an earlier deletion may have
+        # failed.
+        await self._delete_stale(table, await table.clients(), known.values())
         self._known = known
         self._done((None,))
         return known
 
     async def _current(self, table: Table) -> dict[ServiceKey, Spec]:
-        """What the kernel holds, which is read again if it is not known."""
+        """Return what the kernel holds, after reading it if that is not known."""
         return await self._adopt(table) if self._known is None else self._known
 
     async def _commit(self, table: Table, batch: Sequence[Change]) -> None:
@@ -381,15 +405,15 @@ class NodeProxyDriver(Component):
             raise _for_the_loop(error) from error
         self._known = known
 
-    async def _forget_flows(self, noted: Sequence[Change]) -> dict[ServiceKey, Outcome]:
-        """Delete the flows that `noted` makes stale. Returns the Services for which that failed:
-        their notes are unchanged, so the next pass has the same to do."""
+    async def _delete_flows(self, flow_records: Sequence[Change]) -> dict[ServiceKey, Outcome]:
+        """Delete the flows that the Changes of flow records make stale. Return the Services for
+        which that failed. Their records stay unchanged, so that the next pass tries the same."""
         answers: dict[ServiceKey, Mapping[int, Mapping[Endpoint, frozenset[Endpoint]]]] = {}
         for service, changes in groupby(
-            sorted(noted, key=attrgetter("service")), key=attrgetter("service")
+            sorted(flow_records, key=attrgetter("service")), key=attrgetter("service")
         ):
             before = (self._known or {}).get(service, NOTHING)
-            if found := flow_answers(before, carried_out(before, changes)):
+            if found := flow_endpoints(before, carried_out(before, changes)):
                 answers[service] = found
         try:
             for protocol in sorted({each for found in answers.values() for each in found}):
@@ -400,14 +424,14 @@ class NodeProxyDriver(Component):
                 }
                 await self._tracked.delete_stale(protocol, stale)
         except Unavailable as error:
-            # The rules are in force: connections that begin now are served.
+            # The rules are in force, so new connections are served.
             return dict.fromkeys(answers, Outcome("unavailable", str(error), in_part=True))
         return {}
 
-    async def _forget_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
-        """Forget the clients of endpoints that these Services no longer have. Only the maps of
-        these Services are searched, and only if an endpoint was removed. Call it before flows are
-        deleted: a remembered client would begin the same stale flow again."""
+    async def _delete_clients(self, table: Table, before: Mapping[ServiceKey, Spec]) -> None:
+        """Delete remembered clients of endpoints that these Services no longer have. Only the maps
+        of these Services are searched, and only if an endpoint was removed. Call it before flows
+        are deleted: a client that is still remembered would start the same stale flow again."""
         known = await self._current(table)
         affine = {key: spec for key, spec in before.items() if key in self._affinity}
         self._affinity.release(
@@ -417,26 +441,28 @@ class NodeProxyDriver(Component):
         frontends: set[str] = set()
         for key, spec in affine.items():
             if (number := affinity_map_of(spec)) is not None and (
-                lost := losing(spec, known.get(key, NOTHING))
+                lost := losing_endpoints(spec, known.get(key, NOTHING))
             ):
                 maps.add(number)
                 frontends |= lost
         if maps:
-            self._known = None  # a reading repeats it if it fails
+            self._known = None  # if this fails, the next reading of the table repeats it
             clients = [
                 each for each in await table.clients(maps) if frontend_of(each.key) in frontends
             ]
-            await self._forget(table, clients, [known.get(key, NOTHING) for key in affine])
+            await self._delete_stale(table, clients, [known.get(key, NOTHING) for key in affine])
             self._known = known
 
-    async def _forget(
+    async def _delete_stale(
         self, table: Table, clients: Sequence[Element], specs: Iterable[Spec]
     ) -> None:
         if clients:
-            await table.forget(forgettable(clients, specs, self._pods, self._node_port_addresses()))
+            await table.forget(
+                stale_clients(clients, specs, self._pods, self._node_port_addresses())
+            )
 
     def _record(self, known: dict[ServiceKey, Spec], batch: Sequence[Change]) -> None:
-        """Note what the kernel holds now."""
+        """Update what is known of the kernel by a committed batch."""
         for service, changes in groupby(
             sorted(batch, key=attrgetter("service")), key=attrgetter("service")
         ):
@@ -445,9 +471,9 @@ class NodeProxyDriver(Component):
                 known[service] = spec
             else:
                 known.pop(service, None)
-        if (
-            OWNERLESS in known
-        ):  # what a Service has taken up is nobody's no more: else it would be taken away from it again
+        # An ownerless element that a Service now has is no longer ownerless. Otherwise the next
+        # pass would delete it from under that Service.
+        if NO_SERVICE in known:
             taken = {
                 (change.map, element.key)
                 for change in batch
@@ -455,9 +481,9 @@ class NodeProxyDriver(Component):
                 for element in change.elements
             }
             left = frozenset(
-                each for each in known.pop(OWNERLESS) if (each.map, each.key) not in taken
+                each for each in known.pop(NO_SERVICE) if (each.map, each.key) not in taken
             )
-            known |= {OWNERLESS: left} if left else {}
+            known |= {NO_SERVICE: left} if left else {}
         self._own(batch)
 
     def _own(self, batch: Sequence[Change]) -> None:
@@ -469,33 +495,36 @@ class NodeProxyDriver(Component):
                 elif self._owners.get(element.key) == change.service:
                     del self._owners[element.key]
 
-    def _ask(self, keys: Iterable[ServiceKey | None]) -> None:
+    def _request(self, keys: Iterable[ServiceKey | None]) -> None:
+        """Record that work for these keys is requested now, and drop abandoned work."""
         now = self._clock()
         self._pending = {
-            key: asked
-            for key, asked in self._pending.items()
-            if now - asked.last <= FORGIVEN_AFTER_S
+            key: requested
+            for key, requested in self._pending.items()
+            if now - requested.last <= ABANDONED_AFTER_S
         }
         for key in keys:
             before = self._compared.pop(key, None) or self._pending.get(key)
-            self._pending[key] = _Asked(before.first if before is not None else now, now)
+            self._pending[key] = _Requested(before.first if before is not None else now, now)
 
     def _done(self, keys: Iterable[ServiceKey | None]) -> None:
+        """Record that the work for these keys is done."""
         for key in keys:
             self._pending.pop(key, None)
 
 
-def _parted(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
-    """Elements that packets meet, and elements that record to which endpoints flows may lead."""
-    met = [change for change in changes if not change.map.startswith(FLOWS)]
-    return met, [change for change in changes if change.map.startswith(FLOWS)]
+def _separate(changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+    """Separate Changes of elements that packets encounter from Changes of flow records, which state
+    to which endpoints flows may lead."""
+    rules = [change for change in changes if not change.map.startswith(FLOWS)]
+    return rules, [change for change in changes if change.map.startswith(FLOWS)]
 
 
 def _for_the_loop(error: FairleadError) -> FairleadError:
-    """A conflict means that somebody else changed our table: it is read again, and the same may
-    then succeed."""
+    """Turn a conflict into Unavailable. A conflict means that another program has changed our
+    table; after the table is read again, the same change may succeed."""
     return (
-        Unavailable(f"{error.message}; the table was changed by somebody else")
+        Unavailable(f"{error.message}; another program has changed the table")
         if isinstance(error, Conflict)
         else error
     )

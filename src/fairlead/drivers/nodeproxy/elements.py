@@ -1,14 +1,15 @@
-"""What one Service puts into the maps of the table, and what the maps say about Services.
+"""The map elements of each Service, and the Services in a listing of the maps.
 
-In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, the set of map
-elements of one Service; the Changes between two Specs. Pure. Invariant: `parsed` gives back exactly
-what `rendered` made, so a successor adopts the kernel's state without a single change.
+In: a NodeService and the node's addresses; or the listing of the maps. Out: a Spec, which is the
+set of map elements of one Service; the Changes between two Specs. Pure. Invariant: `parsed` returns
+exactly what `elements_of` made, so that the next process adopts the kernel's state without a
+change.
 
-Who owns an element follows from the frontend in its key; the frontend's element in `services4/6`
-and a ClusterIP's in `cluster_ips4/6` carry the Service's name as a comment. The rules are
-kube-proxy's (KEP-1669, KEP-2086, KEP-3866): the external policy decides only about packets from
-outside; pods and the node itself reach every endpoint, as if they had called the load balancer;
-source ranges concern load-balancer addresses only, whoever calls."""
+The frontend in an element's key determines the owner of the element: the frontend's element in
+`services4/6`, and a ClusterIP's element in `cluster_ips4/6`, have the Service's name as a comment.
+The rules are kube-proxy's (KEP-1669, KEP-2086, KEP-3866): the external policy applies to packets
+from outside only; pods and the node itself reach every endpoint, as if they had connected through
+the load balancer; source ranges apply to load-balancer addresses only, for every client."""
 
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,14 @@ from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey, Va
 from fairlead.net.address import is_ipv6
 from fairlead.net.nftables import Record
 
-OWNERLESS = ServiceKey("", TABLE)
-"""Stands for elements in our table that belong to no Service: they are not planned, so a diff
-removes them."""
+NO_SERVICE = ServiceKey("", TABLE)
+"""The key of elements in our table that belong to no Service. They are never planned, so a diff
+deletes them."""
 
 
 class Element(NamedTuple):
-    """One element of a map (`value` is set) or of a set, in nft's words. `map` names either."""
+    """One element of a map (with a `value`) or of a set (without), in nft's syntax. `map` is the
+    name of the map or set."""
 
     map: str
     key: str
@@ -43,7 +45,7 @@ Spec = frozenset[Element]
 
 
 class Change(Value, frozen=True):
-    """Elements of one map that come or go for one Service."""
+    """Elements of one map to add or delete for one Service."""
 
     service: ServiceKey
     verb: Literal["delete", "add"]
@@ -60,15 +62,15 @@ class _Frontend(NamedTuple):
     key: str
 
 
-def rendered(
+def elements_of(
     intent: NodeService,
     node_addresses: Sequence[str],
     node_port_addresses: Sequence[str] | None = None,
     affinity_map: int = 0,
 ) -> Spec:
-    """The elements of one Service on a node with these addresses. NodePorts answer at
-    `node_port_addresses`, None: at those of the node, and nowhere else. `affinity_map`: the number
-    of the maps of its clients, if it has session affinity."""
+    """Return the elements of one Service on a node with these addresses. NodePorts answer at
+    `node_port_addresses` only; None stands for `node_addresses`. `affinity_map`: the number of the
+    maps with the Service's clients, if it has session affinity."""
     answering = node_addresses if node_port_addresses is None else node_port_addresses
     elements: set[Element] = set()
     seen: set[str] = set()
@@ -88,7 +90,8 @@ def rendered(
 def difference(
     desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
 ) -> tuple[Change, ...]:
-    """The Changes from `actual` to `desired`: for each Service what goes, then what comes."""
+    """Return the Changes from `actual` to `desired`. For each Service, deletions come before
+    additions."""
     nothing: Spec = frozenset()
     changes: list[Change] = []
     for key in sorted(desired.keys() | actual.keys()):
@@ -100,8 +103,8 @@ def difference(
 
 
 def command(verb: str, name: str, elements: Iterable[Element]) -> str:
-    """The nft command that adds or deletes these elements of one map. To delete, the key is
-    enough."""
+    """Return the nft command that adds or deletes these elements of one map. A deletion needs the
+    key only."""
     words = ", ".join(
         map(str, elements) if verb == "add" else (element.key for element in elements)
     )
@@ -109,31 +112,31 @@ def command(verb: str, name: str, elements: Iterable[Element]) -> str:
 
 
 def parsed(records: Iterable[Record]) -> dict[ServiceKey, Spec]:
-    """The Specs that a listing of the maps shows, by owner. Raises KeyError or TypeError on a
-    listing that is not ours."""
+    """Return the Specs in a listing of the maps, by owner. Raise KeyError or TypeError if the
+    listing is not one of our table."""
     return by_owner([element for record in records for element in _listed(record)])
 
 
 def by_owner(elements: Sequence[Element]) -> dict[ServiceKey, Spec]:
-    """Whose these elements are."""
+    """Group elements by their owners."""
     owners = {element.key: element.comment for element in elements if element.comment}
     found: dict[ServiceKey, set[Element]] = {}
     for element in elements:
         owner = owners.get(frontend_of(element.key))
-        found.setdefault(ServiceKey.parse(owner) if owner else OWNERLESS, set()).add(element)
+        found.setdefault(ServiceKey.parse(owner) if owner else NO_SERVICE, set()).add(element)
     return {key: frozenset(spec) for key, spec in found.items()}
 
 
 def frontend_of(key: str) -> str:
-    """The frontend (`address . protocol . port`) that an element's key begins with; of a
-    ClusterIP's element, the address."""
+    """Return the frontend (`address . protocol . port`) with which an element's key begins; for the
+    element of a ClusterIP, the address."""
     return " . ".join(key.split(" . ", 3)[:3])
 
 
 @lru_cache(8192)
 def canonical(address: str) -> str:
-    """An address as nft prints it: an IPv4-mapped address stays one of IPv6, as its map is. Leading
-    zeros of old objects count as decimal, as in kube-proxy."""
+    """Return an address as nft prints it. An IPv4-mapped address stays an IPv6 address, because its
+    map is for IPv6. Leading zeros in old objects are read as decimal, as in kube-proxy."""
     if is_ipv6(address):
         return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
     return ".".join(str(int(part)) for part in address.split("."))
@@ -192,16 +195,16 @@ def _frontend_elements(
 
 
 def affinity_map_of(spec: Spec) -> int | None:
-    """The number of the maps of this Service's clients; None: it has no session affinity in
-    force."""
+    """Return the number of the maps with this Service's clients; None if session affinity is not in
+    force for it."""
     return next(
         (int(each.value.rpartition("_")[2]) for each in spec if each.map.startswith("recall")), None
     )
 
 
 def _verdict(backends: Sequence[Backend], anywhere: Sequence[Backend], *, local: bool) -> str:
-    """Silence where another node could answer, so that the client tries again; refusal where nobody
-    can."""
+    """Return the verdict for a frontend. Without endpoints here, packets are dropped if another
+    node has endpoints, so that the client tries again, and refused if there are none anywhere."""
     if backends:
         return f"goto pick{'_local' if local else ''}_{len(backends)}"
     return "drop" if anywhere else "goto refuse"
@@ -217,9 +220,9 @@ def _endpoint_elements(
 
 
 def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Element]:
-    """To whom flows may lead: all that serve, whatever policies and termination say about new ones,
-    as in kube-proxy. And those that get new ones: a pod that is published although it is not ready
-    does not count as serving."""
+    """Return the records of the endpoints to which flows may lead. These are all serving endpoints,
+    without regard to policies and termination, as in kube-proxy; and all endpoints that get new
+    connections, because a pod that is published while it is not ready does not count as serving."""
     for backend in {*port.serving_backends, *port.cluster_backends, *port.local_backends}:
         yield Element(f"flows{number}", f"{key} . {canonical(backend.address)} . {backend.port}")
 
@@ -227,8 +230,9 @@ def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Ele
 def _source_range_elements(
     intent: NodeService, number: str, frontend: _Frontend, node_addresses: Sequence[str]
 ) -> Iterator[Element]:
-    """As kube-proxy: ranges of the other family alone leave this one open; a node that may call may
-    use any VIP of the Service as source, for it may bear them."""
+    """Return the elements that restrict a frontend to the source ranges, as kube-proxy does. Ranges
+    of the other address family alone do not restrict this one. A node inside of a range may also
+    use the VIPs of the Service as source addresses, because it may have them itself."""
     ranges = of_family(number, intent.source_ranges)
     if not ranges or any(cidr.endswith("/0") for cidr in ranges):
         return
@@ -252,8 +256,7 @@ def _changes(
     for element in elements:
         by_map.setdefault(element.map, {}).setdefault(frontend_of(element.key), []).append(element)
     for name, by_frontend in sorted(by_map.items()):
-        # Sorted in parts, because sorting a million at once would block the interpreter for
-        # seconds.
+        # Sort in parts: sorting a million elements at once would block the interpreter for seconds.
         members = [
             element for frontend in sorted(by_frontend) for element in sorted(by_frontend[frontend])
         ]
@@ -261,7 +264,7 @@ def _changes(
 
 
 def _listed(record: Record) -> Iterator[Element]:
-    """The elements of one map or set, from libnftables-json(5)."""
+    """Return the elements of one map or set in the format of libnftables-json(5)."""
     described = record.get("map") or record.get("set")
     if not isinstance(described, dict):
         return
@@ -276,7 +279,7 @@ def _listed(record: Record) -> Iterator[Element]:
 
 
 def _words(expression: object) -> str:
-    """An expression of a listing, as it is written in commands."""
+    """Return an expression of a listing in the syntax of commands."""
     match expression:
         case None:
             return ""

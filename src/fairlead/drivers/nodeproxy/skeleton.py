@@ -1,39 +1,43 @@
-"""The fixed part of the table `inet fairlead`: base chains, empty maps, and the chains made when
-first needed.
+"""The fixed part of the table `inet fairlead`: base chains, empty maps, and the chains that are
+created when first needed.
 
 In: the CIDRs of the cluster. Out: nft commands. Pure. Invariant: the number of chains does not grow
-with the number of Services. What does is the kernel's own check for loops: whenever a verdict that
-leads to a chain is added it goes through all verdict maps, some milliseconds at 10,000 Services. So
-it costs the same everywhere to move an endpoint, but not to change how many there are.
+with the number of Services. The cost of the kernel's check for loops does: whenever a verdict that
+leads to a chain is added, the kernel walks all verdict maps, which takes some milliseconds with
+10,000 Services. Therefore moving an endpoint has a constant cost, but changing the number of
+endpoints has not.
 
-How a new connection passes. Those that exist go by conntrack; of them the filters see that they are
-not new, and the rest nothing. A flow that nobody answers is new to the filters as long as it lasts,
-and to translation once:
+The path of a new connection is shown below. Packets of an existing connection are translated by
+conntrack: the filter chains see that they are not new, and the nat chains do not see them. A flow
+without an answer is new to the filter chains as long as it lasts, and to the nat chains once:
 
     filter prerouting, output ── source_ranges ─ drop
-    nat prerouting, output ── recall4/6 (frontends with session affinity) ── recall4_M: to the endpoint that the client had
+    nat prerouting, output ── recall4/6 (frontends with session affinity)
+                    │           └─ recall4_M: to the endpoint that the client had
                     ├─ from outside: outside4/6 (frontends with policy Local) ─┐
-                    └─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N, pick_local_N, refuse, or drop
-    filter forward, output ── cluster_ips_check, of what nobody has translated ─ refuse, drop
-    nat postrouting, input ─ remember4/6 (frontends with session affinity) ─ remember4_T_M: notes the client's endpoint
-    nat postrouting ─ hairpin4/6, masquerade4/6: by the address that the client called
+                    └─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N,
+                                                        pick_local_N or refuse; or drop
+    filter forward, output ── cluster_ips_check, for packets without translation ─ refuse, drop
+    nat postrouting, input ─ remember4/6 (frontends with session affinity)
+                    └─ remember4_T_M: records the client's endpoint
+    nat postrouting ─ hairpin4/6, masquerade4/6: by the address to which the client connected
 
-Clients of Services with session affinity are in the maps affinity4_M and affinity6_M. While there
-are at most AFFINITY_MAPS such Services, each has its own number M: packets from forged sources to
-one Service fill its own map and no other. A full map accepts no further client until others are
-forgotten; each connection of such a client may go to any endpoint. T is the time in seconds for
-which a client is remembered. The numbers are few, and Services do not have separate chains, because
-the kernel walks all chains whenever it checks for loops: with 10,000 chains the check takes five
-times as long.
+The clients of Services with session affinity are in the maps affinity4_M and affinity6_M. While
+there are at most AFFINITY_MAPS such Services, each has its own number M, so packets from forged
+sources to one Service fill only that Service's map. A full map accepts no further client until
+others are deleted or expire; each connection of such a client may go to any endpoint. T is the time
+in seconds for which a client is remembered. The number of maps is limited, and Services have no
+chains of their own, because the kernel walks all chains whenever it checks for loops: with 10,000
+chains the check takes five times as long.
 
-`flows4/6` is for no packet: it says to which endpoints the flows (UDP, SCTP) of a frontend may lead
-(see `aftermath`).
+`flows4/6` is used by no packet: it records to which endpoints the flows (UDP, SCTP) of a frontend
+may lead (see `cleanup`).
 
-No packet mark is used: whether to masquerade follows from the original destination that conntrack
-keeps, so the marks of other software stay as they are. The rules are kube-proxy's (KEP-3866,
-KEP-2086); `numgen` in a concatenated key gives every endpoint the same chance. `ct original
-proto-dst` needs the protocol in the same rule (nft 1.0.6), hence one rule each. Protocols are
-written as numbers because a container need not have /etc/protocols."""
+No packet mark is used: whether to masquerade follows from the original destination in conntrack, so
+the marks of other software stay unchanged. The rules are kube-proxy's (KEP-3866, KEP-2086);
+`numgen` in a concatenated key gives every endpoint the same probability. `ct original proto-dst`
+requires the protocol in the same rule (nft 1.0.6), hence one rule per protocol. Protocols are
+written as numbers because a container may lack /etc/protocols."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -44,9 +48,9 @@ from fairlead.net.nfnetlink import Expression, update_ipv6_map
 TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 AFFINITY_MAPS = 1024
-"""Maps of each family for the clients of Services with session affinity. Each is made without a
-size, and the kernel lets it grow to 65,535 clients: for an explicit size, the kernel would allocate
-a part of the memory at once."""
+"""Number of maps per address family for the clients of Services with session affinity. A map is
+created without a size, and the kernel lets it grow to 65,535 clients; with an explicit size, the
+kernel would allocate a part of the memory at once."""
 
 _ANY_PROTOCOL = "meta l4proto { 6, 17, 132 }"
 _FAMILIES = (("4", "ip", "ipv4"), ("6", "ip6", "ipv6"))
@@ -83,9 +87,9 @@ _OWNED_KINDS = (
 def skeleton(
     pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfaces: Sequence[str] = ()
 ) -> str:
-    """The commands that make the table with nothing in it. Every chain and map must not exist
-    before. `pod_interfaces`: where packets of the node's pods come in, by name or the beginning of
-    names with a `*`; then addresses do not count."""
+    """Return the commands that create the empty table. None of its chains and maps may exist
+    before. `pod_interfaces`: the interfaces at which packets of the node's pods arrive, as names or
+    as prefixes with a `*`; if given, `pod_cidrs` is not used."""
     lines = [f"add table {TABLE}"]
     for number, ip, name in _FAMILIES:
         lines += _MAPS.format(table=TABLE, n=number, ip=ip, addr=f"{name}_addr").splitlines()
@@ -98,21 +102,21 @@ def skeleton(
 
 
 def layout(text: str) -> str:
-    """The name of an empty chain that marks a table as made by exactly this skeleton and these
-    chains on demand."""
+    """Return the name of an empty chain that marks a table as created with exactly this skeleton
+    and this version of the chains on demand."""
     samples = "".join(
         map(on_demand, ("pick_1", "pick_local_1", "recall4_1", "recall6_1", "remember4_1_1"))
     )
-    words = text + samples + repr(written_raw("remember6_1_1"))
+    words = text + samples + repr(raw_rule("remember6_1_1"))
     return f"layout_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
 def on_demand(chain: str) -> str:
-    """The commands that make `pick_3`, `pick_local_3`, `recall4_17` with the map `affinity4_17`, or
-    `remember4_10800_17`.
+    """Return the commands that create `pick_3`, `pick_local_3`, `recall4_17` with the map
+    `affinity4_17`, or `remember4_10800_17`.
 
-    A `pick` chain has endpoint maps of its own: nft 1.0.6 takes a rule that looks up a `typeof` map
-    only in the transaction that makes the map ("conflicting protocols" otherwise)."""
+    A `pick` chain has endpoint maps of its own: nft 1.0.6 accepts a rule that looks up a `typeof`
+    map only in the transaction that creates the map ("conflicting protocols" otherwise)."""
     kind, _, number = chain.rpartition("_")
     kind, _, timeout_s = kind.partition("_") if kind.startswith("remember") else (kind, "", "")
     maps: list[str] = []
@@ -149,37 +153,37 @@ def on_demand(chain: str) -> str:
     )
 
 
-def written_raw(chain: str) -> tuple[Expression, ...]:
-    """The rule of `remember6_10800_17`, which libnftables cannot write; nothing for other
+def raw_rule(chain: str) -> tuple[Expression, ...]:
+    """Return the rule of `remember6_10800_17`, which libnftables cannot write; empty for other
     chains."""
     kind, _, timeout_s = chain.rpartition("_")[0].partition("_")
     return update_ipv6_map(affinity_map(chain), int(timeout_s)) if kind == "remember6" else ()
 
 
 def affinity_map(chain: str) -> str:
-    """The map of clients that `recall4_17` and `remember4_10800_17` use: `affinity4_17`."""
+    """Return the map of clients that a chain uses: `affinity4_17` for `recall4_17` and
+    `remember4_10800_17`."""
     kind, _, number = chain.rpartition("_")
     return f"affinity{'6' if kind.startswith(('recall6', 'remember6')) else '4'}_{number}"
 
 
 def endpoint_map(chain: str, number: str) -> str:
-    """The map of family `4` or `6` in which `pick_3` (`pick_local_3`) finds its endpoints."""
+    """Return the map of family `4` or `6` in which `pick_3` (`pick_local_3`) looks up its
+    endpoints."""
     kind, _, count = chain.rpartition("_")
     return f"{'local_endpoints' if kind.endswith('_local') else 'endpoints'}{number}_{count}"
 
 
 def chain_of(name: str) -> str:
-    """The chain that is made together with the endpoint map of this name; nothing for other
-    maps."""
+    """Return the chain that is created together with this endpoint map; empty for other maps."""
     kind, endpoints, count = name.partition("endpoints")
     return f"pick_{kind}{count.partition('_')[2]}" if endpoints else ""
 
 
 def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
-    """The maps and sets whose elements belong to Services, where these chains exist.
-
-    Excludes `affinity4_17`, which packets fill, and `pods`, which the configuration fills.
-    """
+    """Return the maps and sets whose elements belong to Services, if these chains exist.
+    `affinity4_17`, which packets fill, and `pods`, which the configuration fills, are not among
+    them."""
     picks = [chain for chain in chains if chain.startswith("pick_")]
     return tuple(
         [f"{kind}{n}" for kind in _OWNED_KINDS for n, _, _ in _FAMILIES]
@@ -187,9 +191,9 @@ def owned_sets(chains: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def needed_first(chain: str) -> tuple[str, ...]:
-    """The chains that this one needs, and itself last: a chain that remembers clients writes into
-    the map that is made with the chain that recalls them."""
+def prerequisites(chain: str) -> tuple[str, ...]:
+    """Return the chains that must exist for this one, and the chain itself last. A `remember` chain
+    writes into the map that is created with the `recall` chain."""
     return (
         (affinity_map(chain).replace("affinity", "recall"), chain)
         if chain.startswith("remember")
@@ -198,8 +202,8 @@ def needed_first(chain: str) -> tuple[str, ...]:
 
 
 def of_family(number: str, cidrs: Iterable[str]) -> tuple[str, ...]:
-    """The CIDRs of family `4` or `6`, without overlaps (an interval set takes none), as nft prints
-    them."""
+    """Return the CIDRs of family `4` or `6` as nft prints them, merged, because an interval set
+    accepts no overlaps."""
     networks = [ip_network(cidr.strip(), strict=False) for cidr in cidrs]
     four = [network for network in networks if isinstance(network, IPv4Network)]
     six = [network for network in networks if isinstance(network, IPv6Network)]
@@ -214,12 +218,12 @@ def of_family(number: str, cidrs: Iterable[str]) -> tuple[str, ...]:
 def _chains(
     pod_cidrs: Sequence[str], service_cidrs: Sequence[str], pod_interfaces: Sequence[str]
 ) -> list[tuple[str, str, list[str]]]:
-    """Chain, declaration of a base chain, rules; in the order in which they may refer to each
-    other."""
+    """Return (chain, declaration if it is a base chain, rules), each chain after those to which its
+    rules refer."""
     both = [(n, ip, name) for n, ip, name in _FAMILIES]
     frontend = {n: f"{ip} daddr . meta l4proto . th dport" for n, ip, _ in both}
-    # kube-proxy masquerades what calls a ClusterIP from outside the pods; where pods cannot be told
-    # from others, nothing.
+    # Like kube-proxy, masquerade connections to a ClusterIP that do not come from pods; none if
+    # pods cannot be distinguished from other clients.
     if pod_interfaces:
         own_pods = [f'iifname "{name}"' for name in pod_interfaces]
         strangers = [*(f"{match} return" for match in own_pods), "masquerade fully-random"]
@@ -233,24 +237,25 @@ def _chains(
     unallocated = [
         f"{ip} daddr {cidr} drop" for n, ip, _ in both for cidr in of_family(n, service_cidrs)
     ]
-    # A pod of another node that calls a NodePort here is a caller from outside: from a pod
-    # elsewhere it would be answered directly, past the translation. It comes in where the called
-    # address is, and our own pods do not, unless what they call is their gateway's address, which
-    # is of the pods' networks. By interfaces there is no doubt.
+    # A pod of another node that connects to a NodePort here must be treated as an external client:
+    # if its connection went to a pod elsewhere, that pod would answer it directly, past the
+    # translation. The packets of such a pod arrive at the interface that has the destination
+    # address. Packets of our own pods do not, unless they go to the pods' gateway address, which is
+    # in a pod CIDR. With `pod_interfaces` the origin is known, and these rules are not needed.
     foreign_pods = [
         f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}"
         for n, ip, _ in both
     ]
-    # The chain to which a frontend leads returns if the client is not known.
+    # The `recall` chain of a frontend returns if it does not know the client.
     recall = [f"{frontend[n]} vmap @recall{n}" for n, _, _ in both]
     return [
-        # A reset is believed by every client at once; ICMP is limited in rate, filtered by some and
-        # a hint to others.
+        # Every client accepts a reset at once. ICMP errors are rate-limited, filtered in some
+        # networks, and only a hint to some clients.
         ("refuse", "", ["meta l4proto 6 reject with tcp reset", "reject"]),
         ("masquerade_always", "", ["masquerade fully-random"]),
         ("masquerade_strangers", "", strangers),
-        # A packet with no ingress interface was made on this node (postrouting knows the ingress
-        # since Linux 5.7).
+        # A packet without an ingress interface originates from this node (postrouting knows the
+        # ingress interface since Linux 5.7).
         ("masquerade_own", "", ["meta iif 0 masquerade fully-random"]),
         (
             "source_ranges",
@@ -267,7 +272,8 @@ def _chains(
             [f"{ip} daddr @cluster_ips{n} goto refuse" for n, ip, _ in both] + unallocated,
         ),
         ("remember", "", [f"{match} vmap @remember{n}" for n, match in _by_original_destination()]),
-        # By the address that is called, so before any translation; and dropped without a word.
+        # Source ranges are checked against the original destination, so before any translation.
+        # Rejected packets are dropped without an answer.
         (
             "source_ranges_prerouting",
             " { type filter hook prerouting priority -110; }",
@@ -288,9 +294,9 @@ def _chains(
             + ["goto services"],
         ),
         ("output", " { type nat hook output priority -100; }", [*recall, "goto services"]),
-        # After all translation: another table may serve a ClusterIP that no Service of ours has.
-        # And not on the way in, for what is bound to a ClusterIP on this node has the ports that
-        # the Service has not.
+        # After all translation, because another table may serve a ClusterIP that no Service of ours
+        # has. There is no such chain at the hook input, because a process may listen on a ClusterIP
+        # of this node, at ports that the Service does not have.
         (
             "cluster_ips_forward",
             " { type filter hook forward priority filter; }",
@@ -313,10 +319,11 @@ def _chains(
             ]
             + [f"{match} vmap @masquerade{n}" for n, match in _by_original_destination()],
         ),
-        # Where a connection went is known after DNAT: just before masquerade, or on the way into a
-        # pod of the host network. NAT chains see the first packet alone. What a client repeats
-        # because nobody answers is new to conntrack for long; it would bring an endpoint back that
-        # was forgotten, and the client would be led there again and again.
+        # The endpoint of a connection is known after DNAT: just before masquerading, or at the hook
+        # input for a pod in the host network. These are nat chains because they see only the first
+        # packet. Retransmissions without an answer stay new to conntrack; in a filter chain they
+        # would remember an endpoint again after it was deleted, and the client would never get
+        # another one.
         (
             "remember_forwarded",
             " { type nat hook postrouting priority 99; }",
@@ -331,11 +338,12 @@ def _chains(
 
 
 def _called(ip: str) -> str:
-    """The key of the frontend that the client called, from conntrack."""
+    """Return the key of the frontend to which the client connected, from conntrack."""
     return f"ct original {ip} daddr . meta l4proto . ct original proto-dst"
 
 
 def _by_original_destination() -> list[tuple[str, str]]:
+    """Return the match on the frontend to which the client connected, by family and protocol."""
     return [
         (n, f"meta nfproto {name} meta l4proto {protocol} {_called(ip)}")
         for n, ip, name in _FAMILIES

@@ -1,11 +1,11 @@
-"""Which Changes go to the kernel, and which of them together. Pure.
+"""Divides Changes into transactions, and decides which Service gets a contested frontend. Pure.
 
-In: Changes, what the kernel holds, who has each frontend. Out: the Changes that change anything, in
-batches of whole Services; who does not get a frontend that it wants, because another one has it.
-Invariants: of two Services that want one frontend always the same one has it, whatever happened
-before, and the other has everything else. A frontend passes from one Service to another within one
-batch. If a Service has too many Changes for one batch, they are in several, and after each of these
-every frontend is consistent: it has either its old or its new state."""
+In: Changes, what the kernel holds, the owner of each frontend. Out: the Changes that have an
+effect, in batches of whole Services; the Services that lack a frontend because another Service has
+it. Invariants: of two Services that want one frontend, the same one always has it, whatever
+happened before, and the other has everything else. A frontend passes from one Service to another
+within one batch. If a Service has too many Changes for one batch, they are in several, and after
+each of these every frontend is consistent: it has either its old or its new state."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fairlead.drivers.nodeproxy.elements import (
-    OWNERLESS,
+    NO_SERVICE,
     Change,
     Element,
     Spec,
@@ -26,11 +26,12 @@ from fairlead.model import ServiceKey
 from fairlead.plan.conflicts import Basis, Precedence, first
 
 ELEMENTS_PER_TRANSACTION = 5_000
-"""libnftables needs some 3 kB for each element of a transaction; more at once is no faster."""
+"""Maximum number of elements in one transaction. libnftables needs about 3 kB per element, and
+larger transactions are not faster."""
 
 PrecedenceOf = Callable[[ServiceKey, str, str], Precedence | None]
-"""The precedence of a Service for a port (`TCP/80`) of an address; None if there is no such Service. The
-port is empty where the address as a whole is meant."""
+"""Returns the precedence of a Service for a port (`TCP/80`) of an address; None if there is no such
+Service. The port is empty if the whole address is meant."""
 
 _PROTOCOL_NAMES = {str(number): name for name, number in PROTOCOL_NUMBERS.items()}
 
@@ -38,17 +39,17 @@ NOTHING: Spec = frozenset()
 _VERBS: tuple[Literal["delete"], Literal["add"]] = ("delete", "add")
 
 
-class Settled(NamedTuple):
-    """The Changes as they may go, and what is wrong, in words, with each Service that must do
-    without a frontend."""
+class Resolution(NamedTuple):
+    """The Changes without conflicts, and for each Service that lacks a frontend, a description of
+    the conflict."""
 
     changes: Sequence[Change]
     lacking: Mapping[ServiceKey, str]
 
 
 def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
-    """Without what is so already: the same Changes may come again after some of them were carried
-    out."""
+    """Return the Changes without the parts that are in force already. The same Changes may come
+    again after some of them were carried out."""
     left = []
     for change in changes:
         present = known.get(change.service, NOTHING)
@@ -64,15 +65,15 @@ def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> li
     return left
 
 
-def settled(
+def resolve(
     known: Mapping[ServiceKey, Spec],
     owners: Mapping[str, ServiceKey],
     changes: Sequence[Change],
     precedence_of: PrecedenceOf,
-) -> Settled:
-    """Give each frontend that one Service wants and another wants or has to the one that comes
-    first (see `plan.conflicts`). A Service that has the frontend and comes later loses it, even if
-    nothing else was to change for that Service."""
+) -> Resolution:
+    """Resolve conflicts: if one Service wants a frontend that another Service wants or has, the
+    Service that comes first gets it (see `plan.conflicts`). A Service that has the frontend and
+    comes later loses it, even if there is no other change for that Service."""
     rivals: dict[str, set[ServiceKey]] = {}
     for change in changes:
         for element in change.elements if change.verb == "add" and is_exclusive(change.map) else ():
@@ -81,7 +82,7 @@ def settled(
             )
     contested = {key: among for key, among in rivals.items() if len(among) > 1}
     if not contested:
-        return Settled(changes, {})
+        return Resolution(changes, {})
     before = {
         service: known.get(service, NOTHING) for among in contested.values() for service in among
     }
@@ -95,7 +96,7 @@ def settled(
     }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
-        # A Service that has the frontend may be giving it up.
+        # A Service that has the frontend takes no part if its own Changes give the frontend up.
         wanting = [service for service in among if key in wanted_keys[service]]
         owner = first(
             _precedence(key, service, wanted_keys[service], precedence_of) for service in wanting
@@ -111,15 +112,16 @@ def settled(
     }
     elsewhere = [change for change in changes if change.service not in before]
     lacking = {
-        service: _in_words(service, *next(iter(given.items()))) for service, given in lost.items()
+        service: _conflict_message(service, *next(iter(given.items())))
+        for service, given in lost.items()
     }
-    return Settled([*elsewhere, *difference(after, before)], lacking)
+    return Resolution([*elsewhere, *difference(after, before)], lacking)
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Batches of as many Services as one transaction may carry, those that give something up first.
-    Services that pass elements to each other are in the same batch. Services that are too large for
-    one transaction come last, in parts."""
+    """Divide Changes into batches of as many whole Services as one transaction may hold. Services
+    with deletions come first. Services that pass elements to each other are in the same batch.
+    Services that are too large for one transaction come last, in parts."""
     groups = _passing_together(dict(_by_service(changes)))
     weights = {id(group): sum(len(change.elements) for change in group) for group in groups}
     groups.sort(
@@ -148,7 +150,7 @@ def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def frontends(elements: Iterable[Element]) -> Iterator[Element]:
-    """Those of these elements that only one Service can have: its frontends, and its ClusterIPs."""
+    """Return the elements that only one Service can have: its frontends and its ClusterIPs."""
     return (element for element in elements if is_exclusive(element.map))
 
 
@@ -158,7 +160,7 @@ def is_exclusive(name: str) -> bool:
 
 
 def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
-    """What these Changes make of a Service's elements."""
+    """Return a Service's elements after these Changes."""
     now = set(spec)
     for change in changes:
         if change.verb == "delete":
@@ -171,19 +173,19 @@ def carried_out(spec: Spec, changes: Iterable[Change]) -> Spec:
 def _precedence(
     key: str, service: ServiceKey, wanted: Collection[str], precedence_of: PrecedenceOf
 ) -> Precedence:
-    """The precedence of a Service for the frontend `key`. `wanted`: the keys of all frontends that
-    the Service wants, and its ClusterIPs."""
+    """Return the precedence of a Service for the frontend `key`. `wanted`: the keys of all
+    frontends and ClusterIPs that the Service wants."""
     address, *rest = key.split(" . ")
     port = f"{_PROTOCOL_NAMES.get(rest[0], rest[0])}/{rest[1]}" if rest else ""
-    found = precedence_of(service, address, port) if service != OWNERLESS else None
+    found = precedence_of(service, address, port) if service != NO_SERVICE else None
     if found is None:
         return Precedence(Basis.GONE, "", service)
     return found._replace(basis=Basis.OWN) if address in wanted else found
 
 
 def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Change]]:
-    """The Changes of each Service, joined with those of Services to which it gives elements, or
-    from which it gets some."""
+    """Return groups of Changes: the Changes of a Service are in one group with those of every
+    Service to which it passes elements, or from which it gets elements."""
     if len(changes) == 1:
         return list(changes.values())
     givers = {
@@ -208,32 +210,34 @@ def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Chan
 
 
 def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """First the endpoints that no packet looks up yet, to which verdicts will lead. Then, frontend
-    by frontend, what packets meet, which includes endpoints that replace others. Last what packets
-    no longer look up."""
+    """Divide the Changes of a large Service so that each frontend changes as a whole.
+
+    First come new endpoints, which no packet looks up until a verdict leads to them. Then, frontend
+    by frontend, the elements that packets encounter, including endpoints that replace others. Last
+    come the deletions of elements that packets no longer look up."""
     keys = {
         verb: {
             (each.map, each.key)
             for change in changes
             if change.verb == verb
             for each in change.elements
-            if _is_aside(each)
+            if _is_indirect(each)
         }
         for verb in ("add", "delete")
     }
-    aside: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
-    met: dict[str, list[tuple[Change, Element]]] = {}
+    indirect: dict[str, list[tuple[Change, Element]]] = {"add": [], "delete": []}
+    by_frontend: dict[str, list[tuple[Change, Element]]] = {}
     for change in changes:
         others = keys["delete" if change.verb == "add" else "add"]
         for element in change.elements:
-            if _is_aside(element) and (element.map, element.key) not in others:
-                aside[change.verb].append((change, element))
+            if _is_indirect(element) and (element.map, element.key) not in others:
+                indirect[change.verb].append((change, element))
             else:
-                met.setdefault(frontend_of(element.key), []).append((change, element))
+                by_frontend.setdefault(frontend_of(element.key), []).append((change, element))
     for some in (
-        [[each] for each in aside["add"]],
-        list(met.values()),
-        [[each] for each in aside["delete"]],
+        [[each] for each in indirect["add"]],
+        list(by_frontend.values()),
+        [[each] for each in indirect["delete"]],
     ):
         part: list[tuple[Change, Element]] = []
         for together in some:
@@ -245,13 +249,14 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
             yield _joined(part)
 
 
-def _is_aside(element: Element) -> bool:
-    """Whether packets look the element up only where another element of its frontend leads them."""
+def _is_indirect(element: Element) -> bool:
+    """Whether packets look up the element only after another element of its frontend led them
+    there."""
     return "endpoints" in element.map or element.map.startswith("hairpin")
 
 
 def _joined(part: Sequence[tuple[Change, Element]]) -> list[Change]:
-    """The Changes of these elements: one for each verb, Service and map."""
+    """Combine elements to Changes: one for each verb, Service and map, deletions first."""
     found: dict[tuple[str, ServiceKey, str], list[Element]] = {}
     for change, element in part:
         found.setdefault((change.verb, change.service, change.map), []).append(element)
@@ -273,10 +278,11 @@ def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Ch
         yield service, list(of_it)
 
 
-def _in_words(service: ServiceKey, key: str, owner: ServiceKey) -> str:
+def _conflict_message(service: ServiceKey, key: str, owner: ServiceKey) -> str:
+    """Describe the conflict for the Service that lacks the frontend."""
     address, *rest = key.split(" . ")
     where = f"{address} port {rest[1]} (IP protocol {rest[0]})" if rest else address
     return (
-        f"serving {service} on {where}: Service {owner} has it; give one of the two another "
-        "address or port"
+        f"serving {service} on {where}: Service {owner} has this frontend; give one of the two "
+        "Services another address or port"
     )

@@ -1,8 +1,8 @@
-"""Elements of the table's maps, as nft writes them, and as the kernel has them.
+"""Converts elements of the table's maps between nft's text and the bytes of netlink messages.
 
-In: Elements; elements that were listed. Out: the other. Pure. Invariant: `read` gives back the
-Element that `written` was given. Fields of a key lie one after the other, each filled up to four
-bytes, numbers as they are on the wire; what `numgen` gives is a number of this machine."""
+In: Elements, or listed elements. Out: the other form. Pure. Invariant: `decode` returns the Element
+that was passed to `encode`. The fields of a key follow each other, each padded to four bytes.
+Numbers are in network byte order, except the value of `numgen`, which is in host byte order."""
 
 import re
 import socket
@@ -20,7 +20,7 @@ _PORT, _PROTOCOL, _SLOT = struct.Struct(">Hxx"), struct.Struct("Bxxx"), struct.S
 
 
 class _Field(NamedTuple):
-    """One part of a key or value."""
+    """One part of a key or value: its length in bytes, and how it is written and read."""
 
     length: int
     write: Callable[[str], bytes]
@@ -44,16 +44,15 @@ _ADDRESSES = {
     ),
 }
 _NAME = re.compile(r"(?:local_)?(\D+)([46])(?:_\d+)?")
-"""Kind, family, and a number: the number of endpoints, or that of the map among the maps of its
-kind."""
+"""The name of a map: its kind, address family, and a number, which is the number of endpoints or
+the number of the map among the maps of its kind."""
 _CODES = {"drop": DROP, "goto": GOTO, "jump": JUMP}
 _VERBS = {code: verb for verb, code in _CODES.items()}
 _PORTS, _PROTOCOLS, _SLOTS = _number(_PORT), _number(_PROTOCOL), _number(_SLOT)
 
 
 class _Fields:
-    """Some of them, one after the other. What was written lately is known still: it mostly comes
-    for many elements."""
+    """A sequence of fields. Recent results are cached, because many elements have equal parts."""
 
     def __init__(self, *fields: _Field) -> None:
         self._fields = fields
@@ -73,7 +72,7 @@ class _Fields:
         return parts
 
     def with_more(self, fields: tuple[_Field, ...]) -> "_Fields":
-        """These and others."""
+        """Return these fields followed by others."""
         return _Fields(*self._fields, *fields)
 
 
@@ -83,21 +82,21 @@ _ENDPOINT = {number: _Fields(address, _PORTS) for number, address in _ADDRESSES.
 
 
 class _Layout(NamedTuple):
-    """Of the elements of a map."""
+    """The layout of the elements of a map."""
 
     key: _Fields
     first: _Fields
-    """The part of a key that many have alike: a frontend, or an address."""
+    """The first part of a key, which many elements share: a frontend, or an address."""
     rest: tuple[_Field, ...]
     value: _Fields | None
-    """None: a verdict, or a set."""
+    """None if the value is a verdict, or if it is a set."""
     ranges: bool
     """Whether the last field of a key may be a CIDR."""
 
 
 @lru_cache(4096)
 def _layout(name: str) -> _Layout:
-    """Of the map of this name; see `skeleton`."""
+    """Return the layout of the map with this name; see `skeleton`."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise ValueError(f"no map is called {name}")
@@ -115,10 +114,10 @@ def _layout(name: str) -> _Layout:
     return _Layout(first.with_more(rest), first, rest, value, kind == "allowed")
 
 
-def written(element: Element, *, key_only: bool = False) -> bytes:
-    """For the kernel. To delete an element, its key is enough."""
+def encode(element: Element, *, key_only: bool = False) -> bytes:
+    """Return the element as bytes for the kernel. `key_only` suffices to delete it."""
     layout = _layout(element.map)
-    # What comes first is the same for many.
+    # Write the first part of the key by itself: many elements share it, so it is mostly cached.
     end = b""
     if not layout.rest:
         key = layout.first.write(element.key)
@@ -147,8 +146,8 @@ def written(element: Element, *, key_only: bool = False) -> bytes:
     )
 
 
-def read(name: str, listed: Listed) -> Element:
-    """An element of the map of this name."""
+def decode(name: str, listed: Listed) -> Element:
+    """Return a listed element of the map with this name."""
     layout = _layout(name)
     parts = layout.key.read(listed.key)
     if layout.ranges:
@@ -168,13 +167,13 @@ def _verdict(text: str) -> bytes:
 
 
 def _verdict_text(code: int, chain: str) -> str:
-    """One that nobody here writes is told by its number: it equals nothing that is planned, and its
-    key is what deletes it."""
+    """Return a verdict as text. A verdict that we never write is shown by its number: it differs
+    from every planned verdict, so the element is deleted, for which its key suffices."""
     return f"{_VERBS.get(code, f'verdict {code}')} {chain}".rstrip()
 
 
 def _ends(text: str) -> tuple[str, str]:
-    """First and last address of a CIDR, an address, or a range."""
+    """Return the first and the last address of a CIDR, an address, or a range."""
     if "-" in text:
         first, _, last = text.partition("-")
         return first, last
@@ -185,7 +184,8 @@ def _ends(text: str) -> tuple[str, str]:
 
 
 def _cidr(first: str, last: str) -> str:
-    """As `skeleton.of_family` writes it; what is no CIDR as a range."""
+    """Return the addresses as a CIDR, as `skeleton.of_family` writes it, or as a range if they are
+    not a CIDR."""
     if first == last:
         return str(ip_address(first))
     networks = list(summarize_address_range(ip_address(first), ip_address(last)))

@@ -94,7 +94,7 @@ class OctaviaDriver(Component):
         """When Octavia was first seen working on a load balancer of the Service."""
 
     @property
-    def unread(self) -> bool:
+    def read_incomplete(self) -> bool:
         """Nothing is known yet: Octavia could not be read."""
         return not self._memory.whole
 

@@ -1,14 +1,15 @@
-"""The balancer of the Kubernetes API itself: a HAProxy that needs nothing but the configuration
-file.
+"""The balancer of the Kubernetes API: a HAProxy that needs nothing but the configuration file.
 
-In: `gateway.apiServer`. Out: a HAProxy that passes connections on to API servers that say on
-/readyz that they are ready. Nobody asks the API here: this is up before there is one, and goes on
-without us, as the HAProxy of Services does. It is a process of its own, so that whatever Services
-have made of theirs costs the API nothing, and so that watches, which last, keep no old worker of
-theirs. An API server that answers that it is not ready gets nothing new and keeps what it has,
-which it ends itself when it goes. One that does not answer loses its connections: whoever has one
-would wait for nothing. Certificates are not checked when /readyz is asked: whose the connections
-are, clients see for themselves. Follows HAProxy's configuration manual, `http-check expect` and
+In: `gateway.apiServer`. Out: a HAProxy that passes connections to the API servers whose /readyz
+answers 200. The balancer never talks to the API itself: it runs before there is an API, and like
+the HAProxy of Services it continues when this process ends. It is a process of its own, so that
+trouble with the HAProxy of Services does not affect the API, and so that watches, which are long
+connections, do not keep old workers of the Services' HAProxy alive.
+
+An API server that reports that it is not ready gets no new connections and keeps the open ones,
+which it closes itself when it shuts down. An API server that does not answer loses its connections,
+because their clients would wait in vain. The health checks do not verify certificates: the clients
+verify whom their connections reach. Follows HAProxy's configuration manual, `http-check expect` and
 `on-marked-down`; "Kubernetes API health endpoints"."""
 
 import asyncio
@@ -24,7 +25,7 @@ from fairlead.drivers import Component
 from fairlead.drivers.proxy import removal, runtime, shield
 from fairlead.drivers.proxy.metrics import ApiServersCollector
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import Paths, bind_words, with_global
+from fairlead.drivers.proxy.render import Paths, bind_options, with_global
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.net import localroutes
@@ -33,22 +34,22 @@ from fairlead.role_state import ApiServersState, ApiServerState
 log = structlog.get_logger()
 
 SECTION = "apiserver"
-LOOK_S = 2.0
-"""So often it is seen to that all is as it should be."""
-_ON_A_LINE = 40
-"""HAProxy takes 64 words, and 2,048 characters."""
-_STATES = {"UP": "ready", "NOLB": "not ready", "DOWN": "away"}
+CHECK_INTERVAL_S = 2.0
+"""Interval at which the balancer is compared with the configuration."""
+_RANGES_PER_LINE = 40
+"""Maximum number of source ranges on a line. HAProxy takes 64 words and 2,048 characters."""
+_STATES = {"UP": "ready", "NOLB": "not ready", "DOWN": "down"}
 
 
 def render(config: ApiServerConfig, paths: Paths) -> str:
-    """The whole text. Pure."""
-    lines = [f"bind {key} {bind_words(key)}" for key in _keys(config)]
+    """Return HAProxy's whole configuration. Pure."""
+    lines = [f"bind {key} {bind_options(key)}" for key in _keys(config)]
     if config.source_ranges:
-        # A host that calls an address of its own does so from that address.
+        # A connection of the host to one of its own addresses has that address as its source.
         within = [*(key.address for key in _keys(config)), *config.source_ranges]
         lines += [
-            f"acl within src {' '.join(within[at : at + _ON_A_LINE])}"
-            for at in range(0, len(within), _ON_A_LINE)
+            f"acl within src {' '.join(within[at : at + _RANGES_PER_LINE])}"
+            for at in range(0, len(within), _RANGES_PER_LINE)
         ]
         lines += ["tcp-request connection reject unless within"]
     lines += [
@@ -60,15 +61,16 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
         "option clitcpka",
         "option srvtcpka",
         "timeout connect 1s",
-        # Where etcd does not answer, /readyz says so after 4 s: two checks of it wait for 2 s each.
+        # When etcd does not answer, /readyz reports it after 4 s: two of its checks wait for 2 s
+        # each.
         "timeout check 5s",
-        # Watches are quiet for a minute at most, an open shell for longer.
+        # A watch is idle for a minute at most, but an open shell (`kubectl exec`) for longer.
         "timeout client 1h",
         "timeout server 1h",
         "load-server-state-from-file global",
         "option httpchk",
         "http-check send meth GET uri /readyz",
-        # An answer is a sign of life; no answer, or no connection, is a failure.
+        # A status other than 200 means "not ready"; no answer, or no connection, is a failure.
         "http-check expect error-status L7OKC status 200",
         "default-server check check-ssl verify none inter 1s fastinter 250ms fall 2 rise 1 "
         "on-marked-down shutdown-sessions tcp-ut 10s",
@@ -78,75 +80,84 @@ def render(config: ApiServerConfig, paths: Paths) -> str:
 
 
 class ApiServerBalancer(Component):
-    """config: None where there is to be no balancer. folder: of this instance alone, for HAProxy's
-    configuration and sockets; its path has 80 characters at most."""
+    """The component that runs the balancer.
 
-    name = "API server's balancer"
+    - `config`: None if there should be no balancer.
+    - `folder`: for HAProxy's configuration and sockets; no other instance may use it. Its path has
+      at most 80 characters."""
+
+    name = "API server balancer"
 
     def __init__(self, config: ApiServerConfig | None, folder: Path) -> None:
         self._config = config
         self.haproxy = Haproxy(folder)
         self.servers: Mapping[str, ApiServerState] = {}
-        """What was last seen of each API server, by `address:port` as it is configured."""
+        """Each API server as last seen, by `address:port` as configured."""
         self._problem = ""
         self._shield: tuple[list[ProxyKey], str] | None = None
-        """For whom it was put, and how the kernel showed it then: it is put again only when that
-        differs."""
+        """The listeners of the installed nftables table, and the table as the kernel listed it
+        then. The table is replaced only when one of the two has changed."""
 
     async def open(self) -> None:
-        """See `keep`: a balancer that fails holds nothing else up."""
-        await self.keep()
+        """Start the balancer. A failure is only logged, see `ensure`, and does not hold up the
+        role."""
+        await self.ensure()
 
-    async def keep(self) -> None:
-        """Have it as the configuration says. What fails is logged, and tried again by the next
-        call."""
+    async def ensure(self) -> None:
+        """Make the balancer equal to the configuration. A failure is logged, and the next call
+        tries again."""
         try:
-            await (self._bring(self._config) if self._config is not None else self.remove())
+            await (self._apply(self._config) if self._config is not None else self.remove())
             self._problem = ""
         except FairleadError as error:
             if str(error) != self._problem:
-                log.error("the API server's balancer is not as it should be", problem=str(error))
+                log.error("configuring the API server balancer failed", problem=str(error))
             self._problem = str(error)
 
     async def run(self) -> None:
-        """Keep it so until cancelled: a HAProxy that dies is started anew at once."""
+        """Keep the balancer equal to the configuration until cancelled. A HAProxy that dies is
+        restarted at once."""
         while self._config is not None:
-            await self.keep()
+            await self.ensure()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await (self.haproxy.died() if self.haproxy.alive() else asyncio.sleep(LOOK_S))
+                async with asyncio.timeout(CHECK_INTERVAL_S):
+                    await (
+                        self.haproxy.died()
+                        if self.haproxy.alive()
+                        else asyncio.sleep(CHECK_INTERVAL_S)
+                    )
 
     async def remove(self) -> Sequence[str]:
-        """Take everything away, connections too."""
+        """Remove the balancer with its connections, routes and nftables rules."""
         gone = await removal.remove(self.haproxy, localroutes.API_PROTOCOL, shield.API_TABLE)
-        return ("the API server's balancer",) if gone else ()
+        return ("the API server balancer",) if gone else ()
 
     def collectors(self) -> tuple[ApiServersCollector]:
         return (ApiServersCollector(lambda: self.servers),)
 
-    async def _bring(self, config: ApiServerConfig) -> None:
+    async def _apply(self, config: ApiServerConfig) -> None:
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
-        # Of an address that the host has for other purposes too, nothing else is to be kept away.
+        # An address that the host has anyway needs no route, and its other ports stay reachable.
         brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
         wanted = {key.address for key in brought}
-        if (brought, shield.shown(shield.API_TABLE)) != self._shield:
-            shield.put(brought, shield.API_TABLE)
-            self._shield = (brought, shield.shown(shield.API_TABLE))
+        if (brought, shield.listing(shield.API_TABLE)) != self._shield:
+            shield.install(brought, shield.API_TABLE)
+            self._shield = (brought, shield.listing(shield.API_TABLE))
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):
             await self.haproxy.run(text)
             log.info(
-                "the API server's balancer serves",
+                "the API server balancer is running",
                 addresses=[str(key) for key in keys],
                 servers=len(config.servers),
             )
         await localroutes.delete(routed - wanted, localroutes.API_PROTOCOL)
-        await self._look(config)
+        await self._poll(config)
 
-    async def _look(self, config: ApiServerConfig) -> None:
-        """What HAProxy finds of the API servers."""
+    async def _poll(self, config: ApiServerConfig) -> None:
+        """Read the states of the API servers from HAProxy, and log those that changed."""
         with suppress(Unavailable):
             names = {_name(server): server for server in config.servers}
             found = {
@@ -160,7 +171,7 @@ class ApiServerBalancer(Component):
             self.servers = found
 
     def status(self) -> ApiServersState:
-        """For `/state`; nothing where there is no balancer."""
+        """Return the addresses and servers for `/state`; empty without a balancer."""
         if self._config is None:
             return ApiServersState()
         return ApiServersState(tuple(map(str, _keys(self._config))), self.servers)
@@ -172,7 +183,7 @@ def _found(row: Mapping[str, str]) -> ApiServerState:
 
 
 def _name(server: str) -> str:
-    """What HAProxy calls it, which takes no brackets."""
+    """Return the server's name in HAProxy, where names have no brackets."""
     return server.replace("[", "").replace("]", "")
 
 

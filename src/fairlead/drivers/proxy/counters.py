@@ -1,8 +1,8 @@
-"""What HAProxy has counted, by Service, over all workers that there were.
+"""The traffic of each Service as HAProxy counted it, summed over all workers.
 
-In: rows of `show stat`, each time of the worker that runs. Out: sums that never go back. A worker's
-numbers begin at zero, so what its predecessor had is added. Connections that go on in an old worker
-after a reload are open as before; what they move is not counted."""
+In: rows of `show stat` of the current worker. Out: sums that never decrease. The counters of a
+worker begin at zero, so the counts of previous workers are added. Connections that continue in an
+old worker after a reload count as open; their bytes are no longer counted."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -11,13 +11,18 @@ from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import ServiceKey
 
 COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "wredis")
-"""Of `show stat`: those that are read here."""
+"""The columns of `show stat` that are read here."""
 
 
 class ProxyTraffic(NamedTuple):
-    """`open`: connections now. `refused`: clients that no source range lets in. `failed`:
-    connections to members that did not come about, be it that another member took them. Bytes are
-    those from and to clients."""
+    """The traffic of one Service.
+
+    - `connections`: accepted connections.
+    - `open`: connections that are open now.
+    - `bytes_in`, `bytes_out`: bytes from and to clients.
+    - `refused`: connections of clients outside of the source ranges.
+    - `failed`: connections to a member that failed, also if another member then accepted the
+      client."""
 
     connections: int = 0
     open: int = 0
@@ -31,71 +36,78 @@ class ProxyTraffic(NamedTuple):
 
 
 class ProxyCounters:
-    """Kept by the driver."""
+    """The counters of all Services. The driver updates them."""
 
     def __init__(self) -> None:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
-        self._elsewhere: dict[ServiceKey, int] = {}
+        self._in_old_workers: dict[ServiceKey, int] = {}
         self._deaths = 0
         self.worker = Info()
-        """What the worker has shown of itself."""
+        """The current worker's connections and its limit."""
 
     def take(
         self,
         traffic: Mapping[ServiceKey, ProxyTraffic],
         worker: Info,
-        elsewhere: Mapping[ServiceKey, int],
+        in_old_workers: Mapping[ServiceKey, int],
     ) -> None:
-        """What the worker shows that runs; `elsewhere`: connections that are open in old ones."""
+        """Store the counts of the current worker. `in_old_workers`: connections that are open in
+        old workers."""
         self._now = dict(traffic)
         self.worker = worker
-        self._elsewhere = dict(elsewhere)
+        self._in_old_workers = dict(in_old_workers)
 
-    def worker_ended(self) -> None:
-        """Another one begins at zero; connections of the old one go on there."""
+    def end_worker(self) -> None:
+        """Add the current worker's counts to the sums: the next worker begins at zero. The open
+        connections continue in the old worker."""
         for service, traffic in self._now.items():
             self._ended[service] = self._ended.get(service, ProxyTraffic()).plus(
                 traffic._replace(open=0)
             )
-            self._elsewhere[service] = self._elsewhere.get(service, 0) + traffic.open
+            self._in_old_workers[service] = self._in_old_workers.get(service, 0) + traffic.open
         self._now = {}
         self.worker = Info()
 
     def died(self) -> None:
-        """HAProxy has, and nobody asked it to: all connections with it."""
+        """Record that HAProxy ended unexpectedly, with all its connections."""
         self._deaths += 1
-        self.worker_ended()
-        self._elsewhere = {}
+        self.end_worker()
+        self._in_old_workers = {}
 
     def deaths(self) -> int:
+        """Return how often HAProxy ended unexpectedly."""
         return self._deaths
 
     def keep(self, services: Iterable[ServiceKey]) -> None:
-        """Forget all others."""
+        """Delete the counts of all other Services."""
         kept = set(services)
         self._ended = {
             service: traffic for service, traffic in self._ended.items() if service in kept
         }
         self._now = {service: traffic for service, traffic in self._now.items() if service in kept}
-        self._elsewhere = {
-            service: count for service, count in self._elsewhere.items() if service in kept
+        self._in_old_workers = {
+            service: count for service, count in self._in_old_workers.items() if service in kept
         }
 
     def services(self) -> Mapping[ServiceKey, ProxyTraffic]:
+        """Return the sums by Service."""
         nothing = ProxyTraffic()
         return {
             service: self._ended.get(service, nothing)
             .plus(self._now.get(service, nothing))
-            .plus(ProxyTraffic(open=self._elsewhere.get(service, 0)))
-            for service in sorted(self._ended.keys() | self._now.keys() | self._elsewhere.keys())
+            .plus(ProxyTraffic(open=self._in_old_workers.get(service, 0)))
+            for service in sorted(
+                self._ended.keys() | self._now.keys() | self._in_old_workers.keys()
+            )
         }
 
 
 def traffic_of(
     rows: Iterable[Mapping[str, str]], sections: Mapping[str, ServiceKey]
 ) -> dict[ServiceKey, ProxyTraffic]:
-    """Sums by Service. `sections`: whose a section of the configuration is."""
+    """Sum the rows of `show stat` by Service. `sections`: the Service of each section of the
+    configuration."""
     found: dict[ServiceKey, ProxyTraffic] = {}
     for row in rows:
         service = sections.get(row["pxname"])

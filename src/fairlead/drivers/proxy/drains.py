@@ -1,8 +1,10 @@
-"""Since when which servers get nothing new, and whose time to keep connections is over.
+"""When each drained server stopped getting new connections, and which servers have exceeded their
+drain time.
 
-In: what was there and what is, at each change. Out: servers whose connections are to be ended. Pure
-but for what it remembers. A server is known by its section and node: workers of before a reload
-have it by the same name. A start begins the time anew."""
+In: the specs before and after each change. Out: the servers whose connections are to be closed. No
+I/O: the time is an argument. A server is identified by its section and node, because old workers
+have it under the same name. The times are not persistent: they begin again when this process
+restarts."""
 
 from collections.abc import Mapping
 
@@ -12,22 +14,22 @@ from fairlead.model import ServiceKey
 from fairlead.plan.serving import is_drained
 
 Place = tuple[str, str]
-"""Section and node."""
+"""A server: its section and node."""
 
 
 class Drains:
-    """Kept by the driver."""
+    """The drained servers of the running HAProxy. The driver updates them."""
 
     def __init__(self) -> None:
         self._since: dict[Place, tuple[ServiceKey, float]] = {}
 
-    def settle(
+    def update(
         self,
         before: Mapping[ServiceKey, ProxySpec],
         now: Mapping[ServiceKey, ProxySpec],
         now_s: float,
     ) -> None:
-        """This was there, and that is."""
+        """Record the change from the specs `before` to the specs `now`."""
         known, active = (
             _places(before) | _places(now),
             {place for place, one in _places(now).items() if one[1]},
@@ -39,7 +41,7 @@ class Drains:
                 self._since.setdefault(place, (service, now_s))
 
     def expired(self, specs: Mapping[ServiceKey, ProxySpec], now_s: float) -> list[Place]:
-        """Those whose connections are to be ended now. They are told once."""
+        """Return the servers whose connections are to be closed now. Each is returned once."""
         found = []
         for place, (service, since_s) in sorted(self._since.items()):
             limit_s = specs[service].drain_s if service in specs else 0.0
@@ -50,7 +52,7 @@ class Drains:
 
 
 def _places(specs: Mapping[ServiceKey, ProxySpec]) -> dict[Place, tuple[ServiceKey, int]]:
-    """With the Service and the weight."""
+    """Return the Service and the weight of each server."""
     return {
         (section_name(service, each.listener.key), server.node): (service, server.weight)
         for service, one in specs.items()

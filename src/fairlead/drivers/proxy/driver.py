@@ -1,16 +1,20 @@
 """The driver of class fairlead.io/proxy: one HAProxy for all Services of a gateway.
 
-In: LoadBalancers. Out: a HAProxy that listens for them. Serving does not depend on this process:
-when it dies HAProxy goes on, and its successor reads from it what it does. When HAProxy dies, it is
-started anew with everything. Members come, go, drain and change their weights in the running
-process, source ranges too. What only another configuration can change is brought by a reload, for
-all Services that wait for one together, and seldom: a worker that is replaced stays for as long as
-its last connection. Invariant: the state kept here is what HAProxy was last told, or has shown; an
-address is this host's own (by a local route) from before its first listener until after its last,
-and leads to its listeners alone (`shield`). Members are probed by Fairlead alone
-(`drivers/monitor.py`), once for all Services of a node, as for class direct; HAProxy asks them too
-where a Service wants that. Without this process a member that does not take a connection is passed
-over."""
+In: LoadBalancers. Out: a HAProxy that listens for them.
+
+Serving does not depend on this process. When it ends HAProxy continues, and the next process reads
+HAProxy's state. When HAProxy dies, it is restarted with everything. Members and source ranges are
+changed in the running HAProxy, also weights and draining. Everything else needs a new configuration
+and a reload. Services that need a reload share one, and reloads are limited in frequency, because
+an old worker stays until its last connection ends.
+
+Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for
+class direct; HAProxy also probes them if a Service requests it. While this process does not run,
+HAProxy still passes over a member that refuses a connection.
+
+Invariants: the state kept here is what HAProxy was last given or last showed. An address is local
+to this host (by a local route) from before its first listener exists until after its last one is
+gone, and leads to its listeners alone (`shield`)."""
 
 import asyncio
 from collections import Counter
@@ -21,23 +25,23 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from fairlead.drivers import Component, LookAgain, never_again
+from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
 from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import lists_of, render, section_name, sections_of, service_of
+from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxySpec,
     RemoveListener,
+    ReportClosed,
     Served,
     Server,
     SetDrain,
     SetListener,
     SetRanges,
-    TellCut,
 )
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
@@ -49,23 +53,27 @@ from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 log = structlog.get_logger()
 
 RELOAD_PAUSE_S = 1.0
-"""What changes within this time comes with one reload."""
-LOOK_S = 5.0
-"""Counters are read so often, and ended what has drained for too long."""
-REMOVE_S = 60.0
-"""Servers whose last connection has ended are removed so often: HAProxy tells all connections for
-it, 10,000 in 80 ms."""
+"""Minimum time between two reloads. Changes within this time share a reload."""
+POLL_INTERVAL_S = 5.0
+"""Interval at which counters are read, and connections of drained servers past their time are
+closed."""
+DELETE_INTERVAL_S = 60.0
+"""Interval at which servers without connections are deleted. For this HAProxy lists all
+connections, which takes 80 ms for 10,000."""
 
 
 class ProxyDriver(Component):
-    """Implements fairlead.drivers.Driver.
+    """Driver of the HAProxy of class fairlead.io/proxy.
 
-    folder: for HAProxy's configuration and sockets, of this instance alone; its path has 80
-    characters at most, for sockets. look_again: for Services that HAProxy could not be started with
-    after it had died, or of which there is something to tell. drain_s: so long a server keeps
-    connections after it has ceased to get new ones, unless the Service says otherwise; 0: as long
-    as they last. old_workers: so many of before a reload may go on with their connections; 0: any
-    number. reload_pause_s: between two reloads at least."""
+    - `folder`: for HAProxy's configuration and sockets; no other instance may use it. Its path has
+      at most 80 characters, because the paths of sockets are limited.
+    - `requeue`: called with the Services that HAProxy could not be restarted with, or that have
+      something to report.
+    - `drain_s`: how long a server keeps its connections after it stopped getting new ones, unless
+      the Service sets its own limit; 0: until they end.
+    - `old_workers`: maximum number of old workers that may keep their connections after reloads; 0:
+      no limit.
+    - `reload_pause_s`: minimum time between two reloads."""
 
     name = "proxy"
 
@@ -73,7 +81,7 @@ class ProxyDriver(Component):
         self,
         folder: Path,
         *,
-        look_again: LookAgain = never_again,
+        requeue: Requeue = no_requeue,
         drain_s: float = 0.0,
         old_workers: int = 0,
         reload_pause_s: float = RELOAD_PAUSE_S,
@@ -85,11 +93,11 @@ class ProxyDriver(Component):
         self.haproxy = Haproxy(folder)
         self.counters = ProxyCounters()
         self.reloads = 0
-        """Configurations that were brought into force, starts among them."""
-        self._cut: Counter[ServiceKey] = Counter()
-        """Connections that ended because there were too many old workers, until the next pass over
-        the Service tells of them."""
-        self._look_again = look_again
+        """Number of configurations that took effect, by a reload or a start."""
+        self._closed: Counter[ServiceKey] = Counter()
+        """Connections that were closed because there were too many old workers, until the Service's
+        next pass reports them."""
+        self._requeue = requeue
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
         self._reloaded_s = float("-inf")
@@ -97,20 +105,20 @@ class ProxyDriver(Component):
         self._changing = asyncio.Lock()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
-        """Pure."""
+        """See `spec.specs_of`."""
         return spec.specs_of(intents, self._drain_s)
 
     def diff(
         self, desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]
     ) -> Sequence[ProxyChange]:
-        """Pure."""
+        """See `spec.diff`."""
         return spec.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, ProxySpec]:
-        """What HAProxy does. With keys, what it was told."""
+        """Return what HAProxy serves, as it shows it. With keys, return what it was last given."""
         if keys is not None:
             return {
-                key: msgspec.structs.replace(self._specs[key], cut=self._cut[key])
+                key: msgspec.structs.replace(self._specs[key], closed=self._closed[key])
                 for key in keys
                 if key in self._specs
             }
@@ -118,13 +126,14 @@ class ProxyDriver(Component):
             found = await self._found()
             if found or not self.haproxy.alive():
                 self._adopt(found)
-                await self._keep_ways()
-            # Else it lives and does not say what it does: it goes on by what it was told, or is set
-            # anew as a whole.
+                await self._ensure_routes()
+            # Otherwise HAProxy runs but does not show its configuration. Keep what it was last
+            # given; if that is nothing, everything is set again.
             return dict(self._specs)
 
-    async def _keep_ways(self) -> None:
-        """Have the routes and the shield that belong to what is there, whoever changed them."""
+    async def _ensure_routes(self) -> None:
+        """Restore the routes and the shield of the present listeners, if another program changed
+        them."""
         wanted, there = self._addresses(self._specs), await localroutes.present()
         if wanted or there:
             self._shield(self._specs)
@@ -132,19 +141,19 @@ class ProxyDriver(Component):
         await localroutes.delete(there - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
-        """Carry the changes out. A Service waits if its listeners need a reload and there has just
-        been one. Raises Refused for a configuration that HAProxy does not take; it goes on as
-        before then."""
+        """Carry out the changes. A Service waits if its listeners need a reload soon after the last
+        one. Raise Refused for a configuration that HAProxy does not accept; HAProxy then continues
+        with the previous one."""
         async with self._changing:
-            telling = [change for change in changes if isinstance(change, TellCut)]
+            reports = [change for change in changes if isinstance(change, ReportClosed)]
             outcomes = await self._apply(
-                [change for change in changes if not isinstance(change, TellCut)]
+                [change for change in changes if not isinstance(change, ReportClosed)]
             )
-            for change in telling:
-                self._cut -= Counter({change.service: change.connections})
+            for change in reports:
+                self._closed -= Counter({change.service: change.connections})
                 note = ended(change.connections, self._old_workers)
                 outcomes = _with_note(outcomes, change.service, note)
-            # HAProxy goes on with the listeners that such a Service had before.
+            # A Service that failed is still served in part if HAProxy had listeners for it before.
             return {
                 key: each
                 if each.state == "done"
@@ -168,45 +177,44 @@ class ProxyDriver(Component):
         live = [
             change for change in changes if not isinstance(change, SetListener | RemoveListener)
         ]
-        return outcomes | await self._tell(live)
+        return outcomes | await self._apply_live(live)
 
     async def run(self) -> None:
-        """Keep counters, remove servers that have emptied, and notice when HAProxy dies, until
-        cancelled."""
+        """Until cancelled: read counters, delete servers without connections, and restart HAProxy
+        when it dies."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await (self.haproxy.died() if self._specs else asyncio.sleep(LOOK_S))
+                async with asyncio.timeout(POLL_INTERVAL_S):
+                    await (self.haproxy.died() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
                     await self._restart()
                 else:
-                    await self._look()
-                    if self._now_s() >= self._removed_s + REMOVE_S:
+                    await self._poll()
+                    if self._now_s() >= self._removed_s + DELETE_INTERVAL_S:
                         await self._remove_servers()
             await asyncio.sleep(0.1)
 
     async def _restart(self) -> None:
-        log.error("HAProxy has died; it is started anew", services=len(self._specs))
+        log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))
         self.counters.died()
         self._leaving = set()
         try:
             await self.haproxy.run(render(self._specs, self.haproxy.paths))
             self.reloads += 1
         except FairleadError as error:
-            log.error("HAProxy could not be started anew", problem=str(error))
+            log.error("restarting HAProxy failed", problem=str(error))
             lost, self._specs = set(self._specs), {}
-            self._look_again(lost)
+            self._requeue(lost)
 
-    async def look(self) -> None:
-        """Do now what `run` does now and then."""
+    async def poll(self) -> None:
+        """Do the periodic work of `run` now."""
         async with self._changing:
-            await self._look()
+            await self._poll()
             await self._remove_servers()
 
     async def remove(self) -> Sequence[str]:
-        """Take everything away: HAProxy, with its connections, its folder, the routes, the
-        shield."""
+        """Remove everything: HAProxy with its connections, its folder, the routes, the shield."""
         async with self._changing:
             self._specs = {}
             gone = await removal.remove(self.haproxy, localroutes.PROTOCOL, shield.TABLE)
@@ -231,25 +239,26 @@ class ProxyDriver(Component):
 
     @staticmethod
     def _shield(*states: Mapping[ServiceKey, ProxySpec]) -> None:
-        """Have the shield for the listeners of all of these."""
+        """Install the shield for the listeners of all these states."""
         listeners = [
             each.listener for specs in states for one in specs.values() for each in one.listeners
         ]
         shared = {each.key.address for each in listeners if each.settings.shared}
-        shield.put({each.key for each in listeners}, shared=shared)
+        shield.install({each.key for each in listeners}, shared=shared)
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
         return {each.listener.key.address for one in specs.values() for each in one.listeners}
 
     def _adopt(self, specs: dict[ServiceKey, ProxySpec]) -> None:
-        """This is there from now on."""
-        self._drains.settle(self._specs, specs, self._now_s())
+        """Store `specs` as the state of HAProxy."""
+        self._drains.update(self._specs, specs, self._now_s())
         self._specs = specs
 
     async def _found(self) -> dict[ServiceKey, ProxySpec]:
-        """What the HAProxy that runs does: by the file, if it runs by it, and by its own word. What
-        cannot be said of it is left out, and so set anew."""
+        """Return what the running HAProxy serves: listeners from the configuration file, if HAProxy
+        runs with it, and servers from HAProxy itself. What cannot be determined is left out, so
+        that it is set again."""
         if not await self.haproxy.running() or not await self.haproxy.runs(
             text := self.haproxy.text()
         ):
@@ -303,18 +312,20 @@ class ProxyDriver(Component):
         self._shield(self._specs, wanted)
         await localroutes.add(after - before)
         if wanted:
-            await self._look()
+            await self._poll()
             await self.haproxy.run(render(wanted, self.haproxy.paths))
             self.reloads += 1
         else:
             await self.haproxy.stop()
         if before:
-            # Where nothing was served before there is no old worker to spare, and others are about
-            # to be set up too.
+            # After the first configuration no pause is needed: there is no old worker that a reload
+            # would add to, and more Services are about to be set up.
             self._reloaded_s = self._now_s()
-        self.counters.worker_ended()
+        self.counters.end_worker()
         self.counters.keep(wanted)
-        self._cut = Counter({key: self._cut[key] for key in self._cut.keys() & wanted.keys()})
+        self._closed = Counter(
+            {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
+        )
         await localroutes.delete(before - after)
         if before:
             self._shield(wanted)
@@ -333,9 +344,9 @@ class ProxyDriver(Component):
             outcomes = _with_note(outcomes, service, switched_note(*headers))
         return outcomes
 
-    async def _tell(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
-        """Carry out what the running process can do. What fails is tried again, by what is there
-        then."""
+    async def _apply_live(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
+        """Carry out the changes that need no reload. After a failure, read HAProxy's state again:
+        the next attempt starts from it."""
         outcomes: dict[ServiceKey, Outcome] = {}
         if not changes:
             return outcomes
@@ -361,16 +372,17 @@ class ProxyDriver(Component):
         return outcomes
 
     async def _set_ranges(self, changes: Sequence[SetRanges]) -> None:
-        """Which list is whose, the worker says by lines of the text that it runs by."""
+        """Replace the source ranges of Services. The worker identifies ACL lists by the line number
+        in its configuration file, so the file must be the one with which the worker runs."""
         if not changes:
             return
         text = self.haproxy.text()
         if not await self.haproxy.runs(text):
-            raise Unavailable("HAProxy does not run by its newest configuration")
-        numbers, lines = await runtime.lists(self.haproxy.worker), lists_of(text)
+            raise Unavailable("HAProxy does not run with its newest configuration")
+        numbers, lines = await runtime.acl_lists(self.haproxy.worker), acl_lines(text)
         if unknown := [line for each in lines.values() for line in each if line not in numbers]:
             raise Unavailable(
-                f"HAProxy does not show the list of line {unknown[0]} of its configuration"
+                f"HAProxy does not show the ACL list in line {unknown[0]} of its configuration"
             )
         for change in changes:
             names = [
@@ -383,8 +395,9 @@ class ProxyDriver(Component):
             self._write_ranges(change.service, change.cidrs)
             self._specs = spec.after(self._specs, [change])
 
-    async def _look(self) -> None:
-        """Take counters, end what has drained for too long and old workers that are too many."""
+    async def _poll(self) -> None:
+        """Read counters, close connections of servers that exceeded their drain time, and stop
+        surplus old workers."""
         if not self._specs:
             return
         sections = {
@@ -396,51 +409,55 @@ class ProxyDriver(Component):
             await self._count(sections)
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
-            self._tell_cut(await workers.end_oldest(self.haproxy, self._old_workers), sections)
+            self._report_closed(await workers.end_oldest(self.haproxy, self._old_workers), sections)
 
     async def _count(self, sections: Mapping[str, ServiceKey]) -> None:
-        """Take counters, unless another worker answers than the one that runs."""
+        """Read counters, unless an old worker answers on the worker's socket."""
         found, _ = await runtime.workers(self.haproxy.master)
         worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
         if worker.pid not in [each.pid for each in found if not each.old]:
             return
-        elsewhere: Counter[ServiceKey] = Counter()
+        in_old_workers: Counter[ServiceKey] = Counter()
         for old in (each.pid for each in found if each.old):
-            with suppress(Unavailable):  # it ends by itself just now
+            with suppress(Unavailable):  # the worker has just ended by itself
                 for section, count in (
                     await runtime.open_connections(self.haproxy.master, old)
                 ).items():
-                    elsewhere[service_of(section)] += count
+                    in_old_workers[service_of(section)] += count
         self.counters.take(
             traffic_of(rows, sections),
             worker,
-            {service: elsewhere[service] for service in self._specs},
+            {service: in_old_workers[service] for service in self._specs},
         )
 
     async def _remove_servers(self) -> None:
-        """Those whose last connection has ended."""
+        """Delete the servers in maintenance that no longer have connections."""
         self._removed_s = self._now_s()
         with suppress(Unavailable):
             self._leaving = await members.remove(self.haproxy.worker, self._leaving)
 
-    def _tell_cut(self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]) -> None:
+    def _report_closed(
+        self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]
+    ) -> None:
+        """Log the connections that were closed with old workers, and have their Services report
+        them."""
         if not connections:
             return
         log.warning(
-            "the oldest workers of before a reload were ended, there were too many",
+            "stopped the oldest HAProxy workers from before a reload: there were too many",
             connections=sum(connections.values()),
-            most=self._old_workers,
+            limit=self._old_workers,
         )
         by_service: Counter[ServiceKey] = Counter()
         for section, count in connections.items():
             if section in sections:
                 by_service[sections[section]] += count
-        self._cut.update(by_service)
-        self._look_again(by_service)
+        self._closed.update(by_service)
+        self._requeue(by_service)
 
 
 def _with_note(
     outcomes: Mapping[ServiceKey, Outcome], service: ServiceKey, note: Finding
 ) -> dict[ServiceKey, Outcome]:
-    told = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
-    return {**outcomes, service: told}
+    outcome = outcomes.get(service, DONE).joined(Outcome("done", notes=(note,)))
+    return {**outcomes, service: outcome}

@@ -1,32 +1,33 @@
-"""Change the servers of a HAProxy that runs: add, weigh, move, take out.
+"""Changes the servers of a running HAProxy: add, move, delete, or set the weight.
 
-In: the servers that listeners should have. Out: commands on the worker's socket, and a look at what
-has become of them. A server that is not wanted any more gets no connections and is put into
-maintenance; it is removed once none names it. Follows HAProxy 2.6's management manual, `add
-server`, `set server`, `del server`."""
+In: the servers that listeners should have. Out: commands on the worker's socket, and a check of
+their result. A server that is no longer wanted is put into maintenance, where it gets no
+connections, and is deleted when no connection refers to it any more. Follows HAProxy 2.6's
+management manual, `add server`, `set server`, `del server`."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 
 from fairlead.drivers.proxy import runtime
-from fairlead.drivers.proxy.render import number_of, section_name, server_words
-from fairlead.drivers.proxy.runtime import Shown
+from fairlead.drivers.proxy.render import section_name, server_id, server_options
+from fairlead.drivers.proxy.runtime import ServerState
 from fairlead.drivers.proxy.spec import ProxyListener, ProxySpec, SetServers
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
-FEW = 20
-"""Of more listeners than this the whole list of servers is asked for at once."""
+MAX_SECTION_READS = 20
+"""For more listeners than this, the servers of all sections are read with one command."""
 
-Present = Mapping[str, Mapping[str, Shown]]
-"""By section and node."""
+Present = Mapping[str, Mapping[str, ServerState]]
+"""Servers by section and node."""
 
 
 async def set_servers(
     path: Path, changes: Sequence[SetServers], specs: Mapping[ServiceKey, ProxySpec]
 ) -> set[tuple[str, str]]:
-    """Have these servers; says which are to be removed, as (section, node). Raises Unavailable if
-    not all is so in the end."""
+    """Give the listeners exactly these servers. Return the servers, as (section, node), that are
+    now in maintenance and remain to be deleted. Raise Unavailable if HAProxy does not have the
+    servers afterwards."""
     listeners = {
         section_name(service, each.listener.key): each.listener
         for service, one in specs.items()
@@ -35,79 +36,85 @@ async def set_servers(
     wanted = {section_name(change.service, change.key): change for change in changes}
     present = await _present(path, wanted)
     leaving: set[tuple[str, str]] = set()
-    quiet: list[str] = []
+    commands: list[str] = []
     for section, change in wanted.items():
         there = present.get(section, {})
-        quiet += await _bring(path, section, listeners[section], change, there)
+        commands += await _add_and_move(path, section, listeners[section], change, there)
         gone = there.keys() - {each.node for each in change.servers}
-        quiet += [f"set server {section}/{node} state maint" for node in sorted(gone)]
+        commands += [f"set server {section}/{node} state maint" for node in sorted(gone)]
         leaving |= {(section, node) for node in gone}
-    await runtime.tell(path, quiet)
+    await runtime.execute(path, commands)
     _check(wanted, await _present(path, wanted))
     return leaving
 
 
 async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Take away servers in maintenance (section, node), but for those that connections go to; which
-    these are. One that is in use again, or gone, is no matter.
+    """Delete servers in maintenance (section, node) unless a connection refers to them. Return the
+    servers that still have connections. A server that is in use again, or already deleted, is
+    skipped.
 
-    HAProxy's own word does not suffice: Debian 12's 2.6.12 takes away a server that has just
-    refused a connection, while that connection waits for a second to be tried again. It then reads
-    and writes memory that is another's (issues 2298 and 2378 of haproxy/haproxy: a crash, and with
-    it every connection of the gateway)."""
+    `del server` checks for connections itself, but that is not enough: HAProxy 2.6.12 of Debian 12
+    deletes a server that has just refused a connection, while that connection waits a second for
+    its retry. HAProxy then reads and writes freed memory (issues 2298 and 2378 of haproxy/haproxy)
+    and crashes, which closes every connection of the gateway."""
     if not places:
         return set()
     left = await runtime.in_use(path) & places
     for section, node in sorted(places - left):
-        if "connection" in (await runtime.ask(path, f"del server {section}/{node}")).lower():
+        if "connection" in (await runtime.query(path, f"del server {section}/{node}")).lower():
             left.add((section, node))
     return left
 
 
 async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:
-    """End the connections to these servers (section, node), in the worker that runs and in those
-    before it."""
+    """Close the connections to these servers (section, node), in the current worker and in old
+    ones."""
     found, _ = await runtime.workers(master)
     for worker in found:
-        # `shutdown sessions server` would do, but not in a worker that takes nothing new any more.
+        # `shutdown sessions server` would be simpler, but it does not work in an old worker.
         for session in await runtime.sessions(master, worker.pid):
             if (session.get("be"), session.get("srv")) in places:
-                await runtime.ask(master, f"@!{worker.pid} shutdown session {session['id']}")
+                await runtime.query(master, f"@!{worker.pid} shutdown session {session['id']}")
 
 
-async def _bring(
+async def _add_and_move(
     path: Path,
     section: str,
     listener: ProxyListener,
     change: SetServers,
-    there: Mapping[str, Shown],
+    there: Mapping[str, ServerState],
 ) -> list[str]:
-    """Make what is missing; the commands for the rest."""
-    quiet: list[str] = []
+    """Add missing servers and move servers to their addresses. Return the remaining commands, which
+    print nothing if they succeed."""
+    commands: list[str] = []
     taken = {each.number for each in there.values()}
     for server in change.servers:
         name, found = f"{section}/{server.node}", there.get(server.node)
         if found is None:
-            number = number_of(server.node, taken)
+            number = server_id(server.node, taken)
             taken.add(number)
-            await runtime.ask(path, f"add server {name} {server_words(listener, server, number)}")
-            quiet += [f"set server {name} state ready"] + [f"enable health {name}"] * bool(
+            await runtime.query(
+                path, f"add server {name} {server_options(listener, server, number)}"
+            )
+            commands += [f"set server {name} state ready"] + [f"enable health {name}"] * bool(
                 listener.settings.checks
             )
             continue
         if (found.address, found.port) != (server.address, server.port):
-            await runtime.ask(path, f"set server {name} addr {server.address} port {server.port}")
+            await runtime.query(path, f"set server {name} addr {server.address} port {server.port}")
         if found.weight != server.weight:
-            quiet.append(f"set server {name} weight {server.weight}")
+            commands.append(f"set server {name} weight {server.weight}")
         if found.out:
-            quiet.append(f"set server {name} state ready")
-    return quiet
+            commands.append(f"set server {name} state ready")
+    return commands
 
 
-async def _present(path: Path, wanted: Mapping[str, SetServers]) -> dict[str, dict[str, Shown]]:
-    found: dict[str, dict[str, Shown]] = {}
-    asked = [""] if len(wanted) > FEW else sorted(wanted)
-    for section in asked:
+async def _present(
+    path: Path, wanted: Mapping[str, SetServers]
+) -> dict[str, dict[str, ServerState]]:
+    found: dict[str, dict[str, ServerState]] = {}
+    requested = [""] if len(wanted) > MAX_SECTION_READS else sorted(wanted)
+    for section in requested:
         for each in await runtime.servers(path, section):
             found.setdefault(each.section, {})[each.node] = each
     return found
@@ -124,17 +131,18 @@ def _check(wanted: Mapping[str, SetServers], present: Present) -> None:
             for each in present.get(section, {}).values()
             if not each.out
         }
-        asked = {(each.node, each.address, each.port, each.weight) for each in change.servers}
-        if rows != asked:
+        requested = {(each.node, each.address, each.port, each.weight) for each in change.servers}
+        if rows != requested:
             raise Unavailable(
-                f"HAProxy does not have the servers of {section}: {_differences(rows, asked)}"
+                f"HAProxy does not have the servers of {section}: {_differences(rows, requested)}"
             )
 
 
-def _differences(rows: set[_Row], asked: set[_Row]) -> str:
-    """The first three servers that HAProxy lacks, or has and should not."""
+def _differences(rows: set[_Row], requested: set[_Row]) -> str:
+    """Describe the first three servers that HAProxy lacks, or has and should not have."""
     what = (
-        (row, "missing" if row in asked else "not asked for") for row in sorted(rows ^ asked)[:3]
+        (row, "missing" if row in requested else "unexpected")
+        for row in sorted(rows ^ requested)[:3]
     )
     return ", ".join(
         f"{node} at {address}:{port} with weight {weight} is {state}"

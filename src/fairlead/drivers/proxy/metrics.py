@@ -1,6 +1,6 @@
-"""Metrics of the HAProxy of class fairlead.io/proxy, and of the API server's balancer.
+"""Metrics of the HAProxy of class fairlead.io/proxy, and of the API server balancer.
 
-In: what HAProxy has counted. Out: metric families, read when a scrape asks, in a thread."""
+In: HAProxy's counters. Out: metric families, collected at each scrape, in a thread."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -22,8 +22,8 @@ class BalancedServer(Protocol):
 
 
 class ProxyCollector(Collector):
-    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; how near
-    all together are to its limit; how often it has died."""
+    """Connections and bytes of each Service of class proxy, from HAProxy's own counters; the use of
+    HAProxy's limit of connections; the number of its crashes."""
 
     def __init__(self, counters: ProxyCounters) -> None:
         self._counters = counters
@@ -32,36 +32,38 @@ class ProxyCollector(Collector):
         services, worker = self._counters.services(), self._counters.worker
         labels = ["service"]
         connections = CounterMetricFamily(
-            "fairlead_proxy_connections", "Connections taken", labels=labels
+            "fairlead_proxy_connections", "Accepted connections", labels=labels
         )
         opened = GaugeMetricFamily(
-            "fairlead_proxy_open_connections", "Connections open, in old workers too", labels=labels
+            "fairlead_proxy_open_connections",
+            "Open connections, also in old workers",
+            labels=labels,
         )
         octets = CounterMetricFamily(
             "fairlead_proxy_bytes",
-            "Bytes from (in) and to clients, but for old workers",
+            "Bytes from (in) and to (out) clients, without those of old workers",
             labels=[*labels, "direction"],
         )
         refused = CounterMetricFamily(
-            "fairlead_proxy_refused", "Connections of no source range", labels=labels
+            "fairlead_proxy_refused", "Connections from outside of the source ranges", labels=labels
         )
         failed = CounterMetricFamily(
             "fairlead_proxy_member_failures",
-            "Connections that a member did not take",
+            "Connections that a member did not accept",
             labels=labels,
         )
         deaths = CounterMetricFamily(
-            "fairlead_proxy_deaths", "How often HAProxy has died, with all connections"
+            "fairlead_proxy_deaths", "Unexpected ends of HAProxy, which close all connections"
         )
         deaths.add_metric([], self._counters.deaths())
         used = GaugeMetricFamily(
             "fairlead_proxy_worker_connections",
-            "Connections of all Services in the HAProxy worker that takes new ones",
+            "Connections of all Services in the current HAProxy worker",
             worker.connections,
         )
         most = GaugeMetricFamily(
             "fairlead_proxy_worker_connections_limit",
-            "Connections that this worker can have; more of them wait",
+            "Maximum number of connections of this worker; further ones wait",
             worker.limit,
         )
         for key, counted in services.items():
@@ -75,8 +77,7 @@ class ProxyCollector(Collector):
 
 
 class ApiServersCollector(Collector):
-    """Which API servers get connections, and how many these have, where a gateway balances
-    these."""
+    """The readiness and the open connections of each API server behind the API server balancer."""
 
     def __init__(self, servers: Callable[[], Mapping[str, BalancedServer]]) -> None:
         self._servers = servers
@@ -84,10 +85,12 @@ class ApiServersCollector(Collector):
     def collect(self) -> list[GaugeMetricFamily]:
         labels = ["server"]
         ready = GaugeMetricFamily(
-            "fairlead_apiserver_ready", "Whether it says that it is ready", labels=labels
+            "fairlead_apiserver_ready",
+            "1 if the API server reports that it is ready",
+            labels=labels,
         )
         opened = GaugeMetricFamily(
-            "fairlead_apiserver_open_connections", "Connections open", labels=labels
+            "fairlead_apiserver_open_connections", "Open connections", labels=labels
         )
         for server, found in self._servers().items():
             ready.add_metric([server], found.state == "ready")

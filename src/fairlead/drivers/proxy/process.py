@@ -1,12 +1,12 @@
-"""The life of the HAProxy process: started apart from us, reloaded with its sockets handed on,
-found again by a successor.
+"""The HAProxy process: start, reload, adoption and end.
 
-In: configuration texts. Out: a master and its worker that run by the newest one that HAProxy
-accepts. It is nobody's child: it goes on when we are killed, and whoever comes next finds it by its
-master socket. A configuration is tried (`haproxy -c`) before it is put in its place; at a reload
-the new worker gets the listening sockets of the old one, which stays until its last connection has
-ended. Invariant: `haproxy.cfg` in the folder is a text that HAProxy accepted. Follows HAProxy 2.6's
-management manual, sections 4 (stopping and restarting) and 9.4 (master CLI)."""
+In: configuration texts. Out: a master and its worker, which run with the newest configuration that
+HAProxy accepted. HAProxy is started as a daemon: it continues when this process is killed, and the
+next process finds it by its master socket. A configuration is checked (`haproxy -c`) before it
+replaces the current file. At a reload the new worker gets the listening sockets of the old one,
+which stays until its last connection ends. Invariant: `haproxy.cfg` in the folder is a text that
+HAProxy accepted. Follows HAProxy 2.6's management manual, sections 4 (stopping and restarting) and
+9.4 (master CLI)."""
 
 import asyncio
 import os
@@ -27,23 +27,26 @@ log = structlog.get_logger()
 
 USER = "haproxy"
 CAP_SETGID, CAP_SETUID = 6, 7
-LOOK_S = 0.02
-START_S = 20.0
+POLL_S = 0.02
+"""Interval at which the process is polled during a start, a reload or an end."""
+TIMEOUT_S = 20.0
+"""Time-out of a start, a reload or an end."""
 _FIXES = {
-    "Address already in use": "see that nothing else listens on the address",
+    "Address already in use": "stop the process that listens on the address",
     "Permission denied": "give the gateway CAP_NET_BIND_SERVICE",
     "FD limit": (
-        "let the gateway have more open files: LimitNOFILE of its unit, or the container runtime's"
+        "raise the limit of open files: LimitNOFILE of the gateway's unit, or of the container "
+        "runtime's"
     ),
 }
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 class Haproxy:
-    """The one HAProxy of a folder, running or not."""
+    """The HAProxy of a folder, running or not."""
 
     def __init__(self, folder: Path, *, search: str = SEARCH) -> None:
-        """`search`: where the program is looked for, as in PATH."""
+        """`search`: the folders that are searched for the program, as in PATH."""
         self._search = search
         self.folder = folder
         self.paths = Paths(str(folder), _user())
@@ -54,22 +57,22 @@ class Haproxy:
         self._pid_file = folder / "haproxy.pid"
 
     def make_folder(self) -> None:
-        """Raises Refused where that cannot be."""
+        """Create the folder if it is missing. Raise Refused if that fails."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise Refused(
-                f"{self.folder} cannot be made: {error.strerror}", fix="set gateway.proxyPath"
+                f"creating {self.folder} failed: {error.strerror}", fix="set gateway.proxyPath"
             ) from error
 
     def text(self) -> str:
-        """The newest configuration; nothing if there was none."""
+        """Return the newest configuration; empty if there is none."""
         with suppress(FileNotFoundError):
             return self._text.read_text()
         return ""
 
     async def running(self) -> bool:
-        """Whether there is a master that answers, and a worker."""
+        """Whether a master answers and has a current worker."""
         if not self.master.exists():
             return False
         try:
@@ -79,25 +82,26 @@ class Haproxy:
         return any(not each.old for each in found)
 
     def alive(self) -> bool:
-        """Whether there is a master at all, be it that it does not answer."""
+        """Whether a master process exists, even if it does not answer."""
         return self._live_master() is not None
 
     async def runs(self, text: str) -> bool:
-        """Whether the worker that runs goes by this text."""
+        """Whether the current worker runs with this configuration."""
         with suppress(Unavailable):
             return bool(text) and await runtime.description(self.worker) == description_of(text)
         return False
 
     def master_pid(self) -> int | None:
+        """Return the process id in the pid file, which may be outdated."""
         try:
             return int(self._pid_file.read_text().split()[0])
         except (OSError, ValueError, IndexError):
             return None
 
     async def run(self, text: str) -> None:
-        """Have HAProxy run by this text: started if it does not, else reloaded. Raises Refused for
-        a text that it does not accept or cannot carry out, Unavailable if it does not come up; what
-        ran before goes on then."""
+        """Run HAProxy with this configuration: start it, or reload it if it runs. Raise Refused for
+        a configuration that HAProxy does not accept or cannot put into effect, and Unavailable if
+        it does not start in time. After an error, a HAProxy that ran before continues."""
         self.make_folder()
         candidate = self.folder / "candidate.cfg"
         candidate.write_text(text)
@@ -113,21 +117,22 @@ class Haproxy:
             raise
 
     async def stop(self) -> None:
-        """End it: no new connections; those that are open may go on until they end."""
+        """Stop HAProxy gracefully: it accepts no new connections, and exits when the open ones have
+        ended."""
         if (pid := self._live_master()) is not None:
             os.kill(pid, signal.SIGUSR1)
         for left in (self._text, self.master, self.worker):
             left.unlink(missing_ok=True)
 
     async def kill(self) -> None:
-        """End it with all its connections, and take its folder away."""
+        """Stop HAProxy with all its connections, and delete its folder."""
         if (pid := self._live_master()) is not None:
             os.kill(pid, signal.SIGTERM)
             await _until(lambda: _gone(pid), "ending HAProxy")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def died(self) -> None:
-        """Wait until the master that runs is gone. Returns at once if there is none."""
+        """Wait until the running master ends. Return at once if there is none."""
         pid = self._live_master()
         if pid is None:
             return
@@ -145,8 +150,8 @@ class Haproxy:
         _reap(pid)
 
     def _live_master(self) -> int | None:
-        """Its process id, once it has proved to be ours: a number in a file may be anybody's by
-        now."""
+        """Return the process id of the master if its command line shows that it is ours: the id in
+        the pid file may by now belong to another process."""
         if not self.master.exists() or (pid := self.master_pid()) is None or not _exists(pid):
             return None
         with suppress(OSError):
@@ -166,32 +171,34 @@ class Haproxy:
             "-f",
             str(self._text),
         ]
-        status, said = await self._call(*options)
+        status, output = await self._call(*options)
         if status:
-            raise Refused(f"HAProxy did not start: {(why := _complaint(said))}", fix=_fix(why))
+            raise Refused(f"HAProxy did not start: {(why := _complaint(output))}", fix=_remedy(why))
         await _until(self.running, "starting HAProxy")
         log.info("HAProxy started", pid=self.master_pid())
 
     async def _reload(self, text: str) -> None:
         before, failed = await runtime.workers(self.master)
         known = {each.pid for each in before}
-        with suppress(
-            Unavailable
-        ):  # then it is as at a start: who does not serve is found by the first checks
+        # Without the states the new worker begins as at a start: its first checks find the servers
+        # that do not serve.
+        with suppress(Unavailable):
             self._states.write_text(
-                states.not_serving(await runtime.ask(self.worker, "show servers state"), text)
+                states.not_serving(await runtime.query(self.worker, "show servers state"), text)
             )
-        await runtime.ask(self.master, "reload")
+        await runtime.query(self.master, "reload")
 
         async def taken_over() -> bool:
             try:
                 found, failed_now = await runtime.workers(self.master)
-            except Unavailable:  # it begins anew, as the same process
+            except (
+                Unavailable
+            ):  # during a reload the master executes itself again, as the same process
                 return False
             if failed_now > failed:
                 raise Refused(
-                    "HAProxy did not take the new configuration over",
-                    fix="see that nothing else listens on the address",
+                    "HAProxy could not load the new configuration",
+                    fix="stop the process that listens on the address",
                 )
             return any(
                 not each.old and each.pid not in known for each in found
@@ -200,9 +207,9 @@ class Haproxy:
         await _until(taken_over, "reloading HAProxy")
 
     async def _check(self, path: Path) -> None:
-        status, said = await self._call("-c", "-q", "-f", str(path))
+        status, output = await self._call("-c", "-q", "-f", str(path))
         if status:
-            raise Refused(f"HAProxy does not accept the configuration: {_complaint(said)}")
+            raise Refused(f"HAProxy does not accept the configuration: {_complaint(output)}")
 
     async def _call(self, *options: str) -> tuple[int, str]:
         program = shutil.which("haproxy", path=self._search)
@@ -217,52 +224,53 @@ class Haproxy:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={"PATH": self._search},  # nothing of ours: it outlives us
+            env={"PATH": self._search},  # HAProxy outlives this process, and inherits nothing else
             start_new_session=True,
         )
-        _, said = await process.communicate()
-        return process.returncode or 0, said.decode(errors="replace")
+        _, output = await process.communicate()
+        return process.returncode or 0, output.decode(errors="replace")
 
 
 async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not await so():
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        raise Unavailable(f"{doing} has taken more than {START_S:.0f} s") from error
+        raise Unavailable(f"{doing} took more than {TIMEOUT_S:.0f} s") from error
 
 
 async def _gone(pid: int) -> bool:
     return not _exists(pid)
 
 
-def _complaint(said: str) -> str:
-    alerts = [line.partition(") : ")[2] for line in said.splitlines() if "[ALERT]" in line]
-    return "; ".join(alerts[:3])[:400] or said.strip()[:400] or "it said nothing"
+def _complaint(output: str) -> str:
+    alerts = [line.partition(") : ")[2] for line in output.splitlines() if "[ALERT]" in line]
+    return "; ".join(alerts[:3])[:400] or output.strip()[:400] or "it printed no message"
 
 
-def _fix(complaint: str) -> str:
-    """What to do about it; nothing where the complaint says all that is known."""
+def _remedy(complaint: str) -> str:
+    """Return the remedy for a known problem; empty where HAProxy's message says everything."""
     return next((fix for words, fix in _FIXES.items() if words in complaint), "")
 
 
 def _reap(pid: int) -> None:
-    """It is our child where we are the first process of a container."""
+    """Reap the process if it is our child: the first process of a container inherits orphans."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def _exists(pid: int) -> bool:
-    """Whether it runs; one that has ended and is still to be reaped, by whoever is in charge of
-    orphans, does not."""
+    """Whether the process runs. A zombie, which has ended but was not reaped yet, has an empty
+    command line and does not count."""
     with suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False
 
 
 def _user() -> str:
-    """Whom workers can become: nobody else without the right to, as in a container that has few."""
+    """Return the user that workers switch to. Empty, for no switch, without the capabilities to
+    switch (as in a container with few) or without such a user."""
     status = Path("/proc/self/status").read_text()
     effective = next(
         (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0

@@ -1,10 +1,10 @@
-"""HAProxy's configuration for all Services of a gateway. Pure and deterministic.
+"""Renders HAProxy's configuration for all Services of a gateway. Pure and deterministic.
 
-In: what each Service should have. Out: text that HAProxy 2.6 and newer takes (`haproxy -c`), one
-`listen` section a listener. Each section begins with a comment that holds what it was made from, so
-that a successor reads from the file of a HAProxy that it finds running what that does;
-`description` names the text, and the running process shows it. Follows HAProxy's configuration
-manual, sections 4 (proxies) and 5 (bind and server options)."""
+In: the specs of the Services. Out: a text that HAProxy 2.6 and newer accepts (`haproxy -c`), with
+one `listen` section per listener. Each section begins with a comment that holds the values from
+which it was made. From the file of a HAProxy that it finds running, a new process thereby learns
+what that HAProxy serves. `description` identifies the text, and the running HAProxy shows it.
+Follows HAProxy's configuration manual, sections 4 (proxies) and 5 (bind and server options)."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -17,21 +17,23 @@ from fairlead.net.address import bracketed, is_ipv6, join_host_port
 
 MARK = "    # fairlead "
 _ID_SPACE = (1 << 31) - 1
-ON_A_LINE = 40
-"""Source ranges: a line has 64 words at most."""
-MOST_IN_TEXT = 200
-"""More source ranges than these are read from a file, as each line with some of them is looked
-through by itself for each connection. Of each file, and of each list with a number of our own,
-HAProxy compares the name with all others' at its start: that is too slow where thousands of
-Services have one."""
+RANGES_PER_LINE = 40
+"""Maximum number of source ranges on a line. HAProxy takes 64 words."""
+MAX_INLINE_RANGES = 200
+"""Maximum number of source ranges that are written into the configuration; more are read from a
+file. HAProxy searches each line of ranges separately for every connection, so many lines are slow.
+Files are not used for all Services, because at its start HAProxy compares the name of each file
+(and of each list with a number of our own) with all others, which is too slow for thousands of
+Services."""
 _RANGES = "acl within src "
 KEEPALIVE_MS = 7_200_000
-"""net.ipv4.tcp_keepalive_time as the kernel has it. Each socket that is to be asked costs a call
-and a timer."""
+"""The kernel's default of net.ipv4.tcp_keepalive_time. Keepalives are used only where a time-out is
+longer, because they cost a system call and a timer per socket."""
 
 
 class Paths(msgspec.Struct, frozen=True):
-    """Where files and sockets are. `user`: whom workers run as; empty: who started them."""
+    """The paths of files and sockets. `user`: the user that workers switch to; empty for no
+    switch."""
 
     folder: str
     user: str = ""
@@ -42,17 +44,17 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def states(self) -> str:
-        """What a new worker is told of servers (`states`)."""
+        """The file with server states for a new worker (see `states`)."""
         return f"{self.folder}/servers.state"
 
     def ranges(self, service: ServiceKey) -> str:
-        """The list of a Service's source ranges. Where there are many it is the name by which
-        HAProxy knows them, and where it reads them at its start."""
+        """Return the file with the source ranges of a Service. If they are many, HAProxy reads this
+        file at its start, and its path is the name of the ACL list."""
         return f"{self.folder}/{service.namespace}.{service.name}.ranges"
 
 
 class Section(msgspec.Struct, frozen=True):
-    """What the comment of a section says."""
+    """The content of the comment in a section."""
 
     namespace: str
     name: str
@@ -61,19 +63,19 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def section_name(service: ServiceKey, key: ProxyKey) -> str:
-    """Of the letters that HAProxy takes; those of other Services differ, as names of namespaces
-    have no dot."""
+    """Return the name of a listener's section. It is unique, because names of namespaces and
+    Services have no dot, and it has only characters that HAProxy accepts."""
     return f"{service.namespace}.{service.name}.{key.port}.{key.address}"
 
 
 def service_of(section: str) -> ServiceKey:
-    """Whose a section of this name is, be it in the configuration of an old worker: neither name
-    has a dot."""
+    """Return the Service of a section, from its name alone: the section may be in the configuration
+    of an old worker. Neither the namespace nor the name of a Service has a dot."""
     return ServiceKey(*section.split(".")[:2])
 
 
 def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
-    """The whole text."""
+    """Return the whole configuration."""
     sections = [
         _section(service, spec, served, paths)
         for service, spec in sorted(specs.items())
@@ -83,8 +85,8 @@ def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
 
 
 def with_global(text: str, paths: Paths) -> str:
-    """A whole configuration: these sections, after the one that names them and says where HAProxy's
-    socket is."""
+    """Return the configuration with these sections after the `global` section, which holds their
+    digest and the path of HAProxy's socket."""
     user = [f"    user {paths.user}", f"    group {paths.user}"] if paths.user else []
     start = [
         "global",
@@ -102,36 +104,37 @@ def digest(text: str) -> str:
 
 
 def description_of(text: str) -> str:
-    """The digest that a rendered text bears."""
+    """Return the digest that is written in a rendered configuration."""
     return next(
         (line.split()[1] for line in text.splitlines() if line.startswith("    description ")), ""
     )
 
 
 def sections_of(text: str) -> list[Section]:
-    """What a rendered text was made from, but for servers and source ranges. Lines that nobody can
-    read are left out."""
+    """Return the values from which a configuration was rendered, without servers and source ranges.
+    Comments that cannot be decoded are left out."""
     found = []
     for line in text.splitlines():
         if line.startswith(MARK):
             try:
                 found.append(msgspec.json.decode(line.removeprefix(MARK), type=Section))
-            except msgspec.DecodeError:  # of another version; that listener is set anew
+            except msgspec.DecodeError:  # written by another version: the listener is set again
                 continue
     return found
 
 
-def bind_words(key: ProxyKey) -> str:
-    """What stands after `bind ADDRESS:PORT`."""
-    # The address is the gateway's by a route alone, which does not suffice to bind to it over IPv6.
-    # To the kernel a socket of an IPv6 address is `v6only` anyway: without this word HAProxy takes
-    # the one that its predecessor hands on for another's, and opens its own beside it; what waits
-    # in the one before is lost when that is closed.
+def bind_options(key: ProxyKey) -> str:
+    """Return the options after `bind ADDRESS:PORT`."""
+    # - `transparent`: the address is local through a route only, which over IPv6 does not suffice
+    #   for bind(2).
+    # - `v6only`: the kernel treats a socket with an IPv6 address as `v6only` anyway. Without this
+    #   option HAProxy does not recognize the socket that the previous worker hands over, and opens
+    #   a second one; connections that wait in the first are lost when it is closed.
     return "transparent v6only" if is_ipv6(key.address) else "transparent"
 
 
-def server_words(listener: ProxyListener, server: Server, number: int) -> str:
-    """What stands after `server NAME`, in a file or on the socket."""
+def server_options(listener: ProxyListener, server: Server, number: int) -> str:
+    """Return the options after `server NAME`, for the configuration or for `add server`."""
     words = [join_host_port(server.address, server.port), f"weight {server.weight}", f"id {number}"]
     header = listener.settings.header
     words += [{"v1": "send-proxy", "v2": "send-proxy-v2"}[header]] if header else []
@@ -141,18 +144,19 @@ def server_words(listener: ProxyListener, server: Server, number: int) -> str:
     return " ".join(words)
 
 
-def number_of(name: str, taken: Collection[int] = ()) -> int:
-    """Of a server, the same on all gateways, whatever the order in which they came: by a server's
-    number clients are spread over servers where that goes by the client's address."""
+def server_id(name: str, taken: Collection[int] = ()) -> int:
+    """Return the id of a server. It is the same on all gateways, in whatever order the servers were
+    added (unless two names collide), because `balance source` spreads clients by the ids of
+    servers."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % _ID_SPACE + 1
     while number in taken:
         number = number % _ID_SPACE + 1
     return number
 
 
-def lists_of(text: str) -> dict[str, list[int]]:
-    """By section, the lines of a rendered text, from 1 on, that source ranges stand in: for HAProxy
-    each is a list."""
+def acl_lines(text: str) -> dict[str, list[int]]:
+    """Return the line numbers, from 1, of the source ranges in a configuration, by section. HAProxy
+    makes each line an ACL list."""
     found: dict[str, list[int]] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -164,11 +168,13 @@ def lists_of(text: str) -> dict[str, list[int]]:
 
 
 def _defaults() -> list[str]:
-    # A connection that a member does not take goes to another one at once: what probes have not
-    # found yet costs nobody. Where there is something to send already, a header or what the client
-    # said, it goes with the last packet of the handshake with the member and is no packet more.
-    # Where there is nothing, as when the server speaks first, nothing is held back. Bytes are
-    # counted as they come, not when a connection ends: some last for days.
+    # - `contstats`: bytes are counted as they arrive, not when a connection ends: some last for
+    #   days.
+    # - `redispatch 1`: a connection that a member does not accept goes to another member at once,
+    #   so that clients do not notice members that the probes have not found dead yet.
+    # - `tcp-smart-connect`: if there is data to send already (a header, or the client's first
+    #   bytes), it is sent with the last packet of the handshake with the member, and saves a
+    #   packet. If there is none, because the server speaks first, nothing is delayed.
     return [
         "defaults",
         "    option contstats",
@@ -181,7 +187,8 @@ def _defaults() -> list[str]:
 
 
 def _outlasts_keepalive(timeout_ms: int) -> bool:
-    """Whether a silence may last longer than the kernel asks for a sign of life; 0: for ever."""
+    """Whether a connection may be idle for longer than the kernel's keepalive time. 0 stands for no
+    time-out."""
     return not 0 < timeout_ms <= KEEPALIVE_MS
 
 
@@ -197,13 +204,13 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
         f"listen {name}",
         f"{MARK.strip()} {comment}",
         f"mode {'http' if settings.forwarded_for else 'tcp'}",
-        f"bind {host}:{listener.key.port} {bind_words(listener.key)}",
+        f"bind {host}:{listener.key.port} {bind_options(listener.key)}",
         f"timeout client {settings.client_ms}",
         f"timeout connect {settings.connect_ms}",
         f"timeout server {settings.member_ms}",
         f"balance {settings.method}",
     ]
-    # Who is gone without a word is found so, where no time-out ends the connection before.
+    # Keepalives detect a peer that disappeared, where no time-out ends the connection earlier.
     lines += ["option clitcpka"] * _outlasts_keepalive(settings.client_ms)
     lines += ["option srvtcpka"] * _outlasts_keepalive(settings.member_ms)
     lines += ["hash-type consistent"] * (settings.method == "source")
@@ -229,14 +236,16 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
         )
     taken: set[int] = set()
     for server in served.servers:
-        number = number_of(server.node, taken)
+        number = server_id(server.node, taken)
         taken.add(number)
-        lines.append(f"server {server.node} {server_words(listener, server, number)}")
+        lines.append(f"server {server.node} {server_options(listener, server, number)}")
     return "\n    ".join(lines) + "\n"
 
 
 def _range_words(service: ServiceKey, cidrs: Sequence[str], paths: Paths) -> list[str]:
-    """A line each."""
-    if not 0 < len(cidrs) <= MOST_IN_TEXT:
+    """Return the words of the ACL that holds the source ranges, for one line each."""
+    if not 0 < len(cidrs) <= MAX_INLINE_RANGES:
         return [f"-f {paths.ranges(service)}"]
-    return [" ".join(cidrs[at : at + ON_A_LINE]) for at in range(0, len(cidrs), ON_A_LINE)]
+    return [
+        " ".join(cidrs[at : at + RANGES_PER_LINE]) for at in range(0, len(cidrs), RANGES_PER_LINE)
+    ]

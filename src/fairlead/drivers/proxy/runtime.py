@@ -1,7 +1,7 @@
-"""HAProxy's sockets: ask a running worker, or the master above it.
+"""Commands on HAProxy's sockets: of a running worker, or of the master.
 
-In: commands of the runtime API. Out: what HAProxy answers. Each question goes over a connection of
-its own, which HAProxy closes after its answer; many that answer nothing go in one line. Follows
+In: commands of the runtime API. Out: HAProxy's answers. Each command uses a connection of its own,
+which HAProxy closes after the answer. Commands without an answer are joined to long lines. Follows
 HAProxy 2.6's management manual, section 9.3 (UNIX socket commands) and 9.4 (master CLI)."""
 
 import asyncio
@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 from fairlead.errors import Unavailable
 
-LONGEST_LINE = 8192
-"""HAProxy reads a line into a buffer of 16 kB."""
+MAX_LINE_LENGTH = 8192
+"""Maximum length of a line in characters. HAProxy reads a line into a buffer of 16 kB."""
 ANSWER_S = 10.0
 _IN_USE = re.compile(r" be=(\S+) srv=(\S+) ")
 _LISTED = re.compile(r"(?P<number>\d+) \(\) acl 'src' file '.*' line (?P<line>\d+)")
 
 
 class Worker(NamedTuple):
-    """`reloads`: that it has seen. `old`: it takes nothing new."""
+    """A worker process. `old`: it accepts no new connections. `reloads`: the number of reloads
+    since its start."""
 
     pid: int
     old: bool
@@ -30,17 +31,17 @@ class Worker(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Of a worker as a whole. `connections`: of clients, open now; `limit`: how many it can have,
-    by its descriptors."""
+    """A worker's process id, its open client connections, and their maximum, which depends on its
+    limit of file descriptors."""
 
     pid: int = 0
     connections: int = 0
     limit: int = 0
 
 
-class Shown(NamedTuple):
-    """A server as the running process has it. `out`: it is in maintenance, where a server waits for
-    its removal."""
+class ServerState(NamedTuple):
+    """A server as the running worker has it. `out`: the server is in maintenance, where it waits
+    for its deletion."""
 
     section: str
     node: str
@@ -51,14 +52,14 @@ class Shown(NamedTuple):
     out: bool
 
 
-async def ask(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> str:
-    """One answer. Raises Unavailable if there is none."""
+async def query(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> str:
+    """Send a command and return the answer. Raise Unavailable if no answer comes."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(path))
             try:
                 writer.write(command.encode() + b"\n")
-                writer.write_eof()  # or the master waits for another command
+                writer.write_eof()  # otherwise the master waits for another command
                 return (await reader.read(-1)).decode(errors="replace")
             finally:
                 writer.close()
@@ -69,20 +70,20 @@ async def ask(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> st
         ) from error
 
 
-async def tell(path: Path | str, commands: Iterable[str]) -> None:
-    """Commands that say nothing where they succeed. Raises Unavailable with HAProxy's words where
-    one does not."""
+async def execute(path: Path | str, commands: Iterable[str]) -> None:
+    """Send commands that print nothing if they succeed. Raise Unavailable with HAProxy's output if
+    one fails."""
     for line in joined(commands):
-        if said := (await ask(path, line)).strip():
-            raise Unavailable(f"HAProxy refused a command of {line[:120]!r}: {said[:300]}")
+        if said := (await query(path, line)).strip():
+            raise Unavailable(f"HAProxy rejected a command in {line[:120]!r}: {said[:300]}")
 
 
 def joined(commands: Iterable[str]) -> Iterator[str]:
-    """As few lines as HAProxy can read."""
+    """Join commands to as few lines as HAProxy can read."""
     waiting: list[str] = []
     size = 0
     for command in commands:
-        if waiting and size + len(command) + 1 > LONGEST_LINE:
+        if waiting and size + len(command) + 1 > MAX_LINE_LENGTH:
             yield ";".join(waiting)
             waiting, size = [], 0
         waiting.append(command)
@@ -91,22 +92,22 @@ def joined(commands: Iterable[str]) -> Iterator[str]:
         yield ";".join(waiting)
 
 
-async def lists(path: Path | str) -> dict[int, int]:
-    """The numbers of the lists of addresses that stand in the configuration, by the line that each
-    stands in."""
-    found = map(_LISTED.match, (await ask(path, "show acl")).splitlines())
+async def acl_lists(path: Path | str) -> dict[int, int]:
+    """Return the numbers of the ACL lists that are written in the configuration, by their line
+    numbers there."""
+    found = map(_LISTED.match, (await query(path, "show acl")).splitlines())
     return {int(each["line"]): int(each["number"]) for each in found if each}
 
 
 async def replace_ranges(
     path: Path | str, listeners: Sequence[Sequence[int]], name: str, cidrs: Sequence[str]
 ) -> None:
-    """Put these patterns in the place of those that are there. `listeners`: of each, the numbers of
-    its lists. One without any goes by the list that was read from the file of this name. Raises
+    """Replace the source ranges of listeners. `listeners`: the numbers of each listener's ACL
+    lists. A listener without numbers uses the list that was read from the file `name`. Raise
     Unavailable if there is no such list.
 
-    The first list of a listener gets all of them, at one moment; then the others are emptied.
-    """
+    The first list of a listener gets all ranges, in one atomic step; then the other lists are
+    emptied."""
     await _replace(path, [*(f"#{numbers[0]}" for numbers in listeners if numbers)], cidrs)
     await _replace(path, [f"#{number}" for numbers in listeners for number in numbers[1:]], ())
     if not all(listeners):
@@ -114,14 +115,14 @@ async def replace_ranges(
 
 
 async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str]) -> None:
-    """Have these patterns in each of the lists."""
+    """Replace the content of each list with these ranges."""
     versions: dict[str, str] = {}
     for each in names:
-        version = (await ask(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
+        version = (await query(path, f"prepare acl {each}")).strip().rpartition(" ")[2]
         if not version.isdecimal():
-            raise Unavailable(f"HAProxy has no list {each}")
+            raise Unavailable(f"HAProxy has no ACL list {each}")
         versions[each] = version
-    await tell(
+    await execute(
         path,
         (
             f"add acl @{version} {each} {cidr}"
@@ -129,35 +130,36 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
             for cidr in cidrs
         ),
     )
-    await tell(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
+    await execute(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
 
 async def description(path: Path | str) -> str:
-    """What the configuration of the worker is called."""
-    return _said(await ask(path, "show info")).get("description", "")
+    """Return the `description` in the worker's configuration."""
+    return _parse_info(await query(path, "show info")).get("description", "")
 
 
-def _said(text: str) -> dict[str, str]:
-    """Of `show info`, by names in small letters."""
+def _parse_info(text: str) -> dict[str, str]:
+    """Parse the output of `show info`; the names are converted to lower case."""
     return {
         name.lower(): value.strip()
         for name, _, value in (line.partition(": ") for line in text.splitlines())
     }
 
 
-async def servers(path: Path | str, section: str = "") -> list[Shown]:
-    """All servers, or those of one section."""
-    return list(read_servers(await ask(path, f"show servers state {section}".strip())))
+async def servers(path: Path | str, section: str = "") -> list[ServerState]:
+    """Return all servers, or the servers of one section."""
+    return list(read_servers(await query(path, f"show servers state {section}".strip())))
 
 
-def read_servers(text: str) -> Iterator[Shown]:
+def read_servers(text: str) -> Iterator[ServerState]:
+    """Parse the output of `show servers state`."""
     lines = text.splitlines()
     names = next((line.removeprefix("# ").split() for line in lines if line.startswith("# ")), [])
     for line in lines:
         row = dict(zip(names, line.split(), strict=False))
         if line.startswith("#") or "srv_name" not in row:
             continue
-        yield Shown(
+        yield ServerState(
             row["be_name"],
             row["srv_name"],
             int(row["srv_id"]),
@@ -169,27 +171,31 @@ def read_servers(text: str) -> Iterator[Shown]:
 
 
 async def statistics(path: Path | str) -> list[Mapping[str, str]]:
-    """The rows of `show stat`, by the names of its columns."""
-    text = await ask(path, "show stat")
+    """Return the rows of `show stat`, keyed by the names of its columns."""
+    text = await query(path, "show stat")
     return list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
 
 
 async def totals(
     path: Path | str, columns: Sequence[str]
 ) -> tuple[Info, Iterator[Mapping[str, str]]]:
-    """Of `show stat` these columns alone, of all listeners and what is behind each as a whole: of a
-    thousand Services the rest is ten times as much, and of no use to who counts. With who says it,
-    which one answer tells alone."""
-    text, _, table = (await ask(path, "show info;show stat -1 3 -1")).partition("\n# ")
-    said = _said(text)
+    """Return these columns of `show stat` for all frontends and backends, but not for single
+    servers: for a thousand Services these would be ten times as much output, which counting does
+    not need.
+
+    Also return the Info of the worker. Both come in one answer, so they are from the same
+    worker."""
+    text, _, table = (await query(path, "show info;show stat -1 3 -1")).partition("\n# ")
+    said = _parse_info(text)
     return Info(*(int(said.get(name) or 0) for name in ("pid", "currconns", "maxconn"))), _rows(
         table, columns
     )
 
 
 async def open_connections(master: Path | str, pid: int) -> dict[str, int]:
-    """Of one of the workers, by section. Asked as `sessions` does."""
-    _, _, table = (await ask(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
+    """Return the number of open connections of one worker by section, through the master as in
+    `sessions`."""
+    _, _, table = (await query(master, f"@!{pid} show stat -1 1 -1")).partition("# ")
     return {row["pxname"]: int(row["scur"]) for row in _rows(table, ("pxname", "scur"))}
 
 
@@ -200,8 +206,8 @@ def _rows(table: str, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
 
 
 async def workers(master: Path | str) -> tuple[list[Worker], int]:
-    """The workers, and how many reloads in a row have failed."""
-    text = await ask(master, "show proc")
+    """Return the workers, and the number of failed reloads in a row."""
+    text = await query(master, "show proc")
     found, failed, old = [], 0, False
     for line in text.splitlines():
         words = line.split()
@@ -214,9 +220,9 @@ async def workers(master: Path | str) -> tuple[list[Worker], int]:
 
 
 async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
-    """The connections of one of the workers; `id` is what it calls each. Asked by way of the
-    master: an old one is not to be reached otherwise."""
-    text = await ask(master, f"@!{pid} show sess")
+    """Return the connections of one worker, where `id` is the worker's name for each. The command
+    goes through the master, because an old worker cannot be reached otherwise."""
+    text = await query(master, f"@!{pid} show sess")
     rows = (line.partition(": ") for line in text.splitlines())
     return [
         {"id": name, **dict(word.partition("=")[::2] for word in words.split())}
@@ -225,5 +231,6 @@ async def sessions(master: Path, pid: int) -> list[Mapping[str, str]]:
 
 
 async def in_use(path: Path) -> set[tuple[str, str]]:
-    """Servers (section, node) that some connection of this worker goes to, or is tried with."""
-    return set(_IN_USE.findall(await ask(path, "show sess")))
+    """Return the servers (section, node) to which a connection of this worker leads or is being
+    tried."""
+    return set(_IN_USE.findall(await query(path, "show sess")))

@@ -1,14 +1,19 @@
-"""What else runs on a gateway is not to be reached by the addresses of Services.
+"""nftables rules by which the addresses of Services lead to HAProxy's listeners only, and to no
+other process of the gateway.
 
-An address that is the host's own leads to everything that listens on all addresses there: a shell's
-daemon, a kubelet. In: the listeners of HAProxy. Out: one nftables table that drops what comes to
-one of their addresses and is for none of them; ICMP passes. Of TCP only the packet that begins a
-connection is looked at: where it is dropped there is none, and what has begun goes on when its
-listener goes. Packets of class direct are taken before, at the interface. Where a gateway is a node
-too, a service proxy may answer NodePorts at each address that is the host's own, and a network
-plugin the ports of pods: by a new destination, given in the hook prerouting. So packets are looked
-at before that, and as they come in. An address that Services of other classes may share is looked
-at only as packets come in: what comes from pods for their ports is the service proxy's to answer.
+An address that is local to the host leads to every process that listens on all addresses: sshd, the
+kubelet. In: the listeners of HAProxy. Out: one nftables table that drops packets to an address of a
+listener unless they are for a listener; ICMP passes.
+
+- Only the first packet of a TCP connection is examined. Without it there is no connection, and a
+  connection that has begun continues when its listener goes.
+- Packets of class direct are taken earlier, at the interface.
+- On a gateway that is also a node, a service proxy may answer NodePorts at every local address, and
+  a network plugin may answer the host ports of pods. Both rewrite the destination in the hook
+  prerouting. Therefore packets are examined before that, and again in the hook input.
+- An address that Services of other classes may share is examined in the hook input only: packets
+  from pods to the ports of those Services are for the service proxy.
+
 Invariant: the table is replaced as a whole, in one transaction. Follows nft(8), hooks of netfilter:
 prerouting, input."""
 
@@ -23,8 +28,8 @@ API_TABLE = "inet fairlead_apiserver"
 
 
 def rules(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> str:
-    """The transaction. `shared`: addresses at which others may have ports too. Without listeners
-    there is no table. Pure."""
+    """Return the transaction. `shared`: addresses at which Services of other classes may have
+    ports. Without listeners there is no table. Pure."""
     if not keys:
         return f"table {table} {{ }}\ndelete table {table}\n"
     sets, passing, shield = [], [], ["tcp flags & (syn | ack) != syn accept"]
@@ -42,7 +47,8 @@ def rules(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str
         )
         if with_others := [address for address in addresses if address in shared]:
             passing.append(f"{family} daddr {{ {', '.join(with_others)} }} accept")
-        # Only the first of the fragments has the ports; without it the rest is for nobody.
+        # Only the first fragment has the ports. Without it the other fragments reach no process, so
+        # they may pass.
         passing.append(f"{'frag frag-off' if ipv6 else 'ip frag-off & 0x1fff'} != 0 accept")
         shield.append(f"{family} daddr . tcp dport @{family}_listeners accept")
         shield.append(
@@ -68,14 +74,15 @@ def _chain(name: str, lines: Iterable[str]) -> list[str]:
     return [f"chain {name} {{", *lines, "}"]
 
 
-def shown(table: str = TABLE) -> str:
-    """The table as the kernel has it; nothing if there is none. Raises as `Nftables.run`."""
+def listing(table: str = TABLE) -> str:
+    """Return the table as the kernel lists it; empty if there is none. Raise the errors of
+    `Nftables.run`."""
     with Nftables() as nft:
         there = f"table {table}" in nft.run("list tables").splitlines()
         return nft.run(f"list table {table}") if there else ""
 
 
-def put(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:
-    """Have exactly these. Raises as `Nftables.run`."""
+def install(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:
+    """Install the table for exactly these listeners. Raise the errors of `Nftables.run`."""
     with Nftables() as nft:
         nft.run(rules(keys, table, shared))

@@ -1,10 +1,11 @@
-"""What HAProxy should do and what it does, as values, and the steps between them. Pure.
+"""The desired and the actual state of HAProxy as values, and the steps between them. Pure.
 
-In: LoadBalancers of class fairlead.io/proxy, and what was read from HAProxy. Out: specs and
-changes. Servers and source ranges are changed in the running process; a listener that comes, goes
-or works otherwise needs another configuration, which a new worker takes over with the open sockets
-(a reload), while connections end in the old one. Invariant: equal plans give equal specs, on every
-gateway; HAProxy's choice by the client's address is the same there, then."""
+In: LoadBalancers of class fairlead.io/proxy, and the state that was read from HAProxy. Out: specs
+and changes. Servers and source ranges are changed in the running worker. A listener that is added,
+removed or configured differently needs a reload: a new worker takes over the listening sockets with
+another configuration, while the open connections end in the old worker. Invariant: equal plans give
+equal specs on every gateway, so that HAProxy's choice by client address is the same on every
+gateway."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,15 +24,15 @@ from fairlead.net.address import join_host_port
 from fairlead.plan import serving
 from fairlead.plan.conflicts import Basis, Precedence, first
 
-MOST_WEIGHT = 256
-"""HAProxy's limit."""
+MAX_WEIGHT = 256
+"""The greatest weight that HAProxy accepts."""
 SOURCE_SCALE = 16
-"""A server has 16 points on the ring of addresses for each unit of weight: too few to be fair where
-pods are the units."""
+"""Factor for weights with `balance source`. HAProxy gives a server 16 points on its hash ring per
+unit of weight, which is too few for a fair spread if one unit is one pod."""
 
 
 class ProxyKey(Value, frozen=True):
-    """An address and port that connections are taken on."""
+    """The address and port of a listener."""
 
     address: str
     port: int
@@ -41,7 +42,7 @@ class ProxyKey(Value, frozen=True):
 
 
 class Server(Value, frozen=True):
-    """A node that connections are passed to. `weight` 0: it gets no new ones."""
+    """A node to which connections are passed. With weight 0 it gets no new connections."""
 
     node: str
     address: str
@@ -50,9 +51,11 @@ class Server(Value, frozen=True):
 
 
 class ProxyListener(Value, frozen=True):
-    """One listener but for its servers: what only another configuration can change. `check`: how
-    HAProxy asks members, if the Service wants that (None with `settings.checks`: whether they take
-    a connection). `restricted`: only source ranges are let in."""
+    """A listener without its servers: the part that only a reload can change.
+
+    - `check`: the health port that HAProxy probes, if the Service requests checks by HAProxy. With
+      `settings.checks` and without `check`, HAProxy checks whether members accept a connection.
+    - `restricted`: only clients in the source ranges may connect."""
 
     key: ProxyKey
     settings: ProxySettings
@@ -70,19 +73,21 @@ class Served(Value, frozen=True):
 
 
 class ProxySpec(Value, frozen=True):
-    """What one Service should have, or has. `drain_s`: so long a server keeps connections after it
-    has ceased to get new ones; 0: as long as they last. `cut`: connections that were ended and of
-    which the Service's owner is to be told."""
+    """The desired or actual state of one Service.
+
+    - `drain_s`: how long a server keeps its connections after it stopped getting new ones; 0: until
+      they end.
+    - `closed`: the number of closed connections that remain to be reported on the Service."""
 
     uid: str
     listeners: tuple[Served, ...]
     source_ranges: tuple[str, ...] = ()
     drain_s: float = 0.0
-    cut: int = 0
+    closed: int = 0
 
 
 class SetRanges(Value, frozen=True):
-    """Let in who is in these ranges, and nobody else."""
+    """Accept connections from these source ranges only."""
 
     service: ServiceKey
     cidrs: tuple[str, ...]
@@ -92,7 +97,7 @@ class SetRanges(Value, frozen=True):
 
 
 class SetDrain(Value, frozen=True):
-    """End connections of servers that get nothing new after this time."""
+    """Close the connections of drained servers after this time."""
 
     service: ServiceKey
     drain_s: float
@@ -102,7 +107,7 @@ class SetDrain(Value, frozen=True):
 
 
 class SetServers(Value, frozen=True):
-    """Have these servers behind the listener, in the process that runs."""
+    """Set the servers of a listener in the running worker."""
 
     service: ServiceKey
     key: ProxyKey
@@ -114,7 +119,7 @@ class SetServers(Value, frozen=True):
 
 
 class SetListener(Value, frozen=True):
-    """Have this listener, by a reload. `cidrs`: the source ranges of its Service."""
+    """Add or replace a listener, by a reload. `cidrs`: the source ranges of its Service."""
 
     service: ServiceKey
     uid: str
@@ -131,7 +136,7 @@ class SetListener(Value, frozen=True):
 
 
 class RemoveListener(Value, frozen=True):
-    """Take nothing more on this address and port, by a reload."""
+    """Remove a listener, by a reload."""
 
     service: ServiceKey
     key: ProxyKey
@@ -140,24 +145,24 @@ class RemoveListener(Value, frozen=True):
         return f"reload without listener {self.key} {self.service}"
 
 
-class TellCut(Value, frozen=True):
-    """Tell the Service's owner that connections were ended."""
+class ReportClosed(Value, frozen=True):
+    """Report on the Service that connections were closed."""
 
     service: ServiceKey
     connections: int
 
     def __str__(self) -> str:
-        return f"tell {self.service} that {self.connections} connections were ended"
+        return f"report {self.connections} closed connections on {self.service}"
 
 
-ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | TellCut
+ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | ReportClosed
 
 
 def specs_of(
     intents: Mapping[ServiceKey, LoadBalancer], drain_s: float = 0.0
 ) -> dict[ServiceKey, ProxySpec]:
-    """The specs of the LoadBalancers with ProxySettings. `drain_s`: of those that do not say it
-    themselves."""
+    """Return the specs of the LoadBalancers with ProxySettings. `drain_s` applies to Services that
+    do not set a drain time themselves."""
     return {
         key: _spec(intent, intent.settings, drain_s)
         for key, intent in intents.items()
@@ -167,13 +172,13 @@ def specs_of(
 
 def _spec(intent: LoadBalancer, settings: ProxySettings, drain_s: float) -> ProxySpec:
     limit_s = serving.drain_limit_s(settings, drain_s)
-    # A listener is set by a reload, which a new limit does not need.
+    # The drain time is not part of the listener, because a change of it needs no reload.
     settings = msgspec.structs.replace(settings, drain_timeout_s=None)
     listeners = []
     for listener in intent.listeners:
         for address in intent.listening(listener):
             if listener.protocol != "TCP" or not listener.node_port:
-                continue  # the plan has said so already
+                continue  # the plan has reported it already
             made = ProxyListener(
                 ProxyKey(address, listener.port),
                 settings,
@@ -189,10 +194,10 @@ def _spec(intent: LoadBalancer, settings: ProxySettings, drain_s: float) -> Prox
 def _servers(
     listener: Listener, shares: Sequence[tuple[str, int]], settings: ProxySettings
 ) -> tuple[Server, ...]:
-    """Every member. A member without a share has weight 0, which leaves it the connections that it
-    has: a member keeps TCP connections in every state (see `plan.serving`)."""
+    """Return a server for every member. A member without a share gets weight 0 and so keeps its
+    connections: a member keeps TCP connections in every state (see `plan.serving`)."""
     weights = {member.node: 0 for member in listener.members} | dict(shares)
-    most = max(weights.values(), default=0)
+    greatest = max(weights.values(), default=0)
     scale = SOURCE_SCALE if settings.method == "source" else 1
     return tuple(
         sorted(
@@ -200,24 +205,24 @@ def _servers(
                 member.node,
                 member.address,
                 listener.node_port,
-                _scaled(weights[member.node], most, scale),
+                _scaled(weights[member.node], greatest, scale),
             )
             for member in listener.members
         )
     )
 
 
-def _scaled(weight: int, most: int, scale: int) -> int:
-    """Within HAProxy's limit, and never 0 for what has a share."""
-    if most * scale <= MOST_WEIGHT:
+def _scaled(weight: int, greatest: int, scale: int) -> int:
+    """Scale a weight to HAProxy's limit. A weight above 0 stays above 0."""
+    if greatest * scale <= MAX_WEIGHT:
         return weight * scale
-    return max(1, round(weight * MOST_WEIGHT / most)) if weight else 0
+    return max(1, round(weight * MAX_WEIGHT / greatest)) if weight else 0
 
 
 def diff(
     desired: Mapping[ServiceKey, ProxySpec], actual: Mapping[ServiceKey, ProxySpec]
 ) -> tuple[ProxyChange, ...]:
-    """The steps from `actual` to `desired`: what the running process can do first."""
+    """Return the steps from `actual` to `desired`. Steps that need no reload come first."""
     live: list[ProxyChange] = []
     sets: list[ProxyChange] = []
     removals: list[ProxyChange] = []
@@ -226,17 +231,22 @@ def diff(
         wanted, present = desired.get(service, nothing), actual.get(service, nothing)
         there = {each.listener.key: each for each in present.listeners}
         restricted = False
-        if present.cut:
-            live.append(TellCut(service, present.cut))
+        if present.closed:
+            live.append(ReportClosed(service, present.closed))
         for served in wanted.listeners:
             found = there.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:
                 sets.append(
-                    SetListener(service, wanted.uid, _settled(served, found), wanted.source_ranges)
+                    SetListener(
+                        service,
+                        wanted.uid,
+                        _with_present_weights(served, found),
+                        wanted.source_ranges,
+                    )
                 )
                 continue
             restricted |= found.listener.restricted
-            servers = _settled(served, found).servers
+            servers = _with_present_weights(served, found).servers
             if servers != found.servers:
                 live.append(SetServers(service, served.listener.key, servers))
         removals += [RemoveListener(service, key) for key in sorted(there)]
@@ -247,9 +257,10 @@ def diff(
     return (*live, *sets, *removals)
 
 
-def _settled(served: Served, found: Served | None) -> Served:
-    """The listener with the servers that it is to have now. Where it stays as it is, the servers
-    that have a weight keep it, and the others are there without one."""
+def _with_present_weights(served: Served, found: Served | None) -> Served:
+    """Return the listener with the servers that it should have now. While the first probe of its
+    nodes is outstanding and `plan.serving` leaves the listener unchanged, servers keep their
+    weights, and new servers get weight 0."""
     planned = {each.node: each for each in served.servers}
     present = {
         each.node: each
@@ -270,8 +281,7 @@ def _same(one: Server, other: Server) -> bool:
 def after(
     actual: Mapping[ServiceKey, ProxySpec], changes: Iterable[ProxyChange]
 ) -> dict[ServiceKey, ProxySpec]:
-    """What is there when the changes are carried out. A Service that has no listener is not
-    there."""
+    """Return the state after the changes. A Service without listeners is left out."""
     specs = dict(actual)
     for change in changes:
         spec = specs.get(change.service, ProxySpec("", ()))
@@ -306,11 +316,11 @@ def after(
 def rivals(
     specs: Mapping[ServiceKey, ProxySpec], before: Mapping[ServiceKey, ProxySpec]
 ) -> dict[ServiceKey, ServiceKey]:
-    """The Services that must wait because another one listens where they want to, each with that
-    Service: HAProxy would share the connections between both.
+    """Return the Services that must wait because another Service listens on the same address and
+    port, each with that other Service. HAProxy would divide the connections between both.
 
     This is the last line of defence and decides no conflict: the plan gives a port to one Service
-    (see `plan.conflicts`). It concerns Services that are not planned in the same pass. A Service
+    (see `plan.conflicts`). It concerns Services that are planned in different passes. A Service
     that has the listener keeps it until it is planned without it."""
     has = {
         each.listener.key: service for service, spec in before.items() for each in spec.listeners
@@ -333,7 +343,8 @@ def rivals(
 def switches(
     before: Mapping[ServiceKey, ProxySpec], after: Mapping[ServiceKey, ProxySpec]
 ) -> dict[ServiceKey, tuple[ProxyHeader, ProxyHeader]]:
-    """The Services whose new connections begin with another header than those before, and both."""
+    """Return the Services whose PROXY protocol header changes for new connections, each with the
+    old and the new header."""
     found = {}
     for service, one in sorted(after.items()):
         there = before.get(service)
@@ -348,4 +359,5 @@ def switches(
 
 
 def needs_reload(changes: Sequence[ProxyChange]) -> bool:
+    """Whether one of the changes needs a reload."""
     return any(isinstance(change, SetListener | RemoveListener) for change in changes)

@@ -1,25 +1,26 @@
-"""What the next worker has to know of servers: which of them the present one's checks have found
-not to serve.
+"""The server states that the next worker inherits: which servers have failed the checks of the
+current worker.
 
-In: `show servers state` of the worker that runs, and the configuration of the next one. Out: a
-state file. A worker takes every server for one that serves until a first check has failed: without
-this, each reload would have new connections go to servers that are known not to answer. Follows
-HAProxy 2.6's configuration manual, `load-server-state-from-file`, and management manual, `show
-servers state`."""
+In: `show servers state` of the current worker, and the configuration of the next one. Out: a state
+file. A new worker assumes that every server serves until a check fails. Without the file, each
+reload would send new connections to servers that are known not to answer. Follows HAProxy 2.6's
+configuration manual, `load-server-state-from-file`, and management manual, `show servers state`."""
 
 from collections.abc import Iterator
 
 from fairlead.net.address import split_host_port
 
 NOTHING = "1\n"
-"""The version of the format, and no server."""
+"""A file without servers: the version of the format."""
 _GETS_NEW_ONES = ("1", "2")
-"""Starting and running; a server that is stopped (0) or stopping (3) does not."""
+"""The values of `srv_op_state` for starting and running. A server that is stopped (0) or stopping
+(3) gets no new connections."""
 
 
 def not_serving(shown: str, text: str) -> str:
-    """The file: servers that get no new connections and that the next configuration has at the same
-    address and port, as a row would bring its own port."""
+    """Return the content of the state file: the servers that get no new connections. Servers whose
+    address or port differs in the next configuration are left out, because a row would restore the
+    old port."""
     lines = [line for line in shown.splitlines() if line]
     names = next((line.removeprefix("# ").split() for line in lines if line.startswith("# ")), [])
     rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:]]
@@ -31,13 +32,13 @@ def not_serving(shown: str, text: str) -> str:
         for row in found
         if (row["be_name"], row["srv_name"], row["srv_addr"], row["srv_port"]) in there
     ]
-    # Where it is asked is for the configuration to say, too.
+    # The port of the checks comes from the configuration, too: 0 means "not set here".
     written = [" ".join((row | {"srv_check_port": "0"}).values()) for row in kept]
     return "\n".join([NOTHING.strip(), " ".join(["#", *names]), *written, ""])
 
 
 def _servers(text: str) -> Iterator[tuple[str, str, str, str]]:
-    """Section, name, address and port."""
+    """Return the section, name, address and port of each server in a configuration."""
     section = ""
     for line in text.splitlines():
         match line.split():

@@ -1,12 +1,13 @@
-"""Workers of before a reload: how many may go on, and what ending one cuts.
+"""Limits the number of old workers, which continue after a reload with their open connections.
 
-In: a HAProxy, and how many old workers there may be. Out: no more than these; of those that were
-ended, the connections that each section lost. An old worker lives for as long as it has
-connections, and costs its memory so long; where connections last and Services change often there
-would be ever more of them. The oldest goes first: it has had the longest time to empty. HAProxy's
-own limits do not serve: `mworker-max-reloads` ends a worker by how many reloads it has seen, be it
-the only old one, and `hard-stop-after` by the clock. Follows HAProxy 2.6's management manual,
-sections 4 (SIGTERM ends a worker at once) and 9.4 (`show proc`)."""
+In: a HAProxy, and the maximum number of old workers. Out: the surplus workers are stopped; the
+number of connections that each section lost thereby. An old worker lives as long as it has
+connections, and costs memory. Where connections last and Services change often, the number of old
+workers would grow without limit. The oldest is stopped first: it had the longest time to drain.
+
+HAProxy's own limits do not fit: `mworker-max-reloads` stops a worker by the number of reloads that
+it has seen, even if it is the only old one, and `hard-stop-after` by its age. Follows HAProxy 2.6's
+management manual, sections 4 (SIGTERM stops a worker at once) and 9.4 (`show proc`)."""
 
 import os
 import signal
@@ -18,30 +19,30 @@ from fairlead.drivers.proxy import runtime
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.errors import Unavailable
 
-NOWHERE = "<NONE>"
-"""Where a connection leads that is no client's: our own question."""
+NO_BACKEND = "<NONE>"
+"""The backend of a connection that is not a client's: our own command."""
 
 
-async def end_oldest(haproxy: Haproxy, most: int) -> Counter[str]:
-    """Have no more old workers than `most` (0: any number). Connections that this has cut, by
-    section."""
-    cut: Counter[str] = Counter()
-    if not most:
-        return cut
+async def end_oldest(haproxy: Haproxy, limit: int) -> Counter[str]:
+    """Stop the oldest old workers until at most `limit` are left (0: no limit). Return the number
+    of closed connections by section."""
+    closed: Counter[str] = Counter()
+    if not limit:
+        return closed
     found, _ = await runtime.workers(haproxy.master)
     old = sorted((each for each in found if each.old), key=lambda each: each.reloads, reverse=True)
-    for each in old[: max(0, len(old) - most)]:
-        with suppress(Unavailable):  # it ends by itself just now
+    for each in old[: max(0, len(old) - limit)]:
+        with suppress(Unavailable):  # the worker has just ended by itself
             sessions = await runtime.sessions(haproxy.master, each.pid)
-            cut += Counter(
-                session["fe"] for session in sessions if session.get("be", NOWHERE) != NOWHERE
+            closed += Counter(
+                session["fe"] for session in sessions if session.get("be", NO_BACKEND) != NO_BACKEND
             )
         _end(each.pid, haproxy.folder)
-    return cut
+    return closed
 
 
 def _end(pid: int, folder: Path) -> None:
-    """Only if it is still the worker: a number may be another process's by now."""
+    """Send SIGTERM to the worker, unless its process id belongs to another process by now."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

@@ -1,11 +1,12 @@
-"""A node's end of the tunnels that gateways send packets through where they are on no link with the
-node.
+"""The node's end of the tunnels through which gateways send packets to nodes that share no link
+with them.
 
-driver     the driver: which addresses are published, and everything below kept in place
-envelopes  IPIP: a program at the node's interfaces takes packets out of their envelopes
-devices    VXLAN: the kernel's own devices do
-rules      nftables: who may send into the VXLAN devices, and TCP segments that fit the tunnel
-"""
+- `driver`: publishes addresses, and keeps everything below in place.
+- `decapsulator`: IPIP: a program at the node's interfaces removes the outer headers.
+- `devices`: VXLAN: devices of the kernel do this.
+- `rules`: nftables: which hosts may send into the VXLAN devices, and the TCP segment size that fits
+  the tunnel.
+- `needs`: kernel settings that would drop or divert clients' packets."""
 
 from fairlead.drivers.tunnel.driver import NoTunnel, TunnelDriver, remove_tunnel
 

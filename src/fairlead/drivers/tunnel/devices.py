@@ -1,12 +1,12 @@
-"""VXLAN: the kernel's devices that packets of gateways come out of, one for each family of the
-node's addresses.
+"""The VXLAN devices at which packets of gateways leave the tunnel, one for each address family of
+the node.
 
-In: the tunnel's port and identifier, the node's addresses. Out: the devices are there, up, and let
-packets pass: a client's packet comes out of a device by which nobody would answer the client.
-Strict reverse path filtering (rp_filter 1) drops such, and loose filtering (2) does so too while
-the device has no IPv4 address (fib_validate_source has nothing to go by then). The kernel takes the
-greater of the device's value and that of `all`, so 2 on the device is enough, whatever `all` is.
-"""
+In: the tunnel's port and identifier, the node's addresses. Out: the devices exist, are up, and let
+clients' packets pass. A client's packet arrives at a device that is not on the route back to the
+client. Strict reverse path filtering (rp_filter 1) drops such packets. Loose filtering (2) also
+drops them while the device has no IPv4 address, because fib_validate_source then has nothing to
+check against. The kernel uses the greater of the device's value and the value of `all`, so 2 on the
+device is enough."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,15 @@ from fairlead.net.interfaces import holders
 from fairlead.net.vxlan import Vxlan
 
 MAC = "02:66:6c:00:00:01"
-"""The same on every node: gateways write it without asking anybody."""
+"""The MAC address of the device on every node. It is constant, so that gateways need not discover
+it."""
 DUMMY_ADDRESS = "192.0.0.8"
-"""The IPv4 dummy address (RFC 7600): nothing is ever sent to it or from it."""
+"""The IPv4 dummy address (RFC 7600): no packet is ever sent to it or from it."""
 NAMES = ("fairlead", "fairlead6")
 
 
 def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, ...]:
-    """The devices that the node should have. Pure."""
+    """Return the devices that the node should ensure. Pure."""
     if tunnel.kind != "vxlan":
         return ()
     first = {is_ipv6(address): address for address in reversed(node_addresses)}
@@ -34,11 +35,12 @@ def wanted(tunnel: TunnelConfig, node_addresses: Sequence[str]) -> tuple[Vxlan, 
     )
 
 
-async def have(devices: Sequence[Vxlan]) -> None:
-    """Make or repair these devices, and take those away that are ours and not among them."""
+async def ensure(devices: Sequence[Vxlan]) -> None:
+    """Create or repair these devices, and delete other devices of ours."""
     for device in devices:
         await vxlan.ensure(device)
-    # Only where it is missing: setting it again would be told as a change, to us among others.
+    # Set the address only where it is missing: the kernel reports every setting as a change, and
+    # this driver reacts to such reports.
     there = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()
     for device in devices:
         if device.name not in there:
@@ -48,17 +50,19 @@ async def have(devices: Sequence[Vxlan]) -> None:
 
 
 async def remove(names: Sequence[str] = NAMES) -> list[str]:
-    """Take our devices away; the names of those that were there."""
+    """Delete our devices. Return the names of the devices that existed."""
     return [name for name in names if await vxlan.remove(name)]
 
 
 def _pass_clients(device: str) -> None:
+    """Set loose reverse path filtering on the device."""
     own, everywhere = f"net/ipv4/conf/{device}/rp_filter", "net/ipv4/conf/all/rp_filter"
     if sysctl.read(own) == "2":
         return
     try:
         sysctl.write(own, "2")
     except Refused:
-        # A container without the right to write: what the host has set by default may do.
+        # A container may lack the right to write. Continue if the host's values do not drop
+        # packets.
         if max(sysctl.read(own) or "0", sysctl.read(everywhere) or "0") == "1":
             raise

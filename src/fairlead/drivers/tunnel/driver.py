@@ -1,14 +1,15 @@
-"""Keep the node's end of the tunnel open for exactly the addresses that Services publish, and for
-gateways' probes.
+"""The driver of the node's end of the tunnel, which accepts packets for exactly the addresses that
+Services publish, and gateways' probes.
 
-In: NodeServices. Out: packets of gateways for these addresses, and probes of the health ports of
-the same Services, come out of the tunnel; TCP clients learn the segment size that fits the tunnel.
-Invariants: the first `apply` after a start puts a whole set in the place of what a predecessor
-left, which works until then; stopped or killed, everything stays in force. What others break is put
-back at the next whole `read`, and what goes with a device, an interface or an address at once, by
-`follow`. An address may be published by several Services; it is removed with the last of them. The
-service proxy's own health port is always open, because gateways probe it for every Service with
-policy Cluster."""
+In: NodeServices. Out: packets of gateways to these addresses, and probes of the health ports of the
+same Services, leave the tunnel; TCP clients learn the segment size that fits the tunnel.
+
+Invariants: what a previous process installed works until the first `apply`, which replaces it as a
+whole. Everything stays in force when this process is stopped or killed. Changes by other programs
+are repaired at the next full `read`, and what disappears with a device, an interface or an address
+is restored at once by `run`. An address that several Services publish is removed with the last of
+them. The service proxy's own health port is always reachable, because gateways probe it for every
+Service with policy Cluster."""
 
 import asyncio
 import time
@@ -23,10 +24,10 @@ import structlog
 
 from fairlead.config import TunnelConfig
 from fairlead.drivers import Component
-from fairlead.drivers.tunnel import devices, envelopes, rules
-from fairlead.drivers.tunnel.envelopes import Envelopes
+from fairlead.drivers.tunnel import decapsulator, devices, rules
+from fairlead.drivers.tunnel.decapsulator import Decapsulator
 from fairlead.drivers.tunnel.metrics import TunnelCollector
-from fairlead.drivers.tunnel.rules import Opening
+from fairlead.drivers.tunnel.rules import Destination
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net import interfaces
@@ -40,33 +41,37 @@ from fairlead.role_state import TunnelState
 log = structlog.get_logger()
 
 FOLLOW_PAUSE_S = 0.05
-"""After a change of the networks the next ones are waited for so long, and then looked at
-together."""
+"""Pause after a change of the networks. Changes in this time are handled together."""
 
-Spec = frozenset[Opening]
+Spec = frozenset[Destination]
 """The addresses that a Service publishes, and its health port."""
 ALWAYS = frozenset((PROXY_HEALTH_PORT,))
+"""The destinations that are reachable without a Service."""
 
 
 class Change(NamedTuple):
-    """An address, or a health port, is to be published for a Service, or no longer."""
+    """Publish or withdraw an address or a health port for a Service."""
 
     service: ServiceKey
     verb: Literal["publish", "withdraw"]
-    opening: Opening
+    destination: Destination
 
     def __str__(self) -> str:
-        what = f"health port {self.opening}" if isinstance(self.opening, int) else self.opening
+        what = (
+            f"health port {self.destination}"
+            if isinstance(self.destination, int)
+            else self.destination
+        )
         return f"tunnel: {self.verb} {what} for {self.service}"
 
 
 class TunnelDriver(Component):
-    """Implements fairlead.drivers.Driver. Call `open` first and `close` last, in the node's network
-    namespace.
+    """Driver of the node's end of the tunnel. Call `open` first and `close` last, in the node's
+    network namespace. `tunnel.kind` must not be "none".
 
-    node_addresses: returns the node's primary address of each family; called at each use.
-    selectors: of the interfaces where packets from gateways arrive (see `net.selection`); none:
-    those that have the node's addresses. `tunnel.kind` must not be "none"."""
+    - `node_addresses`: returns the node's primary address of each family; called at each use.
+    - `selectors`: select the interfaces at which packets from gateways arrive (see
+      `net.selection`); without any, the interfaces with the node's addresses are used."""
 
     name = "tunnel"
 
@@ -82,44 +87,45 @@ class TunnelDriver(Component):
         self._selectors = tuple(selectors)
         self._selection: Selection | None = None
         self._nft: Nftables | None = None
-        self._envelopes: Envelopes | None = None
+        self._decapsulator: Decapsulator | None = None
         self._known: dict[ServiceKey, Spec] = {}
-        self._published: Counter[Opening] = Counter(ALWAYS)
-        self._looked = False
-        self._unopened = 0
+        self._published: Counter[Destination] = Counter(ALWAYS)
+        self._was_read = False
+        self._unsupported = 0
         self._arrived: frozenset[str] = frozenset()
-        """The interfaces where packets arrived when it was last looked."""
+        """The interfaces at which packets arrive, as of the last check."""
         self._table = ""
-        """The commands that made the rules, without the published addresses; empty: they are a
-        predecessor's, or nobody's."""
+        """The commands with which this process created the rules, without the published addresses.
+        Empty until then: a previous process created the rules, or there are none."""
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
-        """See that the kernel can do it. Raises Refused where it cannot."""
+        """Load what the tunnel needs into the kernel, without any effect on packets. Raise Refused
+        if the kernel does not support it."""
         self._nft = Nftables()
         if self._tunnel.kind == "ipip":
-            self._envelopes = await asyncio.to_thread(Envelopes.load, self._tunnel.gateways)
+            self._decapsulator = await asyncio.to_thread(Decapsulator.load, self._tunnel.gateways)
 
     async def close(self, *, remove: bool = False) -> None:
-        """Let go; with `remove`, leave no trace."""
-        if self._envelopes is not None:
-            self._envelopes.close()
+        """Release the resources of this process; with `remove`, remove the tunnel's end too."""
+        if self._decapsulator is not None:
+            self._decapsulator.close()
         if self._nft is not None:
             self._nft.close()
-        self._envelopes, self._nft = None, None
+        self._decapsulator, self._nft = None, None
         if remove:
             await remove_tunnel()
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, Spec]:
-        """The load-balancer addresses, and the healthCheckNodePort, of each Service that has
-        load-balancer addresses."""
-        specs = {key: _openings(intent) for key, intent in intents.items()}
+        """Return the load-balancer addresses and the healthCheckNodePort of each Service with
+        load-balancer addresses. Pure."""
+        specs = {key: _destinations(intent) for key, intent in intents.items()}
         return {key: spec for key, spec in specs.items() if spec}
 
     def diff(
         self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
     ) -> Sequence[Change]:
-        """What comes, then what goes. Pure."""
+        """Return the destinations to publish, then those to withdraw. Pure."""
         none: Spec = frozenset()
         came = [
             Change(key, "publish", ip)
@@ -134,24 +140,27 @@ class TunnelDriver(Component):
         return [*came, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
-        """With keys: what is known. None: also put back what others took away. The first whole read
-        changes nothing: until something is applied, or nothing was by the second, what a
-        predecessor left is in charge."""
+        """Return what is published, as this process knows it. With None, also repair what other
+        programs have changed. The first full read repairs nothing: the rules of a previous process
+        stay in force until the first `apply`, or the second full read."""
         if keys is not None:
             return {key: self._known[key] for key in keys if key in self._known}
         async with self._turn:
-            if self._looked or self._table:
+            if self._was_read or self._table:
                 await self._install(self._published)
-            self._looked = True
+            self._was_read = True
             return dict(self._known)
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Publish and withdraw. Raises what the kernel answers if it takes none of it."""
+        """Publish and withdraw destinations. If the kernel rejects the transaction, raise its
+        error; nothing has changed then."""
         async with self._turn:
             known = _carried_out(self._known, changes)
             published = self._published.copy()
-            published.update(change.opening for change in changes if change.verb == "publish")
-            published -= Counter(change.opening for change in changes if change.verb == "withdraw")
+            published.update(change.destination for change in changes if change.verb == "publish")
+            published -= Counter(
+                change.destination for change in changes if change.verb == "withdraw"
+            )
             if not self._table:
                 await self._install(published)
             elif published.keys() != self._published.keys():
@@ -166,28 +175,28 @@ class TunnelDriver(Component):
         return (TunnelCollector(self.counters),)
 
     async def run(self) -> None:
-        """Put back what goes with a device, an interface or an address, by the kernel's events,
-        until cancelled."""
+        """Until cancelled: follow the kernel's events, and restore what disappeared with a device,
+        an interface or an address."""
         with closing(LinkEvents()) as events:
             while True:
                 changes = await events.next()
                 began_s = time.monotonic()
                 async with self._turn:
                     try:
-                        if not (self._concerned(changes) or self._others_chosen()):
+                        if not (self._is_affected(changes) or self._selection_changed()):
                             continue
                         if self._table:
                             await self._install(self._published)
                     except FairleadError as problem:
                         log.warning(
-                            "the networks changed, and the tunnel's end is not as it should be",
+                            "restoring the tunnel after a change of the networks failed",
                             problem=str(problem),
                         )
-                # Where somebody else insists on another state, most of the time is left for other
-                # work.
+                # If another program keeps undoing this, leave most of the time for other work.
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
-    def _concerned(self, changes: LinkChanges) -> bool:
+    def _is_affected(self, changes: LinkChanges) -> bool:
+        """Whether the changes affect a device or an address of the tunnel."""
         ours = {*devices.NAMES, *self._selectors, *self._arrived}
         addresses = {str(ip_address(each)) for each in self._node_addresses()} | {
             devices.DUMMY_ADDRESS
@@ -196,8 +205,9 @@ class TunnelDriver(Component):
             ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses)
         )
 
-    def _others_chosen(self) -> bool:
-        """Whether selectors other than names choose other interfaces than before."""
+    def _selection_changed(self) -> bool:
+        """Whether the selectors now choose other interfaces. Only selectors that are not plain
+        names are evaluated here: `_is_affected` covers names."""
         by_name_alone = all(map(is_name, self._selectors))
         return (
             not by_name_alone
@@ -205,10 +215,10 @@ class TunnelDriver(Component):
         )
 
     def counters(self) -> dict[str, int]:
-        """Packets by what became of them. IPIP: since this process started. VXLAN: those dropped,
-        since the rules were made."""
-        if self._envelopes is not None:
-            return self._envelopes.counters()
+        """Return the numbers of packets by outcome: with IPIP all packets since this process
+        started, with VXLAN dropped packets since the rules were created."""
+        if self._decapsulator is not None:
+            return self._decapsulator.counters()
         if self._nft is None or not self._table or self._tunnel.kind != "vxlan":
             return {}
         records = (
@@ -221,10 +231,10 @@ class TunnelDriver(Component):
         }
 
     def status(self) -> TunnelState:
-        """For `/state`. May be called from any thread."""
+        """Return the kind of the tunnel, and packets by outcome. May be called from any thread."""
         return TunnelState(self._tunnel.kind, self.counters())
 
-    async def _publish(self, published: Collection[Opening]) -> None:
+    async def _publish(self, published: Collection[Destination]) -> None:
         added, removed = (
             set(published) - set(self._published),
             set(self._published) - set(published),
@@ -233,14 +243,14 @@ class TunnelDriver(Component):
             await self._run(
                 "\n".join([*rules.elements("add", added), *rules.elements("delete", removed)])
             )
-        except Conflict:  # somebody has changed our table
+        except Conflict:  # another program has changed our table
             await self._install(published)
             return
-        if self._envelopes is not None:
-            self._envelopes.publish(added, removed)
+        if self._decapsulator is not None:
+            self._decapsulator.publish(added, removed)
 
-    async def _install(self, published: Collection[Opening]) -> None:
-        """Have everything be as it should, from whatever state."""
+    async def _install(self, published: Collection[Destination]) -> None:
+        """Install everything, from any previous state."""
         addresses = self._node_addresses()
         links = self._arrivals(addresses)
         self._arrived = frozenset(link.name for link in links)
@@ -249,36 +259,37 @@ class TunnelDriver(Component):
         sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
         names = [device.name for device in made]
         table = rules.table(self._tunnel, names, sizes, (), addresses)
-        if table != self._table or not await self._rules_stand(published):
+        if table != self._table or not await self._rules_present(published):
             await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
-        # After the rules: nobody may send into a device that nothing guards yet.
-        await devices.have(made)
-        if self._envelopes is None:
-            await envelopes.detach()
+        # The devices come after the rules: without the rules every host could send into them.
+        await devices.ensure(made)
+        if self._decapsulator is None:
+            await decapsulator.detach()
         else:
-            self._envelopes.set_own(addresses)
-            self._envelopes.set_published(published)
-            await self._envelopes.attach([link.index for link in links])
-            self._tell_of_unopened(self._envelopes.counters()["not_taken_out"])
+            self._decapsulator.set_own(addresses)
+            self._decapsulator.set_published(published)
+            await self._decapsulator.attach([link.index for link in links])
+            self._log_unsupported(self._decapsulator.counters()["not_decapsulated"])
         self._table = table
 
-    def _tell_of_unopened(self, count: int) -> None:
-        """Linux before 6.3 cannot take a packet out of an envelope of another family."""
-        if count > self._unopened:
+    def _log_unsupported(self, count: int) -> None:
+        """Log a warning about new packets that the kernel could not decapsulate: before Linux 6.3
+        the outer and the inner header must be of the same address family."""
+        if count > self._unsupported:
             fix = (
                 "give gateways and nodes addresses of both families, use Linux 6.3 or newer, "
                 "or choose tunnel.kind vxlan"
             )
             log.warning(
-                "this kernel cannot open envelopes of another IP family: dropped",
-                packets=count - self._unopened,
+                "dropped packets: this kernel cannot decapsulate packets of another IP family",
+                packets=count - self._unsupported,
                 fix=fix,
             )
-        self._unopened = count
+        self._unsupported = count
 
     def _arrivals(self, addresses: Sequence[str]) -> Sequence[Link]:
-        """The interfaces where gateways' packets arrive; interfaces that are selected by name only
-        if they are present."""
+        """Return the interfaces at which gateways' packets arrive. An interface that is selected by
+        name appears only if it exists. Raise Unavailable if there is none."""
         what = "the interface where gateways' packets arrive is missing"
         if not self._selectors:
             if not (found := interfaces.holders(addresses)):
@@ -295,8 +306,8 @@ class TunnelDriver(Component):
         there = interfaces.links()
         return [there[name] for name in self._selection.names if name in there]
 
-    async def _rules_stand(self, published: Collection[Opening]) -> bool:
-        """Whether the table in the kernel has the number of rules that we made, and the published
+    async def _rules_present(self, published: Collection[Destination]) -> bool:
+        """Whether the table in the kernel still has our number of rules, and the published
         addresses and ports."""
         assert self._nft is not None
         try:
@@ -313,29 +324,29 @@ class TunnelDriver(Component):
 
 
 class NoTunnel(Component):
-    """Where no tunnel is configured: what an earlier one left is taken away."""
+    """The component for a node without a tunnel: it removes what an earlier configuration left."""
 
     name = "no tunnel"
 
     async def open(self) -> None:
         for what in await remove_tunnel():
-            log.info("removed what a tunnel left", what=what)
+            log.info("removed a part of the former tunnel", part=what)
 
     async def remove(self) -> list[str]:
         return await remove_tunnel()
 
 
 async def remove_tunnel() -> list[str]:
-    """Take every tunnel's end of ours out of this network namespace, whoever left it; says what
-    there was."""
+    """Remove our ends of tunnels from this network namespace, whichever process left them. Return
+    descriptions of what was removed."""
     with Nftables() as nft:
         try:
-            # It comes first and goes last: where it is not, there is nothing.
+            # The table is created first and deleted last: without it nothing else exists.
             await asyncio.to_thread(nft.run, f"list table {rules.TABLE}")
         except Conflict:
             return []
         removed = [f"device {name}" for name in await devices.remove()]
-        removed += [f"program at interface {index}" for index in await envelopes.detach()]
+        removed += [f"program at interface {index}" for index in await decapsulator.detach()]
         await asyncio.to_thread(nft.run, f"delete table {rules.TABLE}")
         return [*removed, f"table {rules.TABLE}"]
 
@@ -347,20 +358,20 @@ def _carried_out(
     for change in changes:
         spec = after.get(change.service, frozenset())
         after[change.service] = (
-            spec | {change.opening} if change.verb == "publish" else spec - {change.opening}
+            spec | {change.destination} if change.verb == "publish" else spec - {change.destination}
         )
     return {key: spec for key, spec in after.items() if spec}
 
 
-def _openings(intent: NodeService) -> Spec:
+def _destinations(intent: NodeService) -> Spec:
     addresses: Spec = frozenset(ip for port in intent.ports for ip in port.load_balancer_ips)
     return (
         addresses | {intent.health_check.port} if addresses and intent.health_check else addresses
     )
 
 
-def _in_order(spec: Spec) -> Sequence[Opening]:
-    addresses, ports = rules.apart(spec)
+def _in_order(spec: Spec) -> Sequence[Destination]:
+    addresses, ports = rules.separate(spec)
     return [*addresses, *ports]
 
 
@@ -370,10 +381,10 @@ def _kind(tunnel: TunnelConfig) -> Literal["ipip", "vxlan"]:
     return tunnel.kind
 
 
-def _elements(record: Record) -> list[Opening]:
-    """What is in a set that was listed. A set without elements says nothing of them."""
+def _elements(record: Record) -> list[Destination]:
+    """Return the elements of a listed set. The listing of an empty set has no field `elem`."""
     return msgspec.convert(record["set"], _Listed).elem
 
 
 class _Listed(msgspec.Struct):
-    elem: list[Opening] = []
+    elem: list[Destination] = []

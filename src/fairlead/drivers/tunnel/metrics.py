@@ -1,6 +1,6 @@
-"""Metrics of a node's end of the tunnel.
+"""Metrics of the node's end of the tunnel.
 
-In: its counters. Out: metric families, read when a scrape asks, in a thread."""
+In: its counters. Out: metric families, collected at each scrape, in a thread."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 
 class TunnelCollector(Collector):
-    """What came through the tunnel to this node, by what became of it."""
+    """Packets that arrived through the tunnel, by outcome."""
 
     def __init__(self, counters: Callable[[], Mapping[str, int]]) -> None:
         self._counters = counters

@@ -1,17 +1,20 @@
-"""The nftables table of a tunnel's end: TCP segments that fit, and for VXLAN who may send.
+"""The nftables table of the node's end of a tunnel: the TCP segment size that fits, and for VXLAN
+the hosts that may send.
 
 In: the tunnel, the destinations that may be reached through it, the sizes. Out: nft commands. Pure.
-Invariants: one transaction makes the table whole, and replaces one that was there. Only packets of
-our tunnel, of devices that are ours, and SYN-ACKs of connections to published addresses are
-touched.
+Invariants: one transaction creates the whole table and replaces an existing one. Only packets of
+our tunnel, packets from our devices, and SYN-ACKs of connections to published addresses are
+affected.
 
-Segments: a client learns from the SYN-ACK how long its segments may be, and the SYN-ACK goes
-straight to it, past the gateway; so it is the node that has to name what fits through the tunnel
-(`tcp option maxseg size set` only ever makes it less). VXLAN: any host on the network could send
-into a VXLAN device. Packets with our identifier pass only from gateways, before conntrack (their
-source ports vary with the flow: each would be an entry). From our devices only packets to published
-addresses are accepted, and gateways' probes: TCP from a gateway's address to a health port at the
-node's own address."""
+Segments: a client learns its maximum segment size from the SYN-ACK, which goes straight to the
+client, past the gateway. So the node must announce the size that fits through the tunnel (`tcp
+option maxseg size set` only ever reduces it).
+
+VXLAN: without rules, every host on the network could send into a VXLAN device. Packets with our
+network identifier are accepted from gateways only, and before conntrack, because their source ports
+vary with the flow and each would become an entry. From our devices two kinds of packets are
+accepted: packets to published addresses, and gateways' probes, which are TCP from a gateway's
+address to a health port at the node's own address."""
 
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, collapse_addresses, ip_network
@@ -22,32 +25,32 @@ from fairlead.net.address import is_ipv6
 from fairlead.net.overhead import IP_HEADER, overhead
 
 TABLE = "inet fairlead_tunnel"
-COUNTERS = ("strangers", "not_published")
-"""Packets dropped: with our network identifier from others than gateways; out of our devices to no
-published address."""
+COUNTERS = ("unknown_sender", "not_published")
+"""The names of the counters of dropped packets: packets with our network identifier that no gateway
+sent; packets from our devices to an address that is not published."""
 
 _TCP_HEADER = 20
 
 NODE_PORTS = "30000-32767"
-"""The range of healthCheckNodePorts, unless kube-apiserver has another --service-node-port-range. A
-port of the range that no process has opened yet has to answer with a reset: silence would look as
-if the whole node were dead."""
+"""The range of healthCheckNodePorts, unless kube-apiserver has another --service-node-port-range.
+Probes of the whole range are accepted, so that a port that no process has opened yet answers with a
+reset: silence would look as if the whole node were dead."""
 
-Opening = str | int
-"""A destination of packets from the tunnel: a published address, or a health port (a number) at the
-node's own address."""
+Destination = str | int
+"""A permitted destination of packets from the tunnel: a published address, or a health port (a
+number) at the node's own address."""
 
 
-def apart(openings: Iterable[Opening]) -> tuple[list[str], list[int]]:
-    """The addresses and the ports, sorted."""
-    known = tuple(openings)
+def separate(destinations: Iterable[Destination]) -> tuple[list[str], list[int]]:
+    """Return the addresses and the ports separately, each sorted."""
+    known = tuple(destinations)
     return sorted(each for each in known if isinstance(each, str)), sorted(
         each for each in known if isinstance(each, int)
     )
 
 
 class SegmentSizes(NamedTuple):
-    """The longest TCP segments that fit, over IPv4 and IPv6."""
+    """The greatest TCP segment sizes that fit through the tunnel, in bytes, for IPv4 and IPv6."""
 
     ipv4: int
     ipv6: int
@@ -56,8 +59,9 @@ class SegmentSizes(NamedTuple):
 def segment_sizes(
     kind: Literal["ipip", "vxlan"], mtu: int, node_addresses: Collection[str]
 ) -> SegmentSizes:
-    """What fits through the tunnel over a path of this MTU. Packets travel in envelopes of their
-    own family where the node has an address of it, else in those of the other."""
+    """Return the segment sizes that fit through the tunnel over a path with this MTU. The outer
+    header is of the packet's own address family if the node has an address of that family,
+    otherwise of the other family."""
     has = {is_ipv6(address) for address in node_addresses}
     sizes = []
     for ipv6 in (False, True):
@@ -75,16 +79,16 @@ def table(
     tunnel: TunnelConfig,
     devices: Sequence[str],
     sizes: SegmentSizes,
-    openings: Iterable[Opening],
+    destinations: Iterable[Destination],
     node_addresses: Collection[str] = (),
 ) -> str:
-    """The commands that make the table, and replace an existing one. `devices`: our VXLAN devices.
-    `node_addresses`: the addresses at which gateways' probes are answered."""
+    """Return the commands that create the table and replace an existing one. `devices`: our VXLAN
+    devices. `node_addresses`: the addresses at which gateways' probes are answered."""
     lines = [f"add table {TABLE}", f"delete table {TABLE}", f"add table {TABLE}"]
     for number, name in (("4", "ipv4_addr"), ("6", "ipv6_addr")):
         lines.append(f"add set {TABLE} addresses{number} {{ type {name}; }}")
     lines.append(f"add set {TABLE} health_ports {{ type inet_service; }}")
-    lines += elements("add", openings)
+    lines += elements("add", destinations)
     lines += [
         f"add chain {TABLE} segments {{ type filter hook postrouting priority mangle; }}",
         *(f"add rule {TABLE} segments {rule}" for rule in _segments(sizes)),
@@ -94,9 +98,9 @@ def table(
     return "\n".join(lines) + "\n"
 
 
-def elements(verb: Literal["add", "delete"], openings: Iterable[Opening]) -> list[str]:
-    """The commands that admit packets for these destinations, or stop admitting them."""
-    addresses, ports = apart(openings)
+def elements(verb: Literal["add", "delete"], destinations: Iterable[Destination]) -> list[str]:
+    """Return the commands that add or delete these destinations."""
+    addresses, ports = separate(destinations)
     sets: dict[str, list[str]] = {
         "addresses4": [],
         "addresses6": [],
@@ -124,15 +128,15 @@ def _segments(sizes: SegmentSizes) -> list[str]:
 def _arrivals(
     tunnel: TunnelConfig, devices: Sequence[str], node_addresses: Collection[str]
 ) -> list[str]:
-    # The identifier is the fifth to seventh byte of the VXLAN header, which follows eight bytes of
-    # UDP.
+    # The identifier is bytes 5 to 7 of the VXLAN header, which follows the 8 bytes of the UDP
+    # header.
     ours = f"fib daddr type local udp dport {tunnel.port} @th,96,24 {tunnel.vni}"
     names = ", ".join(f'"{device}"' for device in devices)
     rules = [
         f"{ours} {ip} saddr {{ {', '.join(ranges)} }} notrack accept"
         for ip, ranges in _by_family(tunnel.gateways)
     ]
-    rules.append(f"{ours} counter name strangers drop")
+    rules.append(f"{ours} counter name unknown_sender drop")
     if devices:
         rules += [
             f"iifname {{ {names} }} {ip} saddr {{ {', '.join(ranges)} }} {ip} daddr {{ "

@@ -365,7 +365,7 @@ class ListenerMaps:
             retained_nodes = self._retained_numbers(
                 key,
                 fitting.slots,
-                (*listener.retained_nodes, *listener.left),
+                (*listener.retained_nodes, *listener.departed),
                 converging=converging,
             )
             try:

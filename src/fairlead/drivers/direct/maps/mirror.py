@@ -58,7 +58,9 @@ class InstalledListener(NamedTuple):
     def nodes_with_connections(self) -> tuple[str, ...]:
         """The nodes that may have connections, sorted."""
         return tuple(
-            sorted({*self.spec.retained_nodes, *self.spec.left} if self.spec else self.idle_since)
+            sorted(
+                {*self.spec.retained_nodes, *self.spec.departed} if self.spec else self.idle_since
+            )
         )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
@@ -69,7 +71,7 @@ class InstalledListener(NamedTuple):
         """Return the draining nodes that may keep connections for a limited time only."""
         if self.spec is None or not self.spec.drain_s:
             return []
-        limit_s, draining = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.left}
+        limit_s, draining = self.spec.drain_s, {*self.spec.retained_nodes, *self.spec.departed}
         since = sorted(
             (node, since_s) for node, since_s in self.idle_since.items() if node in draining
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES, ListenerRecord
-from fairlead.drivers.direct.spec import SetListener, slots_of
+from fairlead.drivers.direct.spec import SetListener, next_slots
 from fairlead.net import maglev
 from fairlead.net.transition import Slots, in_place
 
@@ -48,7 +48,7 @@ def fittings(
     `available`: the chunks that it may use. `granted`: the table size that it may have
     regardless of `available`; negative if there is none.
     """
-    before = Slots() if change.afresh or old is None else old
+    before = Slots() if change.from_scratch or old is None else old
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
         needed, part = (
@@ -61,7 +61,7 @@ def fittings(
         # Without weights no node can be reached, and there is no smaller table.
         elif change.listener.weights:
             yield Fitting(
-                slots_of(change.listener, before, maglev.table_of(change.listener.weights, size))
+                next_slots(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
         yield Fitting(_overwriting_slots(change, old, has), in_place=True)
@@ -72,4 +72,4 @@ def _overwriting_slots(change: SetListener, old: Slots, size: int) -> Slots:
     if not weights and change.slots.current:
         return old
     table = maglev.table_of(weights, size) if weights else maglev.EMPTY
-    return in_place(old, table, frozenset((*listener.retained_nodes, *listener.left)))
+    return in_place(old, table, frozenset((*listener.retained_nodes, *listener.departed)))

@@ -1,5 +1,5 @@
-"""Room for tracked flows: what a node has is counted by its kernel, and found to be scarce while
-half of the room is free."""
+"""Space for tracked flows: the kernel counts a node's flows, and the limit is reported as too low
+while half of the table is free."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fairlead.drivers.host import harmful_settings
-from fairlead.drivers.nodeproxy.needs import LIMIT, needs, needs_of
+from fairlead.drivers.nodeproxy.requirements import LIMIT, requirements, requirements_of
 from fairlead.lab import namespace
 
 TRACK = (
@@ -31,10 +31,10 @@ def test_a_table_that_is_more_than_half_full_is_to_grow(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
-        each.need.should for each in harmful_settings(needs_of(flows), {LIMIT: limit}.get)
+        each.need.should for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
     ] == found
     for enough in found:
-        assert harmful_settings(needs_of(flows), {LIMIT: enough}.get) == ()
+        assert harmful_settings(requirements_of(flows), {LIMIT: enough}.get) == ()
 
 
 @pytest.mark.root
@@ -44,20 +44,20 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
     try:
         with namespace.inside(name):
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            assert needs() == ()
+            assert requirements() == ()
             subprocess.run(["nft", TRACK], check=True)
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 for port in range(9001, 9006):
                     sock.sendto(b"", ("127.0.0.1", port))
-            (need,) = needs()
+            (need,) = requirements()
             assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (
                 LIMIT,
                 "16",
                 True,
                 False,
             )
-            # The kernel says the limit everywhere, so a node in a namespace of its own is told of
-            # it too.
+            # Every namespace can read the limit, so it is reported to a node in a namespace of its
+            # own too.
             assert harmful_settings([need]) == ()
     finally:
         namespace.delete(name)

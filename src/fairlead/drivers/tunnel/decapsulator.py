@@ -1,11 +1,10 @@
-"""IPIP: the program that takes packets out of their envelopes, at the ingress of the node's
-interfaces.
+"""IPIP: the program at the ingress of the node's interfaces that removes the outer IP header.
 
-In: the gateways whose envelopes to open, the published addresses, and the ports that answer
-gateways' probes. Out: the program of bpf/node.bpf.c on its own maps, attached. Nothing is pinned:
-the attached program keeps its maps. A start fills new maps first and then puts its program in the
-place of its predecessor's, in one step of the kernel: no packet is lost, and whatever a kill left
-half done was never attached."""
+In: the gateways from which IPIP packets are accepted, the published addresses, and the ports that
+answer gateways' probes. Out: the program of bpf/node.bpf.c with its own maps, attached. Nothing is
+pinned: the attached program keeps its maps alive. A start first fills new maps, and then replaces
+the previous program in one atomic step of the kernel. So no packet is lost, and what a killed
+process left unfinished was never attached."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
@@ -13,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Self
 
-from fairlead.drivers.tunnel.rules import Opening, apart
+from fairlead.drivers.tunnel.rules import Destination, separate
 from fairlead.net import tc
 from fairlead.net.address import pack_address
 from fairlead.net.bpf import Map, create_maps
@@ -23,10 +22,9 @@ from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program
 OBJECT = Path(__file__).resolve().parents[2] / "objects" / "node_tc.o"
 FILTER = "fairlead_node"
 PRIORITY = 50
-"""Before a gateway's filter (100): what comes out of an envelope has been through a gateway
-already."""
-OUTCOMES = ("taken_out", "stranger", "not_published", "congested", "not_taken_out")
-"""In the order of `enum outcome`."""
+"""Runs before a gateway's filter (100): a decapsulated packet has passed a gateway already."""
+OUTCOMES = ("decapsulated", "unknown_sender", "not_published", "congested", "not_decapsulated")
+"""The names of the counters, in the order of `enum outcome` in bpf/node.bpf.c."""
 
 _INDEX = Struct("=I")
 _RANGE = Struct("=I16s")
@@ -34,8 +32,8 @@ _COUNTER = Struct("=Q")
 _PRESENT = _INDEX.pack(1)
 
 
-class Envelopes:
-    """The program and its maps. Close it; what is attached stays."""
+class Decapsulator:
+    """The program and its maps. `close` must be called; the attached program stays in force."""
 
     def __init__(self, maps: Mapping[str, Map], program: Program) -> None:
         self._maps = maps
@@ -43,8 +41,9 @@ class Envelopes:
 
     @classmethod
     def load(cls, gateways: Iterable[str]) -> Self:
-        """Have the kernel take the program, attached nowhere. `gateways`: CIDRs of those whose
-        envelopes are opened. Raises Refused where the kernel or the rights do not allow it."""
+        """Load the program into the kernel without attaching it. `gateways`: CIDRs of the gateways
+        from which IPIP packets are accepted. Raise Refused if the kernel or missing rights do not
+        allow it."""
         object_file = read_object(OBJECT)
         maps = create_maps(list(object_file.maps.values()))
         made = cls(
@@ -60,28 +59,28 @@ class Envelopes:
         return made
 
     def set_own(self, addresses: Collection[str]) -> None:
-        """The node's addresses: envelopes to others are left alone."""
+        """Set the node's addresses. IPIP packets to other addresses are not touched."""
         self._change("own_addresses", addresses)
 
-    def set_published(self, openings: Collection[Opening]) -> None:
-        """Set the destinations that packets in envelopes may have."""
-        addresses, ports = apart(openings)
+    def set_published(self, destinations: Collection[Destination]) -> None:
+        """Set the destinations that packets from the tunnel may have."""
+        addresses, ports = separate(destinations)
         self._change("published", addresses)
         wanted = {_INDEX.pack(port) for port in ports}
         there = {key for key, _ in self._maps["health_ports"].items()}
         self._maps["health_ports"].update_all(dict.fromkeys(wanted - there, _PRESENT))
         self._maps["health_ports"].delete_all(list(there - wanted))
 
-    def publish(self, added: Iterable[Opening], removed: Iterable[Opening]) -> None:
-        """A change of these."""
-        (new_addresses, new_ports), (old_addresses, old_ports) = apart(added), apart(removed)
+    def publish(self, added: Iterable[Destination], removed: Iterable[Destination]) -> None:
+        """Add and remove destinations."""
+        (new_addresses, new_ports), (old_addresses, old_ports) = separate(added), separate(removed)
         self._maps["published"].update_all({pack_address(each): _PRESENT for each in new_addresses})
         self._maps["published"].delete_all([pack_address(each) for each in old_addresses])
         self._maps["health_ports"].update_all({_INDEX.pack(each): _PRESENT for each in new_ports})
         self._maps["health_ports"].delete_all([_INDEX.pack(each) for each in old_ports])
 
     def counters(self) -> dict[str, int]:
-        """Packets by what became of them, since this process started."""
+        """Return the numbers of packets by outcome, since this process started."""
         rows = (
             self._maps["outcomes"].per_cpu(_INDEX.pack(number)) for number in range(len(OUTCOMES))
         )
@@ -91,13 +90,13 @@ class Envelopes:
         }
 
     async def attach(self, interfaces: Sequence[int]) -> None:
-        """Have the program on these interfaces, by index, and on no other."""
+        """Attach the program to exactly these interfaces, given by index."""
         for index in interfaces:
             await tc.attach(index, self.program.descriptor, name=FILTER, priority=PRIORITY)
         await detach(interfaces)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the file descriptors."""
         self.program.close()
         for each in self._maps.values():
             each.close()
@@ -110,12 +109,13 @@ class Envelopes:
 
 
 async def attached() -> set[int]:
-    """The interfaces at which a program of this kind is."""
+    """Return the interfaces to which such a program is attached."""
     return {found.interface for found in await tc.filters(FILTER)}
 
 
 async def detach(but: Collection[int] = ()) -> list[int]:
-    """Take the program off all interfaces but these; the others where it was."""
+    """Detach the program from all interfaces except these. Return the interfaces from which it was
+    detached."""
     found = [
         each
         for each in await tc.filters(FILTER)

@@ -1,16 +1,16 @@
-"""Which addresses are kept for deleted Services: the limits of `plan.keeping`, applied to the
-present state.
+"""Decides which addresses are kept for deleted Services: applies the limits of `plan.keeping` to
+the present state.
 
 In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept,
-whether a kept address is to become free; and an Event for a Service whose address is not kept.
-Invariant: a namespace that is not known may exist, because its watch may be behind. Therefore the
-API server is asked."""
+whether a kept address becomes free, and an Event for a Service whose address is not kept.
+Invariant: a namespace that the watch does not show may exist, because the watch may lag behind. The
+API server is asked before an address is freed for that reason."""
 
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
 from fairlead.errors import Conflict
 from fairlead.kube.client import Client
 from fairlead.kube.crds import AddressGrant, Holder
@@ -25,15 +25,17 @@ NAME_LABEL = "kubernetes.io/metadata.name"
 """The API server sets this label on every namespace (KEP-2161)."""
 
 
-class Keeping:
-    """`deciding` is a lock that is held from counting the kept addresses of a namespace until one
-    more is written."""
+class KeptAddresses:
+    """Applies the limits on kept addresses.
+
+    `deciding` is a lock: the caller holds it from `may_keep`, which counts the kept addresses of a
+    namespace, until the next kept address is written."""
 
     def __init__(
         self,
         client: Client,
         state: State,
-        grants: NewestGrants,
+        grants: GrantCache,
         recorder: Recorder,
         limits: KeepLimits,
         *,
@@ -49,30 +51,31 @@ class Keeping:
 
     @property
     def since(self) -> str:
-        """The time to note for an address that is kept from now on."""
+        """The time to record for an address that is kept from now on."""
         return stamp(self._now())
 
     def lapsed(self, holder: Holder) -> str:
-        """Why the address is no longer kept for this holder, as far as is known; empty: it still
-        is."""
+        """Return why the address is no longer kept for this holder, as far as the watch shows;
+        empty while it is kept."""
         return keeping.lapsed(
             holder, self._state.namespace(holder.namespace), self._limits, self._now()
         )
 
-    async def prove_lapsed(self, holder: Holder) -> None:
-        """Raises Conflict if the address is still kept for this holder."""
-        namespace = await self._ask(holder.namespace)
+    async def check_lapsed(self, holder: Holder) -> None:
+        """Raise Conflict if the address is still kept for this holder, according to the API
+        server."""
+        namespace = await self._fetch_namespace(holder.namespace)
         if not keeping.lapsed(holder, namespace, self._limits, self._now()):
             raise Conflict(
                 f"namespace {holder.namespace} exists, but the watch has not shown it yet"
             )
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether to keep the address of this Service, which is being deleted or is gone. If not,
-        an Event tells the owner."""
+        """Whether to keep the address of this Service, which is being deleted or is gone. If a
+        limit forbids it, send an Event to the Service."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
-            known = await self._ask(key.namespace)
+            known = await self._fetch_namespace(key.namespace)
             if known is None or known.metadata.deletion_timestamp is not None:
                 return False
         if why := keeping.exceeded(key.namespace, self._kept_in(key.namespace), self._limits):
@@ -86,6 +89,6 @@ class Keeping:
         holders = [grant.holder(key) for key in keys for grant in self._grants.of(key)]
         return sum(holder is not None and not holder.uid for holder in holders)
 
-    async def _ask(self, namespace: str) -> Namespace | None:
+    async def _fetch_namespace(self, namespace: str) -> Namespace | None:
         found = await self._client.list(NAMESPACES, label_selector=f"{NAME_LABEL}={namespace}")
         return found[0] if found else None

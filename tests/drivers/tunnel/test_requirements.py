@@ -1,5 +1,5 @@
-"""Strict reverse path filtering where clients are answered by another interface: found, shown to do
-harm, put right."""
+"""Kernel settings that lose clients' packets (strict reverse path filtering with answers through
+another interface; ARP for load-balancer addresses): they are found, shown to do harm, and set."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fairlead.drivers.host import Host
-from fairlead.drivers.tunnel.needs import needs, needs_of
+from fairlead.drivers.tunnel.requirements import requirements, requirements_of
 from fairlead.lab import namespace
 from fairlead.net import sysctl
 
-PREFIX = f"flt-{os.getpid()}-needs-"
+PREFIX = f"flt-{os.getpid()}-requirements-"
 VIP, CLIENT, NODE = "203.0.113.10", "198.51.100.7", "192.0.2.22"
 
 
@@ -28,8 +28,8 @@ def ip(host: str, *words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[None]:
-    """outside has two cables to node: by `front` a client's packets arrive, by `back` the node
-    answers everybody."""
+    """Connect `outside` and `node` by two cables: clients' packets arrive at `front`, and the node
+    answers all clients through `back`."""
     try:
         for host in ("outside", "node"):
             namespace.create(PREFIX + host)
@@ -65,7 +65,7 @@ def hosts() -> Iterator[None]:
 
 
 def arrives() -> bool:
-    """Whether a client's datagram that comes in by `front` gets to the server."""
+    """Whether a client's datagram that arrives at `front` reaches the server."""
     with (
         namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
         namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
@@ -88,9 +88,11 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         assert arrives()
         sysctl.write(name, "1")
         assert not arrives()
-        found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        found = Host("node", adjust=False, directory=tmp_path).look(
+            asyncio.run(requirements([NODE], []))
+        )
         assert [each.remedy for each in found] == ["sysctl -w net/ipv4/conf/front/rp_filter=2"]
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
         assert not arrives()
@@ -99,9 +101,9 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
 def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
     with namespace.inside(PREFIX + "node"):
         sysctl.write("net/ipv4/conf/all/rp_filter", "1")
-        assert asyncio.run(needs(["198.18.0.22"], [])) == ()
-        assert asyncio.run(needs([NODE], ["back"])) == ()
-        assert [each.setting for each in asyncio.run(needs(["198.18.0.22"], ["front"]))] == [
+        assert asyncio.run(requirements(["198.18.0.22"], [])) == ()
+        assert asyncio.run(requirements([NODE], ["back"])) == ()
+        assert [each.setting for each in asyncio.run(requirements(["198.18.0.22"], ["front"]))] == [
             "net/ipv4/conf/front/rp_filter"
         ]
 
@@ -118,17 +120,17 @@ def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
     ],
 )
 def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: bool) -> None:
-    (need,) = needs_of(["front"], ["back"], everywhere=everywhere)
+    (need,) = requirements_of(["front"], ["back"], everywhere=everywhere)
     assert need.harmful(own) is harmful
 
 
 def test_without_a_default_route_nothing_is_known() -> None:
-    assert needs_of(["front"], [], everywhere="1") == ()
+    assert requirements_of(["front"], [], everywhere="1") == ()
 
 
-def met() -> set[str]:
-    """Whom the host outside takes for a neighbour by `front`, after it has asked for the address,
-    and the node for it."""
+def neighbours() -> set[str]:
+    """Return the neighbours that the host outside has at `front`, after it has sent an ARP request
+    for the load-balancer address, and the node has sent one for that host."""
     subprocess.run(
         ["ip", "-n", PREFIX + "outside", "neighbour", "flush", "dev", "front"],
         check=True,
@@ -159,8 +161,8 @@ def met() -> set[str]:
 
 
 def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_path: Path) -> None:
-    """As kube-proxy in IPVS mode has it. This kernel makes no dummy device: a bridge without ports
-    bears them as well."""
+    """The addresses are at a device as with kube-proxy in IPVS mode. The test kernel may lack dummy
+    devices, so a bridge without ports has the addresses."""
     ip("node", "address", "del", VIP, "dev", "lo")
     ip("node", "link", "add", "kube-ipvs0", "type", "bridge")
     ip("node", "address", "add", f"{VIP}/32", "dev", "kube-ipvs0")
@@ -168,17 +170,21 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
     with namespace.inside(PREFIX + "node"):
         sysctl.write("net/ipv4/conf/all/arp_ignore", "0")
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
-        assert VIP in met()
-        found = Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+        assert VIP in neighbours()
+        found = Host("node", adjust=False, directory=tmp_path).look(
+            asyncio.run(requirements([NODE], []))
+        )
         assert {each.remedy for each in found if "/front/" in each.subject} == {
             "sysctl -w net/ipv4/conf/front/arp_ignore=1",
             "sysctl -w net/ipv4/conf/front/arp_announce=2",
         }
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
-        assert VIP in met()  # it asks in the name of the address
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
-        assert VIP not in met()
+        assert VIP in neighbours()  # the node's ARP requests have the address as their source
+        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
+        assert VIP not in neighbours()
         assert (
-            Host("node", adjust=False, directory=tmp_path).look(asyncio.run(needs([NODE], [])))
+            Host("node", adjust=False, directory=tmp_path).look(
+                asyncio.run(requirements([NODE], []))
+            )
             == ()
         )

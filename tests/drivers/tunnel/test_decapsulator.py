@@ -1,5 +1,5 @@
-"""The program that opens envelopes, packet in, packet out (BPF_PROG_TEST_RUN): what is taken out,
-and what is left alone."""
+"""The program that decapsulates IPIP packets, packet in, packet out (BPF_PROG_TEST_RUN): which
+packets it decapsulates, and which it leaves alone."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,9 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-from fairlead.drivers.tunnel.envelopes import OUTCOMES, Envelopes
+from fairlead.drivers.tunnel.decapsulator import OUTCOMES, Decapsulator
 
-LEFT_ALONE, TAKEN_OUT, DROPPED = 0xFFFFFFFF, 0, 2
+LEFT_ALONE, DECAPSULATED, DROPPED = 0xFFFFFFFF, 0, 2
 GATEWAY = {4: "192.0.2.11", 6: "2001:db8:1::b"}
 NODE = {4: "198.18.0.22", 6: "2001:db8:3::16"}
 VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
@@ -21,8 +21,8 @@ PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
 
 
 @pytest.fixture
-def envelopes() -> Iterator[Envelopes]:
-    made = Envelopes.load(["192.0.2.0/28", "2001:db8:1::/64"])
+def decapsulator() -> Iterator[Decapsulator]:
+    made = Decapsulator.load(["192.0.2.0/28", "2001:db8:1::/64"])
     made.set_own(list(NODE.values()))
     made.set_published(list(VIP.values()))
     yield made
@@ -30,7 +30,7 @@ def envelopes() -> Iterator[Envelopes]:
 
 
 def frame(*layers: Packet) -> Packet:
-    """What the loopback device takes as addressed to itself."""
+    """Return a frame that the loopback device accepts as addressed to itself."""
     whole = Ether(dst="00:00:00:00:00:00", src="02:00:00:00:00:01")
     for layer in layers:
         whole = whole / layer
@@ -63,40 +63,46 @@ def inner(version: int, *, to: str = "", ecn: int = 0, fragment: bool = False) -
     return head / segment
 
 
-def became(envelopes: Envelopes, packet: Packet | bytes) -> tuple[int, bytes]:
-    trial = envelopes.program.test_run(bytes(packet))
+def became(decapsulator: Decapsulator, packet: Packet | bytes) -> tuple[int, bytes]:
+    trial = decapsulator.program.test_run(bytes(packet))
     return trial.verdict, trial.packet
 
 
-def counted(envelopes: Envelopes) -> dict[str, int]:
-    return {name: count for name, count in envelopes.counters().items() if count}
+def counted(decapsulator: Decapsulator) -> dict[str, int]:
+    return {name: count for name, count in decapsulator.counters().items() if count}
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 @pytest.mark.parametrize("fragment", [False, True])
 def test_what_a_gateway_sent_comes_out_as_it_was(
-    envelopes: Envelopes, version: int, inside: int, fragment: bool
+    decapsulator: Decapsulator, version: int, inside: int, fragment: bool
 ) -> None:
     content = inner(inside, fragment=fragment)
-    assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
-    assert counted(envelopes) == {"taken_out": 1}
+    assert became(decapsulator, frame(outer(version), content)) == (
+        DECAPSULATED,
+        bytes(frame(content)),
+    )
+    assert counted(decapsulator) == {"decapsulated": 1}
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: int) -> None:
+def test_icmp_errors_for_an_address_come_out_too(decapsulator: Decapsulator, version: int) -> None:
     content = (
         IP(src="198.51.100.1", dst=VIP[4])
         / ICMP(type=3, code=4)
         / IP(src=VIP[4], dst=CLIENT[4])
         / TCP()
     )
-    assert became(envelopes, frame(outer(version), content)) == (TAKEN_OUT, bytes(frame(content)))
+    assert became(decapsulator, frame(outer(version), content)) == (
+        DECAPSULATED,
+        bytes(frame(content)),
+    )
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 @pytest.mark.parametrize(
     ("was", "met", "is_now"),
-    # RFC 6040, figure 4: 0 not capable, 1 and 2 capable, 3 congestion experienced.
+    # RFC 6040, figure 4: 0 not ECN-capable, 1 and 2 ECN-capable, 3 congestion experienced.
     [
         (0, 0, 0),
         (0, 1, 0),
@@ -112,25 +118,27 @@ def test_icmp_errors_for_an_address_come_out_too(envelopes: Envelopes, version: 
     ],
 )
 def test_congestion_that_the_envelope_met_is_the_contents(
-    envelopes: Envelopes, version: int, inside: int, was: int, met: int, is_now: int
+    decapsulator: Decapsulator, version: int, inside: int, was: int, met: int, is_now: int
 ) -> None:
     dscp = 0xB8
     verdict, packet = became(
-        envelopes, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was))
+        decapsulator, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was))
     )
-    assert (verdict, packet) == (TAKEN_OUT, bytes(frame(inner(inside, ecn=dscp | is_now))))
+    assert (verdict, packet) == (DECAPSULATED, bytes(frame(inner(inside, ecn=dscp | is_now))))
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 def test_congestion_that_nobody_could_be_told_of_drops_the_packet(
-    envelopes: Envelopes, version: int, inside: int
+    decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
-    assert became(envelopes, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
-    assert counted(envelopes) == {"congested": 1}
+    assert became(decapsulator, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    assert counted(decapsulator) == {"congested": 1}
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_others_tunnels_are_left_alone(envelopes: Envelopes, version: int, inside: int) -> None:
+def test_others_tunnels_are_left_alone(
+    decapsulator: Decapsulator, version: int, inside: int
+) -> None:
     stranger = {4: "192.0.2.16", 6: "2001:db8:2::b"}
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}
     pod = {4: "10.244.2.2", 6: "2001:db8:244:2::2"}
@@ -139,8 +147,8 @@ def test_others_tunnels_are_left_alone(envelopes: Envelopes, version: int, insid
         frame(outer(version, to=elsewhere[version]), inner(inside)),
         frame(outer(version), inner(inside, to=pod[inside])),
     ):
-        assert became(envelopes, packet) == (LEFT_ALONE, bytes(packet))
-    assert counted(envelopes) == {"stranger": 1, "not_published": 1}
+        assert became(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
+    assert counted(decapsulator) == {"unknown_sender": 1, "not_published": 1}
 
 
 def probe(
@@ -154,18 +162,18 @@ def probe(
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_node_does(
-    envelopes: Envelopes, version: int
+    decapsulator: Decapsulator, version: int
 ) -> None:
-    envelopes.set_published([*VIP.values(), 10256, 20000])
+    decapsulator.set_published([*VIP.values(), 10256, 20000])
     for port in (10256, 20000, 30000, 32767):
         content = probe(version, port=port)
-        assert became(envelopes, frame(outer(version), content)) == (
-            TAKEN_OUT,
+        assert became(decapsulator, frame(outer(version), content)) == (
+            DECAPSULATED,
             bytes(frame(content)),
         )
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
         version
-    ]  # a gateway too, but not this envelope's
+    ]  # also a gateway, but not the source of the outer header
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),
@@ -177,13 +185,13 @@ def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_nod
         probe(version, udp=True),
         probe(10 - version),
     ):
-        assert became(envelopes, frame(outer(version), content))[0] == LEFT_ALONE
-    envelopes.publish([], [20000])
-    assert became(envelopes, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
-    assert counted(envelopes) == {"taken_out": 4, "not_published": 9}
+        assert became(decapsulator, frame(outer(version), content))[0] == LEFT_ALONE
+    decapsulator.publish([], [20000])
+    assert became(decapsulator, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
+    assert counted(decapsulator) == {"decapsulated": 4, "not_published": 9}
 
 
-def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes) -> None:
+def test_plain_packets_and_strange_envelopes_are_left_alone(decapsulator: Decapsulator) -> None:
     with_options = IP(src=GATEWAY[4], dst=NODE[4], options=[IPOption(b"\x94\x04\x00\x00")])
     fragment = IP(src=GATEWAY[4], dst=NODE[4], flags="MF", id=7)
     for packet in (
@@ -196,36 +204,36 @@ def test_plain_packets_and_strange_envelopes_are_left_alone(envelopes: Envelopes
         frame(IP(src=GATEWAY[4], dst=NODE[4], proto=4), inner(6)),
         Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01") / outer(4) / inner(4),
     ):
-        assert became(envelopes, packet) == (LEFT_ALONE, bytes(packet))
-    assert counted(envelopes) == {}
+        assert became(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
+    assert counted(decapsulator) == {}
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 def test_a_packet_cut_anywhere_does_no_harm(
-    envelopes: Envelopes, version: int, inside: int
+    decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
     whole = bytes(frame(outer(version), inner(inside)))
     opened = bytes(frame(inner(inside)))
     removed = len(whole) - len(opened)
-    for length in range(14 + 40, len(whole)):  # of less BPF_PROG_TEST_RUN makes no packet
-        verdict, packet = became(envelopes, whole[:length])
-        if verdict == TAKEN_OUT:
+    for length in range(14 + 40, len(whole)):  # BPF_PROG_TEST_RUN accepts no shorter packet
+        verdict, packet = became(decapsulator, whole[:length])
+        if verdict == DECAPSULATED:
             assert packet == opened[: length - removed]
         else:
             assert (verdict, packet) in ((LEFT_ALONE, whole[:length]), (DROPPED, whole[:length]))
 
 
-def test_addresses_come_and_go(envelopes: Envelopes) -> None:
+def test_addresses_come_and_go(decapsulator: Decapsulator) -> None:
     packet = frame(outer(4), inner(4))
-    envelopes.publish(["203.0.113.99"], [VIP[4]])
-    assert became(envelopes, packet)[0] == LEFT_ALONE
-    assert became(envelopes, frame(outer(4), inner(4, to="203.0.113.99")))[0] == TAKEN_OUT
-    envelopes.set_published([VIP[4]])
-    assert became(envelopes, packet)[0] == TAKEN_OUT
-    assert became(envelopes, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE
-    envelopes.set_own([NODE[6]])
-    assert became(envelopes, packet)[0] == LEFT_ALONE
+    decapsulator.publish(["203.0.113.99"], [VIP[4]])
+    assert became(decapsulator, packet)[0] == LEFT_ALONE
+    assert became(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == DECAPSULATED
+    decapsulator.set_published([VIP[4]])
+    assert became(decapsulator, packet)[0] == DECAPSULATED
+    assert became(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE
+    decapsulator.set_own([NODE[6]])
+    assert became(decapsulator, packet)[0] == LEFT_ALONE
 
 
-def test_every_outcome_has_its_counter(envelopes: Envelopes) -> None:
-    assert tuple(envelopes.counters()) == OUTCOMES
+def test_every_outcome_has_its_counter(decapsulator: Decapsulator) -> None:
+    assert tuple(decapsulator.counters()) == OUTCOMES

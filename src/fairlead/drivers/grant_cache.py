@@ -1,12 +1,12 @@
-"""The newest version of each AddressGrant that we know: from the watch, or from the answer to our
-own last write.
+"""The newest known version of each AddressGrant: from the watch, or from the answer to our own last
+write.
 
-As `newest` does for Services. A grant that the watch has never shown counts from the answer to its
-creation on; one that we have deleted is gone, until the watch shows another of its name. Invariant:
-an answer counts only until the watch shows that version or a later one, and at most until the next
-audit."""
+Works as `mutation_cache.ServiceCache` does for Services, with two additions. A grant that we
+created counts from the answer on, before the watch shows it. A grant that we deleted is gone until
+the watch shows another one with its name. Invariant: an answer counts only until the watch shows
+that version or a later one, and at most until the next audit."""
 
-from fairlead.drivers.newest import Newest
+from fairlead.drivers.mutation_cache import MutationCache
 from fairlead.kube.crds import AddressGrant
 from fairlead.model import ServiceKey
 from fairlead.state import State
@@ -14,57 +14,59 @@ from fairlead.state import State
 SOURCE = "addressgrants"
 
 
-class NewestGrants:
-    """Shared by those who write AddressGrants and those who need them."""
+class GrantCache:
+    """The AddressGrants as the watch or our own last write shows them. Shared by the drivers that
+    write AddressGrants and the drivers that read them."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._newest = Newest[str, AddressGrant]()
-        self._answered: dict[
-            ServiceKey, set[str]
-        ] = {}  # the names of the answers that name a Service
-        self._deleted: dict[str, str] = {}  # the uid of what we deleted, by name
+        self._cache = MutationCache[str, AddressGrant]()
+        self._answered: dict[ServiceKey, set[str]] = {}
+        """The names of the grants with a stored answer, keyed by the Services that they name."""
+        self._deleted: dict[str, str] = {}
+        """The uids of the grants that we deleted, keyed by their names."""
 
     @property
     def absent(self) -> bool:
-        """The API server has no such kind."""
+        """Whether the CRD AddressGrant is not installed."""
         return SOURCE in self._state.absent
 
     def note(self, answer: AddressGrant) -> None:
-        """What the API server answered to a write."""
+        """Store the API server's answer to a write."""
         name = answer.metadata.name
         self._deleted.pop(name, None)
-        self._unlist(self._newest.answer(name))
-        self._newest.note(name, answer)
-        self._list(self._newest.answer(name))
+        self._unlist(self._cache.answer(name))
+        self._cache.note(name, answer)
+        self._list(self._cache.answer(name))
 
     def note_deletion(self, grant: AddressGrant) -> None:
-        """It is not there any more."""
+        """Record that we deleted this grant, or that it was already deleted."""
         name = grant.metadata.name
-        self._unlist(self._newest.forget(name))
+        self._unlist(self._cache.forget(name))
         self._deleted[name] = grant.metadata.uid
 
     def forget_answers(self) -> None:
-        """Believe the watch alone."""
-        self._newest.forget_all()
+        """Delete all stored answers. From now on the watch counts."""
+        self._cache.forget_all()
         self._answered.clear()
         self._deleted.clear()
 
     def named(self, name: str) -> AddressGrant | None:
-        watched, answer = self._state.grants.get(name), self._newest.answer(name)
+        """Return the grant of this name, if it exists."""
+        watched, answer = self._state.grants.get(name), self._cache.answer(name)
         if watched is None:
             self._deleted.pop(name, None)
             return answer
         if self._deleted.get(name) == watched.metadata.uid:
             return None
         self._deleted.pop(name, None)
-        newest = self._newest.of(name, watched)
+        newest = self._cache.of(name, watched)
         if newest is watched:
             self._unlist(answer)
         return newest
 
     def of(self, key: ServiceKey) -> tuple[AddressGrant, ...]:
-        """Those that name this Service."""
+        """Return the grants that name this Service, sorted by name."""
         names = {grant.metadata.name for grant in self._state.grants_of(key)}
         names |= self._answered.get(key, set())
         found = (self.named(name) for name in sorted(names))
@@ -73,7 +75,7 @@ class NewestGrants:
         )
 
     def holders(self) -> set[ServiceKey]:
-        """All Services that a grant names."""
+        """Return the keys of all Services that a grant names."""
         return {*self._state.granted, *self._answered}
 
     def _list(self, answer: AddressGrant | None) -> None:

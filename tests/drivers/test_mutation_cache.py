@@ -2,8 +2,8 @@
 
 import pytest
 
-from fairlead.drivers.newest import Newest, NewestServices
-from fairlead.drivers.newest_grants import NewestGrants
+from fairlead.drivers.grant_cache import GrantCache
+from fairlead.drivers.mutation_cache import MutationCache, ServiceCache
 from fairlead.kube.crds import AddressGrant, AddressGrantSpec, Holder
 from fairlead.kube.objects import ObjectKey, ObjectMeta, Service, ServiceMeta
 from fairlead.model import ServiceKey
@@ -25,7 +25,7 @@ def grant(version: str, *holders: str, uid: str = "g-1") -> AddressGrant:
 
 
 def test_the_newer_one_counts_and_what_is_overtaken_is_forgotten() -> None:
-    newest = Newest[ServiceKey, Service]()
+    newest = MutationCache[ServiceKey, Service]()
     newest.note(KEY, service("10"))
     newest.note(KEY, service("9"))
     assert newest.of(KEY, service("8")) == service("10")
@@ -34,7 +34,7 @@ def test_the_newer_one_counts_and_what_is_overtaken_is_forgotten() -> None:
 
 
 def test_versions_are_compared_as_numbers_and_what_is_none_never_raises() -> None:
-    newest = Newest[ServiceKey, Service]()
+    newest = MutationCache[ServiceKey, Service]()
     for strange in ("", "²", "-1", "v7", "0x10"):
         newest.note(KEY, service(strange))
         assert newest.of(KEY, service("1")) == service("1")
@@ -46,7 +46,7 @@ def test_versions_are_compared_as_numbers_and_what_is_none_never_raises() -> Non
 
 def test_a_service_that_the_watch_shows_no_more_is_gone() -> None:
     state = State(())
-    newest = NewestServices(state)
+    newest = ServiceCache(state)
     newest.note(service("10"))
     assert newest.of([KEY]) == {}
     state.update_services({ObjectKey(*KEY): service("11", "u-2")})
@@ -56,7 +56,7 @@ def test_a_service_that_the_watch_shows_no_more_is_gone() -> None:
 @pytest.mark.parametrize("shown", [None, "3"])
 def test_a_grant_counts_before_the_watch_shows_it(shown: str | None) -> None:
     state = State(())
-    newest = NewestGrants(state)
+    newest = GrantCache(state)
     if shown is not None:
         state.update_grants({ObjectKey("", NAME): grant(shown)})
     newest.note(grant("5", "web"))
@@ -68,7 +68,7 @@ def test_a_grant_counts_before_the_watch_shows_it(shown: str | None) -> None:
 def test_answers_that_are_heard_of_late_do_not_count() -> None:
     """Two passes write the lock on a shared address, one after the other; the first one's answer
     comes last."""
-    newest = NewestGrants(State(()))
+    newest = GrantCache(State(()))
     newest.note(grant("6", "web", "api"))
     newest.note(grant("5", "web"))
     assert newest.named(NAME) == grant("6", "web", "api")
@@ -77,7 +77,7 @@ def test_answers_that_are_heard_of_late_do_not_count() -> None:
 
 def test_a_grant_that_the_watch_overtakes_is_in_no_index() -> None:
     state = State(())
-    newest = NewestGrants(state)
+    newest = GrantCache(state)
     newest.note(grant("5", "web"))
     state.update_grants({ObjectKey("", NAME): grant("6")})
     assert newest.of(KEY) == ()
@@ -86,7 +86,7 @@ def test_a_grant_that_the_watch_overtakes_is_in_no_index() -> None:
 
 def test_a_grant_that_we_deleted_is_gone_until_another_comes() -> None:
     state = State(())
-    newest = NewestGrants(state)
+    newest = GrantCache(state)
     state.update_grants({ObjectKey("", NAME): grant("5", "web")})
     newest.note_deletion(grant("5", "web"))
     assert newest.named(NAME) is None
