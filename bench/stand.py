@@ -50,7 +50,8 @@ class Stand:
         self._maps = maps
         self._tables = Tables(maps)
         self._draw = random.Random(2)
-        maps["settings"].update(INDEX.pack(0), SETTINGS.pack(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, 0, (4789).to_bytes(2, "big")))
+        limits = (ANY_NUMBER,) * 3
+        maps["settings"].update(INDEX.pack(0), SETTINGS.pack(*limits, 0, (4789).to_bytes(2, "big"), 0))
         # XDP takes frames that are addressed to this interface; so is what the cases send.
         maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
         for name in WAYS:

@@ -30,6 +30,7 @@ struct choice {
 	enum keeping keeping;
 	bool changing; /* the slot has more than one node */
 	bool opening;
+	bool held; /* the entry that tells the node may not be there yet */
 	struct flow *entry; /* that of the flow, where keeping changes it */
 	__u32 now;          /* the `tick` of a datagram */
 };
@@ -118,6 +119,15 @@ static __always_inline void tell(const struct flow_key *key, __u32 node)
 		count(NEWS_LOST);
 }
 
+/* While the entries of an older program are copied, a flow without an entry that opens nothing may have begun at that program, on
+ * the current node, or long before, on the previous one. The limit in time lets such flows pass should the copying process die. */
+static __always_inline bool is_held(const struct choice *choice, __u32 previous)
+{
+	const struct settings *settings = read_settings();
+
+	return previous != choice->current && settings && tick() <= settings->copying_until;
+}
+
 static __always_inline void forget(const struct flow_key *key)
 {
 	if (bpf_map_lookup_elem(&new_connections, key))
@@ -196,6 +206,8 @@ static __always_inline void choose_stream(const struct packet *packet, const str
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
 	}
+	if (!flow && !packet->error)
+		choice->held = is_held(choice, untracked);
 	if (!flow || !is_keeper(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
@@ -234,10 +246,12 @@ static __always_inline void choose_datagram(const struct packet *packet, const s
 		choice->keeping = kept || packet->error ? NOTHING : PROMOTE;
 		return;
 	}
-	if (!flow && packet->continuing && choice->changing && previous != TRACKED)
+	if (!flow && packet->continuing && choice->changing && previous != TRACKED) {
 		choice->node = previous; /* it came by another gateway so far */
-	else
+		choice->held = is_held(choice, previous);
+	} else {
 		choice->opening = choice->current != NONE && !packet->error;
+	}
 	choice->otherwise = choice->node;
 	if (choice->node == NONE || packet->error)
 		return;

@@ -28,6 +28,7 @@ enum event {
 	NOT_SENT,     /* the kernel refused to change or to send it */
 	RETURNED,     /* it has passed a gateway already, and the node that it was sent to has sent it back: see hops.h */
 	NO_ENDPOINTS, /* the Service has no endpoints; the sender gets a message, at a limited rate */
+	UPGRADING,    /* its flow entry may not be copied yet from an older version's maps: the sender sends again */
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow without an entry: the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
@@ -211,6 +212,7 @@ struct settings {
 	__u32 flags;
 	__be16 vxlan_port; /* where nodes' vxlan devices listen */
 	__u16 pad;
+	__u32 copying_until; /* the last `tick` of a copy of flow entries from the maps of an older version; 0: there is none */
 };
 
 /* What is limited, each on its own: a flood of one kind must not use up what another may. */

@@ -31,7 +31,7 @@ from fairlead.net.ringbuf import RingBuffer
 
 pytestmark = pytest.mark.root
 
-FORBIDDEN = 4
+FORBIDDEN, UPGRADING = 4, 9
 AMONG_NODES, TELL = 1, 2
 NONE = 0xFFFF
 RANGES = 4
@@ -316,6 +316,32 @@ def test_quic_connections_from_before_stay_without_an_entry(forwarder: Forwarder
     assert forwarder.run(udp()).verdict == NOT_OURS
     forwarder.serve({"node2": 1}, {"node2"}, protocol="UDP", port=QUIC_PORT)
     assert forwarder.run(quic(40001, payload)).node == "node2"
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "QUIC"])
+def test_a_flow_whose_entry_may_not_be_copied_yet_waits_for_its_next_packet(forwarder: Forwarder, protocol: str) -> None:
+    """An upgrade copies the flow entries of an older program. A packet without an entry may belong to a flow that began at
+    that program, on the new node of its slot: on the previous node it would be answered by a reset."""
+    if protocol == "TCP":
+        in_transition(forwarder)
+        first, later = tcp("S", 1000), tcp("A", 1000)
+    else:
+        in_transition(forwarder, "UDP", QUIC_PORT)
+        first, later = (quic(1000, next(iter(each.values()))) for each in (OPENING, CONTINUING))
+    forwarder.set_settings(copying_until=tick() + 10)
+    assert forwarder.run(later).verdict == DROP
+    assert forwarder.event(UPGRADING) == 1
+    assert [forwarder.run(each).node for each in (first, later)] == ["node2"] * 2, "a flow that begins now has its entry"
+    forwarder.set_settings(copying_until=tick() - 1)
+    assert forwarder.run(tcp("A", 1001) if protocol == "TCP" else quic(1001, next(iter(CONTINUING.values())))).node == "node1"
+    assert forwarder.event(UPGRADING) == 1
+
+
+def test_flows_of_a_slot_that_has_not_changed_pass_while_entries_are_copied(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.set_settings(copying_until=tick() + 10)
+    assert forwarder.run(tcp("A", 1000)).node == "node1"
+    assert forwarder.event(UPGRADING) == 0
 
 
 def test_news_of_what_is_kept_and_of_what_is_forgotten(forwarder: Forwarder) -> None:

@@ -16,7 +16,7 @@ from hatch_build import bpf_compiler
 from tests.drivers.direct.conftest import NODE1, Run, add_cable, bring, driver, load_balancer
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
-from tests.drivers.direct.site import PINS, Conversation, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
+from tests.drivers.direct.site import PINS, Conversation, Gateway, ask_by_udp, made_site, pods, running_gateway  # noqa: F401
 
 from fairlead.drivers.direct import pins, remove_pins, upgrade
 from fairlead.drivers.direct.attach import Attachments, Programs
@@ -70,6 +70,12 @@ def layouts() -> list[str]:
     return [name for name in os.listdir(PINS) if name.startswith("layout-")]
 
 
+async def only_delayed(gateway: Gateway) -> bool:
+    """Whether the gateway has dropped no packets but those whose entries might not have been copied yet."""
+    drops: dict[str, int] = (await gateway.tell(""))["drops"]
+    return not any(number for reason, number in drops.items() if reason != "upgrading")
+
+
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
 async def test_another_layout_and_back_under_traffic(site: None, newer: Path, attach: str) -> None:
     versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]  # type: ignore[arg-type]
@@ -117,7 +123,7 @@ async def test_another_layout_and_back_under_traffic(site: None, newer: Path, at
         await asking
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
         async with running_gateway(versions[-1]) as gateway:
-            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            assert await only_delayed(gateway)
             await gateway.tell("remove")
 
 
@@ -165,7 +171,7 @@ async def test_connections_that_begin_while_programs_replace_each_other(site: No
             assert await beginning > 10
             assert not broken
         async with running_gateway(versions[-1]) as gateway:
-            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            assert await only_delayed(gateway)
             await gateway.tell("remove")
 
 

@@ -214,14 +214,18 @@ class DirectDriver:
 
     def _follow_older(self) -> None:
         """Copy what an older program has changed in its tables, right before ours takes its place."""
-        _, opened, _ = self._opened()
+        _, opened, networks = self._opened()
         opened.follow_older(forwarding=False)
+        networks.set_copying(bool(opened.copied))
 
     async def _attach(self) -> None:
         """Have our programs on every interface; what an older layout left is taken away once ours forwards."""
         _, opened, networks = self._opened()
         await networks.attach()
-        self._pins = await asyncio.to_thread(opened.leave_older)
+        try:
+            self._pins = await asyncio.to_thread(opened.leave_older)
+        finally:
+            networks.set_copying(False)
         self._attached = True
         self._look_again_at(await networks.find_ways())
 

@@ -22,7 +22,18 @@ CLOSING = 0x10000
 NOWHERE, LINK, HERE, IPIP, VXLAN = range(5)
 HOPS_LEFT = 16
 """The hop limit with which packets are sent on to nodes; one that arrives with no more has passed a gateway (bpf/hops.h)."""
-DROPS = ("no_member", "no_way", "hop_limit", "fragment", "forbidden", "too_big", "not_sent", "returned", "no_endpoints")
+DROPS = (
+    "no_member",
+    "no_way",
+    "hop_limit",
+    "fragment",
+    "forbidden",
+    "too_big",
+    "not_sent",
+    "returned",
+    "no_endpoints",
+    "upgrading",
+)
 """Why packets of a listener are dropped, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sB5x")
@@ -32,7 +43,7 @@ FLOW = struct.Struct("=4s4x")
 WAY = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
-SETTINGS = struct.Struct("=4I2s2x")
+SETTINGS = struct.Struct("=4I2s2xI")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
@@ -46,6 +57,11 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 _PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
+
+
+def tick(monotonic_s: float) -> int:
+    """The coarse clock of the programs (bpf/choose.h) at this time of `time.monotonic`."""
+    return int(monotonic_s * 1e9) // (1 << 30) + 1
 
 
 class ListenerRecord(NamedTuple):

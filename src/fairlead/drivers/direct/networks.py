@@ -6,13 +6,14 @@ Invariant: each method brings all that it is about to what holds now, whatever w
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from fairlead.drivers.direct.attach import Attachments, Programs
-from fairlead.drivers.direct.layout import AMONG_NODES, HERE, INDEX, NOWHERE, SETTINGS, TELL, Way
+from fairlead.drivers.direct.layout import AMONG_NODES, HERE, INDEX, NOWHERE, SETTINGS, TELL, Way, tick
 from fairlead.drivers.direct.neighbours import News, Node, Surroundings
 from fairlead.drivers.direct.nodes import NO_WAYS, Nodes
 from fairlead.drivers.direct.ways import Rules
@@ -22,6 +23,8 @@ from fairlead.net.bpf import Map
 log = structlog.get_logger()
 
 _ONLY = INDEX.pack(0)
+COPYING_LIMIT_S = 30.0
+"""Longer than it takes to copy the entries of full tables. Only a process that dies meanwhile reaches it."""
 
 
 class Limits(NamedTuple):
@@ -53,18 +56,29 @@ class Networks:
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
         self._unmatched: tuple[str, ...] = ()
-        (_, _, _, flags, _) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
+        self._copying_until = 0
+        (_, _, _, flags, *_) = SETTINGS.unpack(maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size))
         self._set(among=bool(flags & AMONG_NODES))  # as a predecessor knew it, until `find_ways` does
 
     def close(self) -> None:
         """Hear of nothing more; what is attached stays."""
         self._surroundings.close()
 
+    def set_copying(self, copying: bool) -> None:
+        """Tell the program that flow entries of an older program are being copied, for at most COPYING_LIMIT_S: until then it
+        drops packets of flows that may have an entry there, so that their senders send again. Otherwise it would send the
+        packets to the node that the flow would have without an entry."""
+        self._copying_until = tick(time.monotonic() + COPYING_LIMIT_S) if copying else 0
+        self._set(among=self._among)
+
     def _set(self, *, among: bool) -> None:
+        self._among = among
         flags = AMONG_NODES * among | TELL * self._limits.tell
         port = self._rules.vxlan_port.to_bytes(2, "big")
         limits = self._limits
-        record = SETTINGS.pack(limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port)
+        record = SETTINGS.pack(
+            limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port, self._copying_until
+        )
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)
 

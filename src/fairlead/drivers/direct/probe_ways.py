@@ -63,7 +63,7 @@ class ProbeWays:
         code = object_file.programs["probe"]
         used = {name for _, name in code.map_references}
         self._maps = create_maps([spec for name, spec in object_file.maps.items() if name in used])
-        self._maps["settings"].update(INDEX.pack(0), SETTINGS.pack(0, 0, 0, 0, self._rules.vxlan_port.to_bytes(2, "big")))
+        self._maps["settings"].update(INDEX.pack(0), SETTINGS.pack(0, 0, 0, 0, self._rules.vxlan_port.to_bytes(2, "big"), 0))
         self.program = await asyncio.to_thread(
             Program.load, code, self._maps, program_type=PROGRAM_TYPE_SCHED_CLS, license_name=object_file.license
         )
