@@ -279,17 +279,21 @@ class DirectDriver(Component):
         return program
 
     def _copy_from_older(self) -> None:
-        """Copy the latest flow entries of an older program, right before our program replaces
-        it."""
-        _, opened, _ = self._opened()
+        """Copy the latest flow entries of an older program, right before our program replaces it.
+        From now on our program drops packets whose entry may not be copied yet."""
+        _, opened, networks = self._opened()
         opened.copy_changes_of_older(forwarding=False)
+        networks.set_copying(bool(opened.copied))
 
     async def _attach(self) -> None:
         """Attach our programs to every interface. Then remove the maps of older layouts, on which
         no program works any more, and look up the next hop of every node."""
         _, opened, networks = self._opened()
         await networks.attach()
-        self._pins = await asyncio.to_thread(opened.remove_older)
+        try:
+            self._pins = await asyncio.to_thread(opened.remove_older)
+        finally:
+            networks.set_copying(False)
         self._attached = True
         self._retry_services_of_nodes(await networks.update_next_hops())
 
