@@ -21,7 +21,7 @@ from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken,
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import Lines, Wait
+from fairlead.plan.waiting import Wait, WaitQueues
 
 NOTHING: Ports = frozenset()
 
@@ -52,8 +52,8 @@ class Ledger:
         self._keepers: dict[
             str, set[ServiceKey]
         ] = {}  # by namespace, the deleted Services for which an address is kept
-        self._lines = Lines()
-        self._holdings = Holdings(self._lines)
+        self._queues = WaitQueues()
+        self._holdings = Holdings(self._queues)
 
     @property
     def pools(self) -> Pools:
@@ -132,10 +132,10 @@ class Ledger:
             self._await(record, set())  # it waits at another place from now on
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._lines.tell(("sharing", key.namespace, wanted.sharing_key))
+            self._queues.notify(("sharing", key.namespace, wanted.sharing_key))
         doubted: set[ServiceKey] = set()
         if old.wanted != wanted:
-            self._lines.tell(*(("address", address) for address in record.holding))
+            self._queues.notify(*(("address", address) for address in record.holding))
             doubted.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(wanted, Wanted):
             record.given, record.ports = {}, NOTHING
@@ -143,7 +143,7 @@ class Ledger:
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
                 doubted.update(self._holdings.of(address))
-                self._lines.tell(
+                self._queues.notify(
                     ("address", address), ("sharing", key.namespace, taken.sharing_key)
                 )
         return doubted - {key}
@@ -170,7 +170,7 @@ class Ledger:
             self._holdings.enter(key, address)
         for address in record.holding.keys() | holding.keys():
             if record.holding.get(address, NOTHING) != holding.get(address, NOTHING):
-                self._lines.tell(("address", address))
+                self._queues.notify(("address", address))
         record.holding = holding
         for address in holding:
             if name := self._sharing_key(key, address):
@@ -330,7 +330,7 @@ class Ledger:
         queue = [self._place(self._records[key].order, ()) for key in batch]
         heapq.heapify(queue)
         while True:
-            for wait in self._lines.take_news():
+            for wait in self._queues.drain():
                 self._next_in_line(queue, wait, None)
             if not queue:
                 return
@@ -355,7 +355,7 @@ class Ledger:
                 or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None
             ):
                 return
-        if (order := self._lines.next(wait, after)) is not None:
+        if (order := self._queues.next(wait, after)) is not None:
             heapq.heappush(queue, self._place(order, wait))
 
     def _settle(self, key: ServiceKey) -> None:
@@ -378,7 +378,7 @@ class Ledger:
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
         """These, and no others, are the things that a Service waits for."""
-        self._lines.move(record.order, record.waits, waits)
+        self._queues.move(record.order, record.waits, waits)
         record.waits = waits
 
     def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
