@@ -115,9 +115,9 @@ def test_plan_of_class_octavia_says_what_only_the_cloud_knows(tmp_path: Path) ->
     assert "default/database: ignored, its class is example.com/other" in lines
     assert (
         "default/ingress-controller: known later: a new load balancer would be of provider ovn: "
-        "with externalTrafficPolicy Local pods are to see the client's address, and get no "
-        "header; only the cloud knows its address, and whether there is one already, which keeps "
-        "its provider and its address families"
+        "with externalTrafficPolicy Local, pods must see the client's address, and this Service "
+        "requests no header that carries it; only the cloud knows its address, and whether a load "
+        "balancer exists, which would keep its provider and its address families"
     ) in lines
     assert any(
         line.startswith("default/voice: not served: 5060/UDP: class fairlead.io/octavia reaches")

@@ -255,7 +255,7 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
                 kubectl,
                 "second",
                 "ProxyHeaderSwitched",
-                "pods have to understand both versions before",
+                "pods must already accept both versions",
             )
             for load in (old_clients, clients):
                 assert lost(await load.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)

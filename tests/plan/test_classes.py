@@ -94,8 +94,8 @@ def test_a_class_that_is_not_configured_is_refused_once() -> None:
     planned = plan_services(state, config, Ledger(), state.services)
     refused = {key.name: str(each) for key, each in planned.items() if isinstance(each, Refused)}
     assert refused == {
-        "octavia": "class fairlead.io/octavia is not configured; say in `octavia` which cloud is "
-        "to serve it"
+        "octavia": "class fairlead.io/octavia is not configured; configure the cloud in "
+        "section `octavia` of the configuration"
     }
     assert plan_cloud(state, config, state.services) == {}
 

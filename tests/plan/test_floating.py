@@ -74,4 +74,4 @@ def test_what_has_no_effect_is_told() -> None:
     assert f"floating-network-id, {INTERNAL} have no effect: no floating IPs are configured" in note
     assert read({INTERNAL: "true"}, floating_network_id="") == (None, [])
     _, told = read({INTERNAL: "perhaps"})
-    assert told == [f"{INTERNAL} is 'perhaps'; allowed: true, false; it counts as not given"]
+    assert told == [f"{INTERNAL} is 'perhaps'; allowed: true, false; the annotation is ignored"]

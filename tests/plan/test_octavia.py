@@ -61,13 +61,13 @@ def read(
 @pytest.mark.parametrize(
     ("annotations", "requested", "provider", "why"),
     [
-        ({}, LOCAL, "ovn", "pods are to see the client's address"),
-        ({}, CLUSTER, "amphora", "nothing speaks against shares"),
+        ({}, LOCAL, "ovn", "pods must see the client's address"),
+        ({}, CLUSTER, "amphora", "pods need not see the client's address"),
         (
             {OPENSTACK + "proxy-protocol": "true"},
             LOCAL,
             "amphora",
-            f"provider ovn has no {OPENSTACK}proxy-protocol",
+            f"provider ovn does not support {OPENSTACK}proxy-protocol",
         ),
         ({OPENSTACK + "proxy-protocol": "false"}, LOCAL, "ovn", "externalTrafficPolicy Local"),
         ({OURS + "timeout-client-data": "5m"}, LOCAL, "amphora", "timeout-client-data"),
@@ -77,13 +77,13 @@ def read(
             {OURS + "lb-method": "SOURCE_IP_PORT"},
             CLUSTER,
             "ovn",
-            "provider amphora has no fairlead.io/lb-method",
+            "provider amphora does not support this value of fairlead.io/lb-method",
         ),
         (
             {OURS + "octavia-provider": "amphora"},
             LOCAL,
             "amphora",
-            "fairlead.io/octavia-provider says so",
+            "fairlead.io/octavia-provider selects it",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_provider_is_chosen_by_need(
 def test_a_provider_stays() -> None:
     found, notes = read({OURS + "octavia-provider": "ovn"}, CLUSTER, "amphora")
     assert found.provider == "amphora"
-    assert any("cannot change; make the Service anew" in note for note in notes)
+    assert any("cannot change; recreate the Service" in note for note in notes)
     assert read({}, LOCAL, "amphora", provider="ovn")[0].provider == "amphora"
 
 
@@ -109,7 +109,7 @@ def test_a_provider_stays() -> None:
             {OPENSTACK + "proxy-protocol": "v2"},
             LOCAL,
             "ovn",
-            "get no header; remove it, or make the Service anew with",
+            "get no header; remove it, or recreate the Service with",
         ),
         ({OPENSTACK + "x-forwarded-for": "true"}, LOCAL, "ovn", f"{OPENSTACK}x-forwarded-for: "),
         (
@@ -337,13 +337,12 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
         found = planned(service, slices, nodes, with_both, there(service, "ovn"))
         assert {each.family for each in found.listeners} == {"IPv4"}
         assert told(found) == [
-            "class fairlead.io/octavia serves IPv4 alone: its load balancer has addresses of "
-            "IPv4 alone, "
-            "and that cannot change; make the Service anew for another"
+            "class fairlead.io/octavia serves only IPv4: its load balancer has only addresses "
+            "of IPv4, and that cannot change; recreate the Service to change it"
         ]
     # There is no subnet for it.
     (message,) = told(planned(both, slices, nodes))
-    assert "serves IPv6 alone: the configuration has no octavia.subnetIdV6" in message
+    assert "serves only IPv6: the configuration has no octavia.subnetIdV6" in message
     with pytest.raises(
         Refused,
         match=r"cannot serve both address families: the configuration has no octavia\.subnetIdV6",
@@ -351,7 +350,9 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
         planned(must, slices, nodes)
     placed = make_service(ip_families=("IPv4", "IPv6"), annotations={OURS + "subnet-id": "own"})
     (message,) = told(planned(placed, slices, nodes, with_both))
-    assert "serves IPv4 alone: fairlead.io/subnet-id says where its one address is to be" in message
+    assert (
+        "serves only IPv4: fairlead.io/subnet-id selects the place of a single address" in message
+    )
     alone = planned(make_service(ip_families=("IPv6",)), slices, nodes, with_both)
     assert isinstance(alone.settings, OctaviaSettings)
     assert (alone.settings.place, alone.settings.floating) == (OctaviaPlace("sixth"), None)
@@ -388,7 +389,7 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
     )
     assert (found.member_subnet_id, notes) == ("nodes", [])  # the controller's own mark
     with pytest.raises(
-        Refused, match=r"no such class \(inner, members\); name one of octavia\.classes"
+        Refused, match=r"no such class \(inner, members\); name a class of octavia\.classes"
     ):
         read({OPENSTACK + "class": "outer"}, classes=classes)
 
@@ -404,7 +405,8 @@ def test_a_method_of_the_configuration_holds_where_the_provider_has_it() -> None
 
 def test_tls_is_refused() -> None:
     with pytest.raises(
-        Refused, match="end no TLS; remove it, and let an ingress controller end TLS"
+        Refused,
+        match="do not terminate TLS; remove it, and let an ingress controller terminate TLS",
     ):
         read({OPENSTACK + "default-tls-container-ref": "https://keys/1"})
 
@@ -504,7 +506,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
     assert _ingress_of(found) == ()
     found = planned(make_service(annotations={OPENSTACK + "hostname": "no name"}), [], nodes)
     assert found.hostname == ""
-    assert any("allowed: a name of DNS" in str(note) for note in found.notes)
+    assert any("allowed: a DNS name" in str(note) for note in found.notes)
 
 
 def test_an_id_that_is_none_is_refused(

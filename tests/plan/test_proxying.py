@@ -96,7 +96,7 @@ def test_wishes_that_exclude_each_other() -> None:
     )
     assert (found.header, found.forwarded_for) == ("v2", False)
     assert str(note).startswith(
-        f"{OPENSTACK}x-forwarded-for has no effect beside {OURS}proxy-protocol"
+        f"{OPENSTACK}x-forwarded-for has no effect together with {OURS}proxy-protocol"
     )
     found, [note, _] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
     assert found.method == "source"
@@ -204,7 +204,7 @@ def test_who_wants_affinity_is_told_whose_it_becomes(
     [note] = planned.notes
     assert note.code == "AffinityByGateway"
     for words in (
-        "it stays with one pod at each node",
+        "connections of a gateway to one pod",
         "set fairlead.io/lb-method to source-ip",
         "fairlead.io/direct",
     ):
@@ -281,19 +281,19 @@ def test_every_wish_is_read_by_a_gateway() -> None:
             "v2",
             (
                 "with a PROXY header v2",
-                "go on with no PROXY header",
-                "with and without a header before, and may insist",
+                "open connections keep no PROXY header",
+                "with and without a header, and may require",
             ),
         ),
-        ("v1", "", ("with no PROXY header", "go on with a PROXY header v1", "cease to expect")),
-        ("v1", "v2", ("with a PROXY header v2", "both versions before")),
+        ("v1", "", ("with no PROXY header", "keep a PROXY header v1", "stop expecting")),
+        ("v1", "v2", ("with a PROXY header v2", "already accept both versions")),
     ],
 )
 def test_a_switch_says_what_to_change_in_which_order(
     before: ProxyHeader, after: ProxyHeader, words: tuple[str, ...]
 ) -> None:
     note = switched(before, after)
-    assert [word for word in (*words, "a second one") if word not in str(note)] == []
+    assert [word for word in (*words, "a second Service") if word not in str(note)] == []
     assert len(str(note)) < 500
 
 
@@ -301,6 +301,6 @@ def test_what_was_cut_is_told_with_the_limit() -> None:
     assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
     assert [
         word
-        for word in ("7 connections were", "more than 20", "gateway.proxyOldWorkers")
+        for word in ("7 connections were", "at most 20 old workers", "gateway.proxyOldWorkers")
         if word not in ended(7, 20).message
     ] == []

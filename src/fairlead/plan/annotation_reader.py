@@ -1,9 +1,9 @@
-"""Reads one by one what a Service's annotations annotation for, and notes what it cannot use.
+"""A reader of the settings in a Service's annotations, which records values that it cannot use.
 
-In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first.
-Out: values within their limits, and a Finding for each text that is none: what it is, what is
-allowed, what holds instead. Pure. Names, units and limits of cloud-provider-openstack 1.34 and
-Octavia; times may also be written as Go does (`50s`)."""
+In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the first name
+takes precedence. Out: values within their limits, and a Finding for each invalid value with the
+allowed values. Pure. Names, units and limits follow cloud-provider-openstack 1.34 and Octavia.
+Times may also be written as Go durations (`50s`)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from fairlead.model import Finding, ProxyHeader
 from fairlead.plan.annotations import NOT_UNDERSTOOD, found, names_of, quoted, seconds_of
 
 LONGEST_MS = 2_073_600_000
-"""24 days; HAProxy's timers take a little more."""
+"""The longest time that is accepted: 24 days. HAProxy's timers accept slightly more."""
 HEADERS: Mapping[str, ProxyHeader] = {"true": "v1", "v1": "v1", "v2": "v2", "false": ""}
 SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
 CHECKS = (
@@ -27,7 +27,11 @@ ValueT = TypeVar("ValueT")
 
 
 class AnnotationReader:
-    """Of one Service. `notes`: what could not be used so far."""
+    """A reader of the annotations of one Service. `notes` collects a Finding for each value that
+    could not be used.
+
+    A method takes an annotation by its name without prefix, and returns `default` if the annotation
+    is absent or its value is invalid."""
 
     def __init__(self, annotations: Mapping[str, str]) -> None:
         self._annotations = annotations
@@ -45,12 +49,13 @@ class AnnotationReader:
         allowed: str,
         default: ValueT,
     ) -> ValueT:
-        """The first of these annotations that is there."""
+        """Return the parsed value of the first of these annotations that is present. `parse`
+        returns None for an invalid text; `allowed` describes valid values for the Finding."""
         name, text = found(self._annotations, names)
         if not name:
             return default
         if (value := parse(text)) is None:
-            message = f"{name} is {quoted(text)}; allowed: {allowed}; it counts as not given"
+            message = f"{name} is {quoted(text)}; allowed: {allowed}; the annotation is ignored"
             self.notes.append(Finding(NOT_UNDERSTOOD, message))
             return default
         return value
@@ -64,7 +69,7 @@ class AnnotationReader:
         )
 
     def switch(self, names: Sequence[str], default: bool) -> bool:
-        """`true` or `false` by the first of these annotations."""
+        """Return whether the first of these annotations that is present is `true`."""
         return self.read_any(
             names, lambda text: SWITCHES.get(text.lower()), ", ".join(SWITCHES), default
         )
@@ -81,11 +86,13 @@ class AnnotationReader:
         return self.read(annotation, parse, f"a whole number from {lowest} to {highest}", default)
 
     def given(self, annotation: str) -> str:
-        """The name under which it is there, or nothing."""
+        """Return the full name under which the annotation is present; empty if it is absent."""
         return found(self._annotations, names_of(annotation))[0]
 
 
 def _milliseconds(text: str) -> int | None:
+    """Read milliseconds (`5000`) or a Go duration (`5s`); None if the text is neither, or exceeds
+    LONGEST_MS."""
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         value = int(text)
     else:

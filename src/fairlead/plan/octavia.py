@@ -1,12 +1,12 @@
-"""What a Service of class `fairlead.io/octavia` asks of OpenStack's load balancers, and by which
-provider it is served.
+"""The settings of a Service of class `fairlead.io/octavia`, and the provider that serves it.
 
-In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`, the configuration,
-the provider of the load balancer that is there. Out: OctaviaSettings, and a Finding for each annotation
-that cannot be used or is met otherwise. A annotation without which the Service would not work is refused,
-with the way out; what a provider lacks says `capabilities.py`. Invariant: pure; whatever
-annotations say, the settings are within the limits that Octavia takes, and such as the provider
-has. Names, units and limits of cloud-provider-openstack 1.34 and of Octavia's API 2.30."""
+In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the configuration;
+the provider of the existing load balancer, if there is one. Out: OctaviaSettings, and a Finding for
+each annotation that is ignored or replaced by something else. A feature without which the Service
+would not work is refused, and the error names the remedy. `capabilities.py` lists what each
+provider does not support. Invariant: pure; whatever the annotations contain, the settings are
+within the limits of Octavia and of the provider. Names, units and limits follow
+cloud-provider-openstack 1.34 and version 2.30 of Octavia's API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -39,7 +39,7 @@ PROVIDER = "octavia-provider"
 PLACES = ("subnet-id", "network-id", "port-id")
 MOST_CONNECTIONS = 1_000_000
 SHORTEST_UDP_DELAY_S = 3
-"""Octavia asks over UDP no more often (its `min_health_monitor_delay` for UDP-CONNECT)."""
+"""The shortest interval of a UDP-CONNECT monitor (Octavia's `min_health_monitor_delay`)."""
 
 _METHODS: Mapping[str, OctaviaMethod] = {
     "round-robin": "ROUND_ROBIN",
@@ -50,12 +50,12 @@ _METHODS: Mapping[str, OctaviaMethod] = {
 _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "auto": "auto",
     "amphora": "amphora",
-    "octavia": "amphora",  # the same under an old name
+    "octavia": "amphora",  # the old name of the provider
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
 DETECTING_MONITORS: frozenset[OctaviaAsking] = frozenset({"HTTP", "TCP"})
-"""Monitors that find out which nodes have no ready pods."""
+"""The types of health monitor that detect nodes without ready pods."""
 _SETTINGS = (
     "proxy-protocol",
     "x-forwarded-for",
@@ -67,29 +67,33 @@ _SETTINGS = (
     "flavor-id",
     "availability-zone",
 )
-"""Wishes that one provider may lack, whatever they are."""
+"""Annotations that a provider may not support, whatever their value is."""
 
 
 class OctaviaRequest(NamedTuple):
-    """What a Service says beside its annotations."""
+    """What a Service requests by its spec, as far as the settings depend on it."""
 
     local: bool
-    """Its policy is Local: it wants to know its clients."""
+    """The externalTrafficPolicy is Local: the pods are to see client addresses."""
     health_port: int
-    """0: none."""
+    """The health check node port; 0 if there is none."""
     protocols: Sequence[Protocol]
     restricted: bool
-    """It has source ranges."""
+    """The Service has source ranges."""
     address: str = ""
     elsewhere: SharedOrAdopted | None = None
     family: Family = "IPv4"
-    """Of its first address; of both families it is IPv4."""
+    """The family of the first address; IPv4 if the load balancer has both families."""
     address_v6: str = ""
     both: bool = False
-    """It is to have a second address, of IPv6."""
+    """The load balancer is to have a second address, of IPv6."""
 
 
 class _Choice(NamedTuple):
+    """The provider that was chosen.
+
+    `why`: the reason, for people. `existing`: the provider of the existing load balancer."""
+
     provider: Provider
     why: str
     existing: Provider | None
@@ -101,13 +105,16 @@ def settings_of(
     config: OctaviaConfig,
     existing: Provider | None,
 ) -> tuple[OctaviaSettings, list[Finding]]:
-    """`existing`: the provider of the load balancer that the Service has; it stays. Raises Refused
-    for what is essential to the Service and the provider lacks, and without a place to be."""
+    """Return the settings of a Service, with a Finding for each annotation that has no effect.
+
+    `existing` is the provider of the load balancer that the Service has; it cannot change. Raise
+    Refused if the provider does not support something that is essential to the Service, and if
+    neither the Service nor the configuration names a subnet, network or port for the address."""
     reader = AnnotationReader(annotations)
     if tls := reader.given("default-tls-container-ref"):
         raise Refused(
-            f"{tls}: load balancers of this class end no TLS",
-            fix="remove it, and let an ingress controller end TLS",
+            f"{tls}: load balancers of this class do not terminate TLS",
+            fix="remove it, and let an ingress controller terminate TLS",
         )
     config = _of_class(reader, config)
     header = reader.choice("proxy-protocol", HEADERS, "")
@@ -136,9 +143,12 @@ def settings_of(
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
-            f"{other} has no effect beside {one}: pods are told the client's address in one way"
+            f"{other} has no effect together with {one}: pods get the client's address in one "
+            "header only"
         )
-        reader.notes.append(Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two"))
+        reader.notes.append(
+            Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two annotations")
+        )
     if provider == "amphora" and request.local:
         reader.notes += _client_hidden(request.protocols, header, forwarded_for and not header)
     checks, asking = _checks(reader, provider, request, config)
@@ -174,7 +184,8 @@ def settings_of(
 
 
 def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
-    """With what the class says that the Service names. Raises Refused for one that is not there."""
+    """Return the configuration with the values of the class that the annotation `class` names (an
+    entry of `octavia.classes`). Raise Refused if there is no such class."""
     if not (name := _text(reader, "class", "")):
         return config
     if (found := config.classes.get(name)) is None:
@@ -183,10 +194,10 @@ def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
             f"{reader.given('class')} is {quoted(name)}, and the configuration has no such "
             f"class ({known})"
         )
-        raise Refused(message, fix="name one of octavia.classes, or add it there")
+        raise Refused(message, fix="name a class of octavia.classes, or add this one there")
+    # A subnet belongs to one network. If the class names a network or selects the subnet in another
+    # way, the subnets of the general configuration do not apply.
     placed = found if found.subnet_id or found.network_id else config
-    # A subnet is of a network: with another network, or a subnet named otherwise, what is said in
-    # general is of no use.
     floats = (
         found.floating_network_id,
         found.floating_subnet_id,
@@ -207,12 +218,11 @@ def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
     )
 
 
-def has_both(annotations: Mapping[str, str], config: OctaviaConfig) -> str:
-    """Why a load balancer that is to be made cannot have addresses of both families; nothing if it
-    can."""
+def why_single_family(annotations: Mapping[str, str], config: OctaviaConfig) -> str:
+    """Return why a new load balancer cannot have addresses of both families; empty if it can."""
     reader = AnnotationReader(annotations)
     if own := [name for annotation in PLACES if (name := reader.given(annotation))]:
-        return f"{', '.join(own)} says where its one address is to be"
+        return f"{', '.join(own)} selects the place of a single address"
     return (
         ""
         if _of_class(reader, config).subnet_id_v6
@@ -232,19 +242,21 @@ def _all_nodes(
     protocols: Sequence[Protocol],
     asking: Iterable[tuple[Protocol, OctaviaAsking]],
 ) -> tuple[Protocol, ...]:
-    """Where every node is a member: nobody but a monitor can tell then which has pods, and over
-    UDP-CONNECT it cannot, as nodes drop what is for pods that they do not have."""
+    """Return the protocols of the listeners of which every node is a member.
+
+    Then only a health monitor can detect which nodes have ready pods. A UDP-CONNECT monitor cannot:
+    a node drops packets for pods that it does not have, and sends no ICMP error."""
     if not reader.choice("members", MEMBERS, config.members == "all"):
         return ()
     detected = {protocol for protocol, type_ in asking if type_ in DETECTING_MONITORS}
     if unknown := [protocol for protocol in protocols if protocol not in detected]:
         name = reader.given("members") or "octavia.members: all"
         message = (
-            f"{name} has no effect over {', '.join(unknown)}: no monitor would find out "
-            "there which nodes have no ready pods"
+            f"{name} has no effect over {', '.join(unknown)}: no health monitor would detect "
+            "nodes without ready pods"
         )
         reader.notes.append(
-            Finding(WITHOUT_EFFECT, f"{message}; members are nodes with ready pods")
+            Finding(WITHOUT_EFFECT, f"{message}; only nodes with ready pods are members")
         )
     return tuple(protocol for protocol in protocols if protocol in detected)
 
@@ -257,6 +269,8 @@ def _choose(
     config: OctaviaConfig,
     existing: Provider | None,
 ) -> _Choice:
+    """Choose the provider: the existing one, else the requested one, else one that supports every
+    annotation in `asked` and the `method`."""
     wanted = reader.choice(PROVIDER, _PROVIDERS, config.provider)
     if existing is not None:
         if wanted not in ("auto", existing) and (name := reader.given(PROVIDER)):
@@ -265,33 +279,35 @@ def _choose(
                 "that cannot change"
             )
             reader.notes.append(
-                Finding(WITHOUT_EFFECT, message, remedy="make the Service anew for another")
+                Finding(WITHOUT_EFFECT, message, remedy="recreate the Service to change it")
             )
-        return _Choice(existing, "it is there", existing)
+        return _Choice(existing, "the load balancer exists", existing)
     if wanted != "auto":
-        return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} says so", None)
+        return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
     lacking = [
         _called(reader, annotation) for annotation in asked if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
         lacking.append(reader.given("lb-method"))
     if lacking:
-        return _Choice("amphora", f"provider ovn has no {', '.join(lacking)}", None)
+        return _Choice("amphora", f"provider ovn does not support {', '.join(lacking)}", None)
     if method is not None and method not in METHODS["amphora"]:
         return _Choice(
-            "ovn", f"provider amphora has no {reader.given('lb-method')} of this kind", None
+            "ovn",
+            f"provider amphora does not support this value of {reader.given('lb-method')}",
+            None,
         )
     if request.local:
         return _Choice(
             "ovn",
-            "with externalTrafficPolicy Local pods are to see the client's address, and get no "
-            "header",
+            "with externalTrafficPolicy Local, pods must see the client's address, and this "
+            "Service requests no header that carries it",
             None,
         )
     return _Choice(
         "amphora",
-        "with externalTrafficPolicy Cluster nothing speaks against shares by the number of ready "
-        "pods",
+        "with externalTrafficPolicy Cluster, pods need not see the client's address, and this "
+        "provider gives each node a share by its number of ready pods",
         None,
     )
 
@@ -299,17 +315,17 @@ def _choose(
 def _unsupported(
     reader: AnnotationReader, lacking: Iterable[str], choice: _Choice
 ) -> list[Finding]:
-    """One Finding for each thing that the provider does instead. Raises Refused for what it must
-    not."""
+    """Return one Finding for each substitute of the provider, with the annotations in `lacking`
+    that it replaces. Raise Refused for an annotation that has no acceptable substitute."""
     instead: dict[str, list[str]] = {}
     for annotation in lacking:
         unsupported, name = UNSUPPORTED[choice.provider][annotation], _called(reader, annotation)
         if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
-            anew = "make the Service anew with" if choice.existing is not None else "set"
+            verb = "recreate the Service with" if choice.existing is not None else "set"
             raise Refused(
                 f"{name}: {unsupported.explanation}",
-                fix=f"remove it, or {anew} fairlead.io/{PROVIDER}: {other}",
+                fix=f"remove it, or {verb} fairlead.io/{PROVIDER}: {other}",
             )
         instead.setdefault(unsupported.explanation, []).append(name)
     return [
@@ -330,19 +346,21 @@ def _called(reader: AnnotationReader, annotation: str) -> str:
 def _client_hidden(
     protocols: Sequence[Protocol], header: ProxyHeader, forwarded_for: bool
 ) -> list[Finding]:
-    """Who asks for policy Local wants to see clients, and behind a machine that ends or rewrites
-    connections pods do not."""
+    """Return a Finding if pods will not see client addresses although the policy is Local.
+
+    A load balancer of provider amphora terminates TCP connections and rewrites datagrams, so the
+    pods see its address. Only a header over TCP carries the address of the client."""
     hidden = [
         protocol for protocol in protocols if protocol != "TCP" or not (header or forwarded_for)
     ]
     if not hidden:
         return []
-    ways = [f"set fairlead.io/{PROVIDER}: ovn and make the Service anew"]
+    remedies = [f"recreate the Service with fairlead.io/{PROVIDER}: ovn"]
     if hidden == ["TCP"]:
-        ways.insert(0, "have pods take a PROXY header (fairlead.io/proxy-protocol)")
+        remedies.insert(0, "let pods accept a PROXY header, and set fairlead.io/proxy-protocol")
     message = (
-        f"over {', '.join(hidden)} pods see an address of the load balancer in place of "
-        f"the client's: {', or '.join(ways)}"
+        f"over {', '.join(hidden)} pods see an address of the load balancer instead of "
+        f"the client's: {', or '.join(remedies)}"
     )
     return [Finding(CLIENT_HIDDEN, message)]
 
@@ -350,8 +368,12 @@ def _client_hidden(
 def _checks(
     reader: AnnotationReader, provider: Provider, request: OctaviaRequest, config: OctaviaConfig
 ) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaAsking], ...]]:
-    """A node without ready pods says so on its health port, to who can ask there over HTTP:
-    provider amphora. Its node port drops what is sent there, which TCP notices and UDP does not."""
+    """Return the parameters of the health monitors, and the type of monitor by protocol.
+
+    A node reports on its health port that it has no ready pods; only provider amphora can probe
+    that port, by HTTP. Other monitors probe the node port. A node without ready pods drops packets
+    for the node port: a TCP monitor detects this, a UDP-CONNECT monitor does not. UDP
+    listeners get a monitor only if the Service itself requests one."""
     default = config.monitor
     checks = OctaviaChecks(
         reader.number(CHECKS[0], 1, 3600, default.delay_s),
@@ -378,6 +400,8 @@ def _place(
     *,
     machine: bool,
 ) -> OctaviaPlace:
+    """Return where the load balancer gets its addresses. `address` is the requested one, or empty.
+    `machine`: the provider runs virtual machines, which have a flavor and an availability zone."""
     own = {annotation: _text(reader, annotation, "") for annotation in PLACES}
     second = ""
     if not any(own.values()):
@@ -388,7 +412,8 @@ def _place(
             own["subnet-id"] = config.subnet_id_v6
     if not any(own.values()) and not (request.elsewhere is not None and request.elsewhere.id):
         raise Refused(
-            "it is not said where the load balancer is to have its address",
+            "neither the configuration nor the Service says where the load balancer gets its "
+            "address",
             fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the "
             "Service",
         )

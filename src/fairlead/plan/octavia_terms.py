@@ -23,7 +23,7 @@ from fairlead.model import (
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Wanted, wanted_by
 from fairlead.plan.elsewhere import elsewhere_of
-from fairlead.plan.octavia import OctaviaRequest, has_both, settings_of
+from fairlead.plan.octavia import OctaviaRequest, why_single_family, settings_of
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected
@@ -36,16 +36,16 @@ SHARES_BY_NODE = "SharesByNode"
 NO_NODE_SELECTED = "NoNodeSelected"
 
 SUBSTITUTES = {
-    "address-pool": "addresses are the cloud's; choose where they are by fairlead.io/subnet-id",
-    "sharing-key": "Services share a load balancer by its id: fairlead.io/load-balancer-id",
-    "drain-timeout": "connections stay with a node for as long as the load balancer keeps them",
+    "address-pool": "the cloud assigns addresses; select the subnet with fairlead.io/subnet-id",
+    "sharing-key": "Services share a load balancer by its ID: fairlead.io/load-balancer-id",
+    "drain-timeout": "connections stay with a node until the load balancer ends them",
 }
-"""By annotation that has no effect, what class octavia does instead."""
+"""What class octavia does instead, by annotation that has no effect."""
 
 
 def octavia_terms(asked: Asked) -> Terms:
-    """Return the terms of class octavia. Raises Refused for a Service that Octavia cannot serve,
-    and if no cloud is configured."""
+    """Return the terms of class octavia. Raise Refused for a Service that Octavia cannot serve, and
+    if no cloud is configured."""
     service, config, existing = asked.service, asked.config, asked.existing
     octavia = config.octavia
     if octavia is None:
@@ -98,20 +98,22 @@ def configured(config: Config) -> Refused | None:
 
 def not_configured() -> Refused:
     return Refused(
-        f"class {OCTAVIA} is not configured", fix="say in `octavia` which cloud is to serve it"
+        f"class {OCTAVIA} is not configured",
+        fix="configure the cloud in section `octavia` of the configuration",
     )
 
 
 def known_later(balancer: LoadBalancer) -> str:
-    """Say which provider a new load balancer would have, and what only the cloud knows."""
+    """Return a text with the provider that a new load balancer would have, and with what only the
+    cloud knows; empty for another class."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):
         return ""
     address = "" if balancer.addresses else "its address, and "
     return (
         f"a new load balancer would be of provider {settings.provider}: {settings.why}; only the "
-        f"cloud knows {address}whether there is one already, which keeps its provider and its "
-        "address families"
+        f"cloud knows {address}whether a load balancer exists, which would keep its provider and "
+        "its address families"
     )
 
 
@@ -167,39 +169,39 @@ def _families(
     octavia: OctaviaConfig,
     existing: ExistingLoadBalancer | None,
 ) -> tuple[Sequence[Family], list[Finding]]:
-    """Return the address families of the load balancer: IPv4 before IPv6 if it has both, else the
-    first of the Service that is possible. A load balancer that exists keeps its families. Raises
-    Refused for a Service that must have both and cannot."""
+    """Return the address families of the load balancer: IPv4 and IPv6 if it can have both, else the
+    first possible family of the Service. An existing load balancer keeps its families. Raise
+    Refused for a new load balancer that cannot have both although the Service requires both."""
     first, *others = wanted.families
     if not others:
         return (first,), []
     if existing is None:
-        lacks = has_both(annotations, octavia)
+        obstacle = why_single_family(annotations, octavia)
         fix = "see octavia.subnetIdV6"
     else:
         has = [family for family in wanted.families if family in existing.families]
-        lacks = (
+        obstacle = (
             ""
             if len(has) > 1
             else (
-                f"its load balancer has addresses of {existing.families[0]} alone, and that "
+                f"its load balancer has only addresses of {existing.families[0]}, and that "
                 "cannot change"
             )
         )
         first = has[0] if has else first
-        fix = "make the Service anew for another"
-    if not lacks:
+        fix = "recreate the Service to change it"
+    if not obstacle:
         return sorted(wanted.families), []
     if wanted.all_families and existing is None:
-        raise Refused(f"class {OCTAVIA} cannot serve both address families: {lacks}", fix=fix)
+        raise Refused(f"class {OCTAVIA} cannot serve both address families: {obstacle}", fix=fix)
     return (first,), [
-        Finding(SKIPPED, f"class {OCTAVIA} serves {first} alone: {lacks}", remedy=fix)
+        Finding(SKIPPED, f"class {OCTAVIA} serves only {first}: {obstacle}", remedy=fix)
     ]
 
 
 def _ports(service: Service) -> tuple[list[ServicePort], list[UnservedPort], list[Finding]]:
     """Return the ports that have a node port, and the others as unserved, with a Finding.
-    Octavia reaches nodes by node ports. Raises Refused if no port has one."""
+    Octavia reaches nodes by node ports. Raise Refused if no port has one."""
     served = [port for port in service.spec.ports if port.node_port]
     unserved, notes = without_node_port(
         OCTAVIA, [port for port in service.spec.ports if not port.node_port]

@@ -1,12 +1,10 @@
-"""What a Service says of the way its connections are passed on where they end at the balancer
-(class `fairlead.io/proxy`).
+"""The settings and terms of class `fairlead.io/proxy`, whose load balancer terminates connections.
 
-In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours
-comes first. Out: ProxySettings, and a Finding for each value that cannot be used: what it is, what
-is allowed, what holds instead. One value that is wrong keeps nothing else from being done.
-Invariant: pure; whatever annotations say, the settings are within the limits that HAProxy takes.
-Names, units and limits of cloud-provider-openstack 1.34 and Octavia; times may also be written as
-Go does (`50s`)."""
+In: a Service's annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the
+first name takes precedence. Out: ProxySettings, and a Finding for each invalid value with the
+allowed values. An invalid value does not affect the other settings. Invariant: pure; whatever the
+annotations contain, the settings are within the limits of HAProxy. Names, units and limits follow
+cloud-provider-openstack 1.34 and Octavia. Times may also be written as Go durations (`50s`)."""
 
 from collections.abc import Mapping
 
@@ -37,7 +35,7 @@ from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_por
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
-"""The code of a Finding about ports that class proxy cannot serve; with the domain before it, the
+"""Code of a Finding: class proxy cannot serve some ports. With the domain as prefix, it is also the
 error of such a port in the status."""
 MOST_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
@@ -50,10 +48,11 @@ ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + 
 
 SUBSTITUTES = {
     **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_WISHES},
-    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
+    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller terminate "
+    "it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
-"""By annotation that has no effect, what class proxy does instead."""
+"""What class proxy does instead, by annotation that has no effect."""
 
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
@@ -63,7 +62,7 @@ _METHODS: Mapping[str, ProxyMethod] = {
 
 
 def proxy_terms(asked: Asked) -> Terms:
-    """Return the terms of class proxy. Raises Refused if it can serve no port of the Service."""
+    """Return the terms of class proxy. Raise Refused if it can serve no port of the Service."""
     annotations = asked.service.metadata.annotations
     settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
     suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
@@ -72,28 +71,28 @@ def proxy_terms(asked: Asked) -> Terms:
         settings,
         [*notes, *more, *why],
         impossible,
-        # Also without a header: connections that a node answers itself would bypass the time-outs
-        # and limits, and the balancer as a whole where gateways run on nodes.
+        # Without a header too: a connection that a node answers itself bypasses the timeouts and
+        # limits. Where gateways run on nodes, it would bypass the load balancer altogether.
         ip_mode="Proxy",
         hostname_suffix=suffix,
     )
 
 
 def _impossible(service: Service) -> tuple[list[UnservedPort], list[Finding]]:
-    """Return the ports that a balancer that ends connections cannot serve, with a Finding for
-    each kind of them. Raises Refused if there is no other port."""
-    strange = [port for port in service.spec.ports if port.protocol != "TCP"]
-    unreached = [
+    """Return the ports that class proxy cannot serve, with one Finding about other protocols and
+    one about missing node ports. Raise Refused if there is no other port."""
+    not_tcp = [port for port in service.spec.ports if port.protocol != "TCP"]
+    without_port = [
         port for port in service.spec.ports if port.protocol == "TCP" and not port.node_port
     ]
     notes: list[Finding] = []
-    if strange:
-        why = f"class {PROXY} ends TCP connections and serves nothing else"
+    if not_tcp:
+        why = f"class {PROXY} terminates TCP connections and serves no other protocol"
         fix = (
-            f"put these ports into a Service of class {direct.DIRECT}, which passes TCP, UDP and "
-            "SCTP on as they are"
+            f"move these ports to a Service of class {direct.DIRECT}, which forwards TCP, UDP and "
+            "SCTP unchanged"
         )
-        message = f"not served: {listed(strange)}: {why}"
+        message = f"not served: {listed(not_tcp)}: {why}"
         notes.append(
             Finding(
                 PROTOCOL_NOT_SUPPORTED,
@@ -103,18 +102,18 @@ def _impossible(service: Service) -> tuple[list[UnservedPort], list[Finding]]:
                 blocks="Programmed",
             )
         )
-    missing, more = without_node_port(PROXY, unreached)
+    missing, more = without_node_port(PROXY, without_port)
     notes += more
-    if notes and len(strange) + len(unreached) == len(service.spec.ports):
+    if notes and len(not_tcp) + len(without_port) == len(service.spec.ports):
         raise Refused("; ".join(map(str, notes)))
-    return [*unserved(strange, PROTOCOL_NOT_SUPPORTED), *missing], notes
+    return [*unserved(not_tcp, PROTOCOL_NOT_SUPPORTED), *missing], notes
 
 
 def settings_of(
     annotations: Mapping[str, str], *, affinity: bool
 ) -> tuple[ProxySettings, list[Finding]]:
-    """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
-    names the method."""
+    """Return the settings that the annotations request. `affinity`: the spec requests
+    sessionAffinity, which determines the method."""
     default = ProxySettings()
     reader = AnnotationReader(annotations)
     header = reader.choice("proxy-protocol", HEADERS, default.header)
@@ -124,14 +123,17 @@ def settings_of(
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
-            f"{other} has no effect beside {one}: pods are told the client's address in one way"
+            f"{other} has no effect together with {one}: pods get the client's address in one "
+            "header only"
         )
-        reader.notes.append(Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two"))
+        reader.notes.append(
+            Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two annotations")
+        )
     if affinity and method != "source" and (name := reader.given("lb-method")):
         reader.notes.append(
             Finding(
                 NOT_UNDERSTOOD,
-                f"{name} has no effect: spec.sessionAffinity keeps each client with its node",
+                f"{name} has no effect: spec.sessionAffinity keeps each client on its node",
             )
         )
     if affinity:
@@ -155,8 +157,8 @@ def settings_of(
 def hostname_suffix(
     annotations: Mapping[str, str], settings: ProxySettings, configured: str
 ) -> tuple[str, list[Finding]]:
-    """What is published after the address; `configured`: for Services that do not say it, if their
-    pods expect a header."""
+    """Return the suffix that makes a published hostname of an address; empty if the address itself
+    is published. `configured` is the default for Services whose pods expect a header."""
     return hostname_suffix_after(
         annotations, configured if settings.header or settings.forwarded_for else ""
     )
@@ -165,7 +167,7 @@ def hostname_suffix(
 def hostname_suffix_after(
     annotations: Mapping[str, str], default: str
 ) -> tuple[str, list[Finding]]:
-    """The same; `default`: for Services that do not say it."""
+    """Return the suffix of the annotation, or `default` if the annotation is absent or invalid."""
     name, text = found(annotations, HOSTNAME_SUFFIX)
     if not name:
         return default, []
@@ -173,80 +175,83 @@ def hostname_suffix_after(
         return "", []
     if (suffix := read_suffix(text)) is None:
         message = (
-            f"{name} is {quoted(text)}; allowed: a name of DNS such as nip.io, or "
-            f"{NO_SUFFIX}; it counts as not given"
+            f"{name} is {quoted(text)}; allowed: a DNS name such as nip.io, or "
+            f"{NO_SUFFIX}; the annotation is ignored"
         )
         return default, [Finding(NOT_UNDERSTOOD, message)]
     return suffix, []
 
 
 def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Finding]]:
-    """The name that is to be published in the place of addresses; empty: none."""
+    """Return the hostname to publish instead of addresses; empty if there is none."""
     name, text = found(annotations, names_of("hostname"))
     if not name:
         return "", []
     if (hostname := read_suffix(text)) is not None:
         return hostname, []
     message = (
-        f"{name} is {quoted(text)}; allowed: a name of DNS; it counts as not given, and "
+        f"{name} is {quoted(text)}; allowed: a DNS name; the annotation is ignored, and "
         "the address is published"
     )
     return "", [Finding(NOT_UNDERSTOOD, message)]
 
 
 def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
-    """What to tell when new connections begin otherwise than before: who takes both loses nothing,
-    who does not has to be changed first."""
-    news = f"new connections begin with {_said(after)}, open ones go on with {_said(before)}"
-    both = "pods have to take connections with and without a header before"
-    if not before:
-        order = f"{both}, and may insist on it when every gateway has switched"
-    elif not after:
-        order = f"{both}, and may cease to expect it when every gateway has switched"
-    else:
-        order = "pods have to understand both versions before"
-    instead = (
-        "where they cannot, leave this Service as it was, and move clients to a second one "
-        "for a port that expects the other"
+    """Return the Finding about a change of the PROXY header. Pods that accept connections with both
+    headers lose none; other pods must be changed before the Service is."""
+    change = (
+        f"new connections begin with {_name_of(after)}, open connections keep {_name_of(before)}"
     )
-    return Finding(PROXY_HEADER_SWITCHED, f"{news}: {order}", severity="info", remedy=instead)
+    both = "pods must already accept connections with and without a header"
+    if not before:
+        order = f"{both}, and may require it once every gateway has switched"
+    elif not after:
+        order = f"{both}, and may stop expecting it once every gateway has switched"
+    else:
+        order = "pods must already accept both versions"
+    remedy = (
+        "if they cannot, restore the previous setting of this Service, and move clients to a "
+        "second Service whose target port expects the new setting"
+    )
+    return Finding(PROXY_HEADER_SWITCHED, f"{change}: {order}", severity="info", remedy=remedy)
 
 
 def ended(connections: int, most: int) -> Finding:
-    """What to tell when connections were cut because HAProxy has been reloaded too often for
-    them."""
-    ours = "1 connection was" if connections == 1 else f"{connections} connections were"
-    why = f"HAProxy has been reloaded too often since: no more than {most} of its old workers go on"
+    """Return the Finding about connections that ended because HAProxy stopped their old worker: at
+    most `most` old workers are kept after reloads."""
+    ended = "1 connection was" if connections == 1 else f"{connections} connections were"
+    why = f"HAProxy keeps at most {most} old workers after reloads"
     return Finding(
         OLD_CONNECTIONS_ENDED,
-        f"{ours} ended, the oldest of this gateway's: {why} (gateway.proxyOldWorkers)",
+        f"{ended} ended, the oldest of this gateway: {why} (gateway.proxyOldWorkers)",
     )
 
 
 def _affinity() -> Finding:
-    """Where a service proxy applies the affinity once more, to connections of gateways."""
-    why = (
-        "nodes see a gateway in place of its clients, so for all of them it stays with one pod "
-        "at each node"
+    """Return the Finding that the service proxies of the nodes apply the session affinity too, and
+    take a gateway for a single client."""
+    message = (
+        "a node sees the gateway's address instead of client addresses, so it sends all "
+        "connections of a gateway to one pod, and other pods on the node may get none"
     )
-    instead = (
-        "for a node by client set fairlead.io/lb-method to source-ip, and sessionAffinity to None"
+    per_node = (
+        "to keep each client on one node, set fairlead.io/lb-method to source-ip and "
+        "sessionAffinity to None"
     )
-    others = (
-        "for a pod by client have one pod on each node, with policy Local, or use class "
+    per_pod = (
+        "to keep each client on one pod, run one pod on each node with policy Local, or use class "
         f"{direct.DIRECT}"
     )
-    return Finding(
-        AFFINITY_BY_GATEWAY, f"{why}: others may get nothing", remedy=f"{instead}; {others}"
-    )
+    return Finding(AFFINITY_BY_GATEWAY, message, remedy=f"{per_node}; {per_pod}")
 
 
-def _said(header: ProxyHeader) -> str:
+def _name_of(header: ProxyHeader) -> str:
     return f"a PROXY header {header}" if header else "no PROXY header"
 
 
 def _checks(reader: AnnotationReader) -> MemberChecks | None:
-    """Asked for as a whole, or by one of its settings."""
+    """Return the health checks by the node ports; None unless the Service enables them, or sets one
+    of their parameters without disabling them."""
     default = MemberChecks()
     checks = MemberChecks(
         1000 * reader.number(CHECKS[0], 1, 3600, default.interval_ms // 1000),

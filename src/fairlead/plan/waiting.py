@@ -1,9 +1,9 @@
-"""Who waits for what: Services that could not be given all that they want, in line for what may
-become free.
+"""Queues of Services that wait for an address, a pool or a sharing key.
 
-In: what a Service waits for; news of what changed. Out: those concerned by the news, one after the
-other, in order. Invariant: pure, but for its memory; finding the next in line does not cost more
-when the line is long."""
+A Service waits if it could not be given everything that it requests. In: what each Service waits
+for, and notifications of changes. Out: the Services that a change concerns, one at a time, in
+their order of precedence. Invariant: pure, except for its memory; finding the next Service takes
+logarithmic time in the length of the queue."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection
@@ -16,37 +16,39 @@ namespace, key)`."""
 
 
 class WaitQueues:
-    """One line for each thing that is waited for."""
+    """A sorted queue of Services for each thing that Services wait for."""
 
     def __init__(self) -> None:
         self._queues: dict[Wait, list[Order]] = {}
-        self._news: set[Wait] = set()
+        self._changed: set[Wait] = set()
 
     def move(self, order: Order, before: Collection[Wait], after: Collection[Wait]) -> None:
-        """A Service that stood in the lines `before` stands in the lines `after` from now on."""
+        """Move a Service from the queues of `before` to the queues of `after`."""
         for wait in set(before).difference(after):
-            line = self._queues[wait]
-            del line[bisect_left(line, order)]
-            if not line:
+            queue = self._queues[wait]
+            del queue[bisect_left(queue, order)]
+            if not queue:
                 del self._queues[wait]
         for wait in set(after).difference(before):
             insort(self._queues.setdefault(wait, []), order)
 
     def notify(self, *waits: Wait) -> None:
-        """There is news of these."""
-        self._news.update(waits)
+        """Record that these may have become available."""
+        self._changed.update(waits)
 
     def notify_all(self, sort: str) -> None:
-        """There is news of everything of this sort."""
-        self._news.update(wait for wait in self._queues if wait[0] == sort)
+        """Record that everything of this sort ("pool", "address", "sharing") that a Service waits
+        for may have become available."""
+        self._changed.update(wait for wait in self._queues if wait[0] == sort)
 
     def drain(self) -> list[Wait]:
-        """All that there is news of, which is no news then."""
-        news, self._news = sorted(self._news), set()
-        return news
+        """Return everything that has been recorded as available, sorted, and forget it."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed
 
     def next(self, wait: Wait, after: Order | None = None) -> Order | None:
-        """Who is first in that line, or next after this Service."""
-        line = self._queues.get(wait, [])
-        place = bisect_right(line, after) if after is not None else 0
-        return line[place] if place < len(line) else None
+        """Return the first Service of a queue, or the first one after the Service `after`; None if
+        there is none."""
+        queue = self._queues.get(wait, [])
+        place = bisect_right(queue, after) if after is not None else 0
+        return queue[place] if place < len(queue) else None

@@ -97,9 +97,9 @@ async def cut_and_look(folder: Path) -> None:
         for key, cut in ((WEB, "2 connections were"), (OTHER, "1 connection was")):
             said = shown[key.name]
             assert (said["type"], said["reason"]) == ("Warning", "OldConnectionsEnded")
-            assert said["message"].startswith(f"{cut} ended, the oldest of this gateway's: ")
+            assert said["message"].startswith(f"{cut} ended, the oldest of this gateway: ")
             assert (
-                "no more than 1 of its old workers go on (gateway.proxyOldWorkers)"
+                "at most 1 old workers after reloads (gateway.proxyOldWorkers)"
                 in said["message"]
             )
             assert said["involvedObject"]["uid"] == f"uid-{key.name}"
