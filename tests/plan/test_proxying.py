@@ -301,6 +301,6 @@ def test_what_was_cut_is_told_with_the_limit() -> None:
     assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
     assert [
         word
-        for word in ("7 connections were", "at most 20 old workers", "gateway.proxyOldWorkers")
+        for word in ("7 connections were", "at most 20 of its old", "gateway.proxyOldWorkers")
         if word not in ended(7, 20).message
     ] == []

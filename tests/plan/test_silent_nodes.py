@@ -30,8 +30,12 @@ def notes(
     ("kind", "way", "remedy"),
     [
         ("", "node2 (198.18.0.22): no", "check the gateway's routes to the nodes"),
-        ("ipip", "node2 (198.18.0.22) through the ipip tunnel: no", "IP protocols 4 and 41 pass"),
-        ("vxlan", "node2 (198.18.0.22) through the vxlan tunnel: no", "the tunnel's UDP port pass"),
+        ("ipip", "node2 (198.18.0.22) through the ipip tunnel: no", "allow IP protocols 4 and 41"),
+        (
+            "vxlan",
+            "node2 (198.18.0.22) through the vxlan tunnel: no",
+            "allow the tunnel's UDP port",
+        ),
     ],
 )
 def test_one_that_is_silent_while_others_answer(kind: str, way: str, remedy: str) -> None:
@@ -39,7 +43,9 @@ def test_one_that_is_silent_while_others_answer(kind: str, way: str, remedy: str
         {ONE.address: "up", TWO.address: "down"}, {TWO.address: kind} if kind else {}
     )
     assert reason == NODE_NOT_ANSWERING
-    assert f"no answer from the health port 10256 of {way} new connections go there" in message
+    assert (
+        f"no answer from the health port 10256 of {way} new connections are sent there" in message
+    )
     assert remedy in message
 
 
@@ -47,7 +53,7 @@ def test_if_all_are_silent_the_note_says_who_is_believed_and_which_tunnels_to_lo
     ((reason, message),) = notes({ONE.address: "down", TWO.address: "down"}, {TWO.address: "ipip"})
     assert reason == HEALTH_CHECKS_FAILING
     assert "(node1 (192.0.2.21), node2 (198.18.0.22) through the ipip tunnel)" in message
-    assert "IP protocols 4 and 41 pass" in message
+    assert "allow IP protocols 4 and 41" in message
 
 
 @pytest.mark.parametrize("verdict", ["up", "assumed_up", "unready", "probe_failed"])
@@ -73,4 +79,4 @@ def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
         "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new "
         "connections"
     ) in str(note)
-    assert "IP protocols 4 and 41 pass" in str(note)[:LONGEST_MESSAGE]
+    assert "allow IP protocols 4 and 41" in str(note)[:LONGEST_MESSAGE]

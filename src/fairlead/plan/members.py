@@ -1,12 +1,13 @@
-"""Which nodes are members of a listener, with which weight, in which state.
+"""The members of a listener: which nodes, with which weight, in which state.
 
-In: a Service's port, its EndpointSlices, the Nodes, and what probes of the nodes have shown. Out:
-Members. Members are nodes with usable pods, weighted by their number, under policy Local by
-obligation and under Cluster because it saves the hop. A node enters once its health port has
-confirmed it and leaves on the API's word or on failed probes, whichever is first; if no probe
-succeeds although the API shows usable pods, the API is believed: a broken prober must not take a
-service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (readiness of nodes does not
-count), KEP-3836 (leaving nodes). Invariant: pure; sorted; equal clusters give equal values."""
+In: a port of a Service, its EndpointSlices, the Nodes, and the verdicts of probes. Out: Members. A
+member is a node with usable pods, and its weight is their number. With policy Local no other node
+can serve; with policy Cluster this saves a hop. A node gets traffic once a probe of its health port
+has confirmed it, and stops getting it when the API or a probe reports so, whichever is first. If
+every probe fails although the API shows ready pods, the plan follows the API: a broken prober must
+not take a Service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (the readiness of nodes
+is ignored) and KEP-3836 (nodes that are about to be deleted). Invariant: pure; sorted; equal
+clusters give equal values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -25,31 +26,32 @@ from fairlead.net.address import is_ipv6
 from fairlead.plan.endpoints import endpoints
 
 HEALTH_CHECKS_FAILING = "HealthChecksFailing"
-"""Code of the Finding that says: every probe fails, the API is believed instead."""
+"""Code of a Finding: every probe fails, and the plan follows the API instead."""
 
 HEALTH_CHECKS_FLAPPING = "HealthChecksFlapping"
-"""Code of the Finding that says: a node ceases to answer again and again, and gets nothing new
-until it is well for a while."""
+"""Code of a Finding: a node stopped answering more than once recently, and gets no new connections
+until it has answered for a while."""
 
 NODE_NOT_ANSWERING = "NodeNotAnswering"
 """Code of a Finding: a node with ready pods does not answer this gateway, while others answer,
 and gets no new connections. If the path to the node is the cause, Kubernetes cannot detect it."""
 
-MOST_LISTED = 5
-"""So many nodes are named in a message."""
+MAX_LISTED = 5
+"""The maximum number of nodes that a message names."""
 
 NO_TUNNELS: Mapping[str, str] = MappingProxyType({})
 
 INCLUDED = frozenset({"0", "f", "F", "false", "False", "FALSE"})
-"""What Go's strconv.ParseBool takes for false. The label with any other value, or none, excludes
-(Kubernetes 1.34)."""
+"""The texts that Go's strconv.ParseBool reads as false. With any other value, also an empty one,
+the label excludes its node (Kubernetes 1.34)."""
 
 VerdictOf = Callable[[str, int], Verdict | None]
 """(node address, health port) -> verdict."""
 
 
 def node_address(node: Node, family: Family) -> str | None:
-    """The node's InternalIP of that family, by which the balancer reaches it."""
+    """Return the first InternalIP of this family, at which a load balancer reaches the node; None
+    if the node has none."""
     ipv6 = family == "IPv6"
     for entry in node.status.addresses:
         if entry.type == "InternalIP" and is_ipv6(entry.address) == ipv6:
@@ -58,7 +60,7 @@ def node_address(node: Node, family: Family) -> str | None:
 
 
 def leaving(node: Node) -> bool:
-    """Whether the node is on its way out: being deleted, or about to be by the autoscaler
+    """Return whether the node is being deleted, or the autoscaler is about to delete it
     (KEP-3836)."""
     return node.metadata.deletion_timestamp is not None or any(
         taint.key == AUTOSCALER_TAINT for taint in node.spec.taints
@@ -66,9 +68,9 @@ def leaving(node: Node) -> bool:
 
 
 def excluded(node: Node) -> bool:
-    """Whether the node must get no load-balancer traffic: it is leaving, or excluded by label.
-    Readiness does not count here (KEP-3458): probes know better and sooner."""
-    # Asked for every endpoint there is, and of nodes of which hardly any is leaving.
+    """Return whether the node must get no load-balancer traffic: it is leaving, or a label excludes
+    it. The Ready condition of the node is ignored (KEP-3458): probes are more exact and faster."""
+    # This runs for every endpoint, and hardly any node is leaving: test the cheap conditions first.
     metadata = node.metadata
     if (node.spec.taints or metadata.deletion_timestamp is not None) and leaving(node):
         return True
@@ -77,16 +79,16 @@ def excluded(node: Node) -> bool:
 
 
 class UnconfirmedMembers(NamedTuple):
-    """Members of a listener on the API's word, and what of its endpoints matters once probes have
-    their say."""
+    """The members of a listener by the API alone, and the facts about its endpoints that `confirm`
+    needs."""
 
     members: tuple[Member, ...]
     leaving_weights: Mapping[str, int]
-    """By node, endpoints that are about to go and still serve."""
+    """The number of endpoints that terminate and still serve, by node."""
     any_ready: bool
-    """Whether any endpoint is ready, on whatever node."""
+    """Whether an endpoint is ready, on any node."""
     any_usable: bool
-    """Whether any endpoint, on any node, is ready or serves while it terminates."""
+    """Whether an endpoint, on any node, is ready, or terminates and still serves."""
 
 
 def members_of(
@@ -96,7 +98,12 @@ def members_of(
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
 ) -> tuple[UnconfirmedMembers, list[Finding]]:
-    """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
+    """Return every node that has an endpoint of the port, in the state that follows from its
+    endpoints, and a Finding for each node without an address of this family.
+
+    A node with ready endpoints is `active`, with their number as its weight. If no admitted node
+    has a ready endpoint, endpoints that terminate and still serve count instead. Any other node is
+    `draining`: it keeps its connections."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
     leaving = [
@@ -107,11 +114,11 @@ def members_of(
     leaving_weights = _counted(leaving, admitted)
     weights = _counted(ready, admitted) or leaving_weights
     if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
-        # Endpoints that name no node: any node can reach them, and a VIP must not vanish because of
-        # them.
+        # The usable endpoints are on no admitted node, for example because they name no node. With
+        # policy Cluster every node can reach them, so the load balancer must not lose all members.
         weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
-    # A connection outlives the readiness of its pod. A flow of datagrams does not: nodes hand it to
-    # another pod at once, so that it must not be kept on a node where nobody serves.
+    # A TCP connection stays with a pod that becomes unready. A UDP flow does not: the node sends it
+    # to another pod at once, so it must not be kept on a node where no pod serves.
     holding = (
         there
         if port.protocol != "UDP"
@@ -128,7 +135,7 @@ def members_of(
                 Finding(
                     "NodeAddressMissing",
                     message,
-                    remedy="does its kubelet know the address (--node-ip)?",
+                    remedy="check that its kubelet knows the address (--node-ip)",
                 )
             )
         else:
@@ -140,7 +147,8 @@ def members_of(
 
 
 def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:
-    """How often each of those among them occurs; a Counter takes longer to make than to fill."""
+    """Return how often each name that is in `among` occurs. A dict, because making a Counter takes
+    longer than filling it."""
     counts: dict[str, int] = {}
     for name in names:
         if name in among:
@@ -157,6 +165,8 @@ STATE_OF: Mapping[Verdict | None, MemberState] = {
     "probe_failed": "pending",
     None: "pending",
 }
+"""The state of a member by the verdict about its node; None: the node has not been probed yet."""
+
 _WELL = frozenset[Verdict | None](("up", "assumed_up"))
 
 
@@ -166,80 +176,89 @@ def confirm(
     verdict_of: VerdictOf,
     tunnels: Mapping[str, str] = NO_TUNNELS,
 ) -> tuple[tuple[Member, ...], list[Finding]]:
-    """Combine the API's statements with the results of probes. `tunnels`: the kind of tunnel by the
-    address of each node that is probed through one.
+    """Return the members in the state that probes give them, with Findings about failing probes.
 
-    While no node is confirmed and some have not been asked yet, the members that have not been
-    asked are `pending`. Terminating pods that still serve give their draining nodes a weight then,
-    for the case that no pending node serves (see `plan.serving`); the nodes stay draining, because
-    such a pod may have closed its port already. If all have been asked and none is confirmed, the
-    probes are not believed."""
+    Only members that are `active` by the API change. `tunnels`: the type of tunnel, by the address
+    of each node that is probed through one. The result depends on the verdicts about the members:
+      1. One is `up` or `assumed_up`: each member gets the state of its verdict.
+      2. Otherwise, one is `flapping`: the flapping members become `active`, because no better
+         member is left.
+      3. Otherwise, one has not been probed: it is `pending`. Pods that terminate and still serve
+         give their draining nodes a weight, for the case that no pending node serves (see
+         `plan.serving`). Such a node stays draining, because the pod may have closed its port.
+      4. Otherwise no probe succeeded, and the plan follows the API. Members that are `down` stay
+         `down` unless all are."""
     members = found.members
     if _WELL.issuperset(
         [verdict_of(each.address, monitor.port) for each in members if each.state == "active"]
     ):
-        return members, []  # mostly it is so
-    proved = {
+        return members, []  # the usual case
+    verdicts = {
         member: verdict_of(member.address, monitor.port)
         for member in members
         if member.state == "active"
     }
     confirmed = tuple(
-        [_in_state(each, STATE_OF[proved[each]]) if each in proved else each for each in members]
+        [
+            _in_state(each, STATE_OF[verdicts[each]]) if each in verdicts else each
+            for each in members
+        ]
     )
-    flapping = [member.node for member, verdict in proved.items() if verdict == "flapping"]
+    flapping = [member.node for member, verdict in verdicts.items() if verdict == "flapping"]
     notes = [_flapping(flapping, monitor)] if flapping and found.any_ready else []
-    silent = [each for each in proved if proved[each] == "down"]
-    if silent and found.any_ready and not _WELL.isdisjoint(proved.values()):
+    silent = [each for each in verdicts if verdicts[each] == "down"]
+    if silent and found.any_ready and not _WELL.isdisjoint(verdicts.values()):
         notes.append(_silent(silent, monitor, tunnels))
-    if not _WELL.isdisjoint(proved.values()):
+    if not _WELL.isdisjoint(verdicts.values()):
         return confirmed, notes
-    if flapping:  # better than nobody
+    if flapping:
         return tuple(
             _in_state(each, "active") if each.node in flapping else each for each in confirmed
         ), notes
-    if None in proved.values():
-        asked = {each.node for each in proved}
+    if None in verdicts.values():
+        active_by_api = {each.node for each in verdicts}
         return tuple(
             Member(
                 each.node,
                 each.address,
-                0 if each.node in asked else found.leaving_weights.get(each.node, 0),
+                0 if each.node in active_by_api else found.leaving_weights.get(each.node, 0),
                 "draining",
             )
             if each.state == "draining" and verdict_of(each.address, monitor.port) != "down"
             else each
             for each in confirmed
         ), []
-    answering = {member for member in proved if verdict_of(member.address, monitor.port) != "down"}
+    answering = {
+        member for member in verdicts if verdict_of(member.address, monitor.port) != "down"
+    }
     note = Finding(
         HEALTH_CHECKS_FAILING,
         f"no node with ready pods answers 200 at its health port {monitor.port} "
-        f"({_ways(proved, tunnels)}); "
+        f"({_paths(verdicts, tunnels)}); "
         "traffic goes to these nodes, because the API shows their pods as ready",
-        remedy=_to_check(proved, tunnels),
+        remedy=_to_check(verdicts, tunnels),
     )
-    # Where all pods are on their way out every health port says 503, as it should (KEP-1669).
+    # If all pods terminate, every health port correctly answers 503 (KEP-1669): no Finding.
     notes = [note] if found.any_ready else []
-    # A node that answers nothing at all is the worst choice, unless there is no other.
+    # A node that does not answer at all is the worst choice, unless there is no other node.
     if answering:
         return tuple(
-            _in_state(each, "down") if each in proved and each not in answering else each
+            _in_state(each, "down") if each in verdicts and each not in answering else each
             for each in members
         ), notes
     return members, notes
 
 
 def listed(texts: Sequence[str]) -> str:
-    """The first texts, and the number of the others: an Event has 1,024 characters, and its remedy
-    comes last."""
-    more = f" and {len(texts) - MOST_LISTED} more" if len(texts) > MOST_LISTED else ""
-    return ", ".join(texts[:MOST_LISTED]) + more
+    """Return the first texts, and the number of the others. An Event holds 1,024 characters, and
+    its remedy comes last."""
+    more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return ", ".join(texts[:MAX_LISTED]) + more
 
 
-def _ways(members: Collection[Member], tunnels: Mapping[str, str]) -> str:
-    """These nodes with their addresses, and with the tunnel through which each is probed, if
-    any."""
+def _paths(members: Collection[Member], tunnels: Mapping[str, str]) -> str:
+    """Return the nodes with their addresses, and with the tunnels through which they are
+    probed."""
     return listed(
         [
             f"{each.node} ({each.address})"
@@ -250,37 +269,38 @@ def _ways(members: Collection[Member], tunnels: Mapping[str, str]) -> str:
 
 
 def _to_check(members: Iterable[Member], tunnels: Mapping[str, str]) -> str:
-    """What the operator should check when these nodes do not answer."""
+    """Return what the operator should check if these nodes do not answer."""
     carried = {"ipip": "IP protocols 4 and 41", "vxlan": "the tunnel's UDP port"}
     kinds = {tunnels[each.address] for each in members if each.address in tunnels}
     if not kinds:
         return "check the gateway's routes to the nodes, the service proxy there, and firewalls"
-    let = " and ".join(carried[kind] for kind in sorted(kinds))
+    protocols = " and ".join(carried[kind] for kind in sorted(kinds))
     return (
         "check that `fairlead node` runs there in the gateway's version, that its `tunnel` "
         "section is the same and names the "
-        f"gateway, and that firewalls between gateway and nodes let {let} pass"
+        f"gateway, and that firewalls between gateway and nodes allow {protocols}"
     )
 
 
 def _silent(
     silent: Sequence[Member], monitor: HealthMonitor, tunnels: Mapping[str, str]
 ) -> Finding:
-    """The Finding does not change while the same nodes do not answer."""
+    """Return the Finding about nodes that do not answer. It does not change while the nodes are the
+    same."""
     message = (
-        f"no answer from the health port {monitor.port} of {_ways(silent, tunnels)}: no "
-        "new connections go there"
+        f"no answer from the health port {monitor.port} of {_paths(silent, tunnels)}: no "
+        "new connections are sent there"
     )
     return Finding(NODE_NOT_ANSWERING, message, remedy=_to_check(silent, tunnels))
 
 
 def _flapping(names: Sequence[str], monitor: HealthMonitor) -> Finding:
-    """The same for as long as the same nodes flap."""
-    message = f"the health port {monitor.port} of {listed(names)} ceases to answer again and again"
-    remedy = "look at the service proxy, the load and the network there"
+    """Return the Finding about flapping nodes. It does not change while the nodes are the same."""
+    message = f"the health port {monitor.port} of {listed(names)} repeatedly stops answering"
+    remedy = "check the service proxy, the load and the network of the node"
     return Finding(
         HEALTH_CHECKS_FLAPPING,
-        f"{message}: no new connections go there until it has answered for a while",
+        f"{message}: no new connections until it has answered for a while",
         remedy=remedy,
     )
 

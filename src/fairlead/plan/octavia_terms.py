@@ -23,7 +23,7 @@ from fairlead.model import (
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Wanted, wanted_by
 from fairlead.plan.elsewhere import elsewhere_of
-from fairlead.plan.octavia import OctaviaRequest, why_single_family, settings_of
+from fairlead.plan.octavia import OctaviaRequest, settings_of, why_single_family
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected

@@ -220,7 +220,7 @@ def ended(connections: int, most: int) -> Finding:
     """Return the Finding about connections that ended because HAProxy stopped their old worker: at
     most `most` old workers are kept after reloads."""
     ended = "1 connection was" if connections == 1 else f"{connections} connections were"
-    why = f"HAProxy keeps at most {most} old workers after reloads"
+    why = f"HAProxy keeps at most {most} of its old workers after reloads"
     return Finding(
         OLD_CONNECTIONS_ENDED,
         f"{ended} ended, the oldest of this gateway: {why} (gateway.proxyOldWorkers)",

@@ -99,7 +99,7 @@ async def cut_and_look(folder: Path) -> None:
             assert (said["type"], said["reason"]) == ("Warning", "OldConnectionsEnded")
             assert said["message"].startswith(f"{cut} ended, the oldest of this gateway: ")
             assert (
-                "at most 1 old workers after reloads (gateway.proxyOldWorkers)"
+                "at most 1 of its old workers after reloads (gateway.proxyOldWorkers)"
                 in said["message"]
             )
             assert said["involvedObject"]["uid"] == f"uid-{key.name}"
