@@ -119,7 +119,7 @@ def test_a_second_family_that_is_not_to_be_had_is_noted() -> None:
 def test_no_pool_is_said() -> None:
     error = assign([], {}, {A: Wanted(("IPv4",))})[A]
     assert isinstance(error, Refused)
-    assert "no pool of addresses is configured" in str(error)
+    assert "no address pool is configured" in str(error)
 
 
 KEYS = st.sampled_from([ServiceKey("default", f"s{i}") for i in range(8)])

@@ -157,9 +157,13 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
     "of the other family alone": (
         ("2001:db8::/32",),
         ADDRESSES,
-        ["nobody outside may connect over IPv4"],
+        ["no client outside the cluster may connect over IPv4"],
     ),
-    "of one family alone": (("10.0.0.0/8",), BOTH, ["nobody outside may connect over IPv6"]),
+    "of one family alone": (
+        ("10.0.0.0/8",),
+        BOTH,
+        ["no client outside the cluster may connect over IPv6"],
+    ),
 }
 
 

@@ -16,12 +16,12 @@ async def requested_in_no_pool(cluster: Cluster) -> None:
         "Warning",
         "SyncLoadBalancerFailed",
         "192.0.2.200 is in no pool",
-        "ask for another one",
+        "request another address",
     )
     found = await cluster.has(
         "no-pool", Accepted="False/Refused", Programmed="False/Refused", Ready="False/Refused"
     )
-    assert "ask for another one" in found["Accepted"]["message"]
+    assert "request another address" in found["Accepted"]["message"]
 
 
 async def requested_held_by_another(cluster: Cluster) -> None:
@@ -34,7 +34,7 @@ async def requested_held_by_another(cluster: Cluster) -> None:
         "Warning",
         "203.0.113.29",
         f"Service {cluster.namespace}/holder",
-        "ask for another one",
+        "request another address",
     )
     await cluster.has("late", Accepted="False/Refused")
 
@@ -74,7 +74,10 @@ async def a_port_that_no_pod_has(cluster: Cluster) -> None:
     await cluster.set_endpoints("no-port", ("10.244.1.2", "life-1", True))
     await cluster.apply("no-port", ports=ports)
     await cluster.described(
-        "no-port", "Warning", "81/TCP (IPv4): no endpoint has this port", "does its targetPort name"
+        "no-port",
+        "Warning",
+        "81/TCP (IPv4): no endpoint has this port",
+        "check that its targetPort names",
     )
 
 
@@ -122,7 +125,7 @@ async def endpoints_without_node(cluster: Cluster) -> None:
         "homeless",
         "Warning",
         "EndpointsWithoutNode",
-        "give them a nodeName",
+        "set nodeName in their EndpointSlice",
         "externalTrafficPolicy to Cluster",
     )
     await cluster.has("homeless", Programmed="True/Programmed", Ready="False/EndpointsWithoutNode")
@@ -195,8 +198,8 @@ async def source_ranges_without_pods(cluster: Cluster) -> None:
     await cluster.apply("ranged", loadBalancerSourceRanges=["198.51.100.0/24"])
     words = (
         "LoadBalancerSourceRanges",
-        "such as those in 10.244.4.0/24",
-        "add their ranges, or let pods use the ClusterIP",
+        "for example in 10.244.4.0/24",
+        "add the ranges of the pods, or let pods use the ClusterIP",
     )
     await cluster.described("ranged", "Warning", *words)
     await cluster.has(

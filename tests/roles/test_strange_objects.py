@@ -58,9 +58,9 @@ ROWS = (
     Row(
         "a word",
         {"externalIPs": ["example.org"]},
-        said="'example.org' of spec.externalIPs is no IP address",
+        said="'example.org' of spec.externalIPs is not an IP address",
     ),
-    Row("nothing", {"externalIPs": [""]}, said="'' of spec.externalIPs is no IP address"),
+    Row("nothing", {"externalIPs": [""]}, said="'' of spec.externalIPs is not an IP address"),
     Row("three parts", {"externalIPs": ["203.0.113"]}, said="'203.0.113' of spec.externalIPs"),
     Row(
         "beyond 255", {"externalIPs": ["203.0.113.300"]}, said="'203.0.113.300' of spec.externalIPs"
@@ -89,7 +89,7 @@ ROWS = (
         "no ClusterIP",
         {"clusterIP": "x", "clusterIPs": ["x"]},
         served=(),
-        said="'x' of spec.clusterIPs is no IP address",
+        said="'x' of spec.clusterIPs is not an IP address",
     ),
     Row("port 0", port(0), served=(), said="port 0"),
     Row("port 70000", port(70_000), served=(), said="port 70000"),
@@ -104,7 +104,7 @@ ROWS = (
     Row(
         "health port 70000",
         {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 70_000},
-        said="70000 of spec.healthCheckNodePort is no port number",
+        said="70000 of spec.healthCheckNodePort is not a port number",
     ),
     Row("a port twice", {"ports": [*port(80, name="a")["ports"], *port(80, name="b")["ports"]]}),
     Row(
@@ -143,17 +143,21 @@ ROWS = (
     ),
     Row("no time", affine(0)),
     Row("a long time", affine(10**12)),
-    Row("no endpoint", endpoints=("x",), said="endpoint 'x' port 8080 is none of IPv4"),
+    Row(
+        "no endpoint",
+        endpoints=("x",),
+        said="endpoint 'x' port 8080 is not an IPv4 address and port",
+    ),
     Row(
         "an endpoint of the other family",
         endpoints=("2001:db8::1",),
-        said="endpoint '2001:db8::1' port 8080 is none of IPv4",
+        said="endpoint '2001:db8::1' port 8080 is not an IPv4 address and port",
     ),
     Row("an endpoint with zeros", endpoints=("10.0.0.01",)),
     Row(
         "an endpoint's port 70000",
         target=70_000,
-        said="endpoint '10.0.0.1' port 70000 is none of IPv4",
+        said="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
         let_in=True,
     ),
     Row(

@@ -1,9 +1,9 @@
 """What one node must do for one Service: the node's view of the plan.
 
-In: a Service, its EndpointSlices, the node's name. Out: one NodeService value, or None if a service
-proxy has no business with it (no ClusterIP, ExternalName, another proxy's). Semantics are
-kube-proxy's. What is no address or no port, as old API servers let it in, is passed over and told
-in a Finding: the rest is served."""
+In: a Service, its EndpointSlices, the node's name. Out: a NodeService, or None if the service proxy
+does not serve the Service (it has no ClusterIP, is of type ExternalName, or belongs to another
+service proxy). The semantics are those of kube-proxy. Old API servers admitted invalid addresses
+and ports: such a value is skipped with a Finding, and the rest of the Service is served."""
 
 from collections.abc import Iterable, Sequence
 
@@ -32,14 +32,15 @@ from fairlead.plan.service import affinity_timeout_s, source_ranges
 
 LAST_PORT = 65_535
 NOT_UNDERSTOOD = "FieldNotUnderstood"
-"""Code of a Finding about what is passed over."""
+"""Code of a Finding about an invalid value that is skipped."""
 
 
 def plan_node_service(
     service: Service, slices: Sequence[EndpointSlice], node_name: str, zone: str = ""
 ) -> NodeService | None:
-    """The share of one node in one Service. `zone`: the node's, if it has one. A Service being
-    deleted is served until it is gone."""
+    """Return what the node does for the Service; None if its service proxy does not serve it.
+    `zone` is the node's zone, or empty. A Service that is being deleted is served until it is
+    gone."""
     spec = service.spec
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
@@ -51,7 +52,7 @@ def plan_node_service(
     )
     external_ips = _read(spec.external_ips, "spec.externalIPs", notes)
     ingress = (
-        _readable(service.status.load_balancer.ingress, notes)
+        _served_ingress(service.status.load_balancer.ingress, notes)
         if spec.type == "LoadBalancer"
         else ()
     )
@@ -63,19 +64,20 @@ def plan_node_service(
         if not 0 < port.port <= LAST_PORT or not 0 <= port.node_port <= LAST_PORT:
             notes.append(
                 _note(
-                    f"port {port.port}, node port {port.node_port} of spec.ports is no port number"
+                    f"port {port.port}, node port {port.node_port} of spec.ports is not a port "
+                    "number"
                 )
             )
             continue
         for family in dict.fromkeys(family_of(address) for address in cluster_ips):
-            known = _sound(
+            known = _valid_endpoints(
                 candidates(slices, port_name=port.name, protocol=port.protocol, family=family),
                 family,
                 notes,
             )
             here = tuple(candidate for candidate in known if candidate.node == node_name)
             local |= {candidate.address for candidate in here if candidate.ready}
-            shown = [address for entry, address in ingress if not _failed(entry, port)]
+            shown = [address for entry, address in ingress if not _has_error(entry, port)]
             ports.append(
                 _port(
                     service,
@@ -111,7 +113,8 @@ def _port(
     node_name: str,
     zone: str,
 ) -> NodeServicePort:
-    """`addresses`: ClusterIPs, those of load balancers, external ones."""
+    """Return one port in one family. `addresses`: the ClusterIPs, the load-balancer addresses, and
+    the external IPs. `known`: all endpoints of the port; `here`: the endpoints on this node."""
     cluster_ips, load_balancer_ips, external_ips = addresses
     return NodeServicePort(
         family=family,
@@ -130,9 +133,9 @@ def _port(
     )
 
 
-def _failed(ingress: LoadBalancerIngress, port: ServicePort) -> bool:
-    """Whether the address is shown with an error for the port: there, it may be another Service's
-    that shares the address."""
+def _has_error(ingress: LoadBalancerIngress, port: ServicePort) -> bool:
+    """Return whether the status shows the address with an error for the port. The port may then
+    belong to another Service that shares the address."""
     return any(
         each.error and (each.port, each.protocol) == (port.port, port.protocol)
         for each in ingress.ports
@@ -148,20 +151,22 @@ def _backends(chosen: Iterable[Candidate], node_name: str) -> tuple[Backend, ...
 
 
 def _read(texts: Iterable[str], where: str, notes: list[Finding]) -> tuple[str, ...]:
-    """The addresses among these, each in the one way to write it."""
+    """Return the valid addresses in canonical form, and record a Finding for each invalid text.
+    `where`: the field that contains them."""
     found: list[str] = []
     for text in texts:
         if (address := read_address(text)) is None:
-            notes.append(_note(f"{text!r} of {where} is no IP address"))
+            notes.append(_note(f"{text!r} of {where} is not an IP address"))
         else:
             found.append(address)
     return tuple(found)
 
 
-def _readable(
+def _served_ingress(
     ingress: Iterable[LoadBalancerIngress], notes: list[Finding]
 ) -> Sequence[tuple[LoadBalancerIngress, str]]:
-    """The entries that a node is to answer for, with their addresses."""
+    """Return the entries whose addresses a node may serve itself, with these addresses. With ipMode
+    `Proxy` a node must send packets to the load balancer (KEP-1860)."""
     entries = [entry for entry in ingress if entry.ip and entry.ip_mode != "Proxy"]
     return [
         (entry, address)
@@ -170,29 +175,40 @@ def _readable(
     ]
 
 
-def _sound(found: Sequence[Candidate], family: Family, notes: list[Finding]) -> Sequence[Candidate]:
-    """Those that have an address of the family, and a port."""
-    sound = []
+def _valid_endpoints(
+    found: Sequence[Candidate], family: Family, notes: list[Finding]
+) -> Sequence[Candidate]:
+    """Return the endpoints that have a valid address of the family and a valid port, and record a
+    Finding for each other endpoint."""
+    valid = []
     for each in found:
         address = read_address(each.address)
         if address is None or family_of(address) != family or not 0 < each.port <= LAST_PORT:
-            notes.append(_note(f"endpoint {each.address!r} port {each.port} is none of {family}"))
+            notes.append(
+                _note(
+                    f"endpoint {each.address!r} port {each.port} is not an {family} address and "
+                    "port"
+                )
+            )
         else:
-            sound.append(
+            valid.append(
                 each if address == each.address else msgspec.structs.replace(each, address=address)
             )
-    return sound
+    return valid
 
 
 def _note(what: str) -> Finding:
-    return Finding(NOT_UNDERSTOOD, f"{what}; it is passed over, and the rest is served")
+    return Finding(NOT_UNDERSTOOD, f"{what}; it is ignored, and the rest is served")
 
 
 def _health_check(
     service: Service, local: Iterable[str], notes: list[Finding]
 ) -> HealthCheck | None:
-    """Counts *ready* local endpoints, in the family that has most of them: a pod that has two
-    addresses is one pod."""
+    """Return the health check node port and its count of ready local endpoints; None if the Service
+    has no such port.
+
+    The count is that of the family with the most endpoints: a pod with an address in each family
+    counts once."""
     spec = service.spec
     if (
         spec.type != "LoadBalancer"
@@ -202,7 +218,7 @@ def _health_check(
         return None
     if not 0 < spec.health_check_node_port <= LAST_PORT:
         notes.append(
-            _note(f"{spec.health_check_node_port} of spec.healthCheckNodePort is no port number")
+            _note(f"{spec.health_check_node_port} of spec.healthCheckNodePort is not a port number")
         )
         return None
     by_family: dict[Family, int] = {}

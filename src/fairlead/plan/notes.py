@@ -1,9 +1,10 @@
-"""What the owner of a Service should know about it, and what to do about it.
+"""Findings for the owner of a Service, about its spec and its endpoints.
 
-In: a Service whose addresses are given, its EndpointSlices, the Nodes. Out: Findings. Each sentence
-says what is the matter and ends with the remedy, for it is all that `kubectl describe` shows.
-Invariant: pure; a note is the same as long as the matter is: it counts nothing that comes and goes,
-such as pods. Follows what kube-proxy and the upstream service controller do with such Services."""
+In: a Service that has addresses, its EndpointSlices, the Nodes. Out: Findings. Each message states
+the problem and ends with the remedy, because `kubectl describe` shows only the message. Invariant:
+pure; a Finding does not change while its cause lasts, so it contains no number that varies, such as
+the number of pods. Follows what kube-proxy and the upstream service controller do with such
+Services."""
 
 import functools
 import ipaddress
@@ -27,10 +28,10 @@ from fairlead.plan.members import excluded
 
 NO_READY_ENDPOINTS = "NoReadyEndpoints"
 NO_NODES = "UnAvailableLoadBalancer"
-"""The upstream service controller's reason, in its spelling."""
+"""The reason of the upstream service controller, in its spelling."""
 WITHOUT_NODE = "EndpointsWithoutNode"
 SOURCE_RANGES = "LoadBalancerSourceRanges"
-MOST_NAMES = 5
+MAX_NAMES = 5
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -42,26 +43,30 @@ def endpoint_notes(
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
 ) -> list[Finding]:
-    """Which of these ports nobody answers for from outside, and why."""
-    wanting: dict[Finding, list[str]] = {}
+    """Return Findings about the ports that clients outside the cluster cannot use, or not fully.
+
+    Each Finding names its ports, unless it is about all ports in all families."""
+    by_finding: dict[Finding, list[str]] = {}
     for family in families:
         for port in ports:
             known = candidates(slices, port_name=port.name, protocol=port.protocol, family=family)
-            if (note := _want(service, known, slices, nodes)) is not None:
-                wanting.setdefault(note, []).append(f"{port.port}/{port.protocol} ({family})")
-    whole = len(ports) * len(families)
+            if (note := _obstacle(service, known, slices, nodes)) is not None:
+                by_finding.setdefault(note, []).append(f"{port.port}/{port.protocol} ({family})")
+    port_count = len(ports) * len(families)
     return [
         note
-        if len(where) == whole
+        if len(where) == port_count
         else msgspec.structs.replace(note, message=f"{_listed(where)}: {note.message}")
-        for note, where in wanting.items()
+        for note, where in by_finding.items()
     ]
 
 
 def spec_notes(
     service: Service, families: Sequence[Family], ranges: Sequence[str], nodes: Mapping[str, Node]
 ) -> list[Finding]:
-    """What the Service asks for that works otherwise than its owner may think."""
+    """Return Findings about settings of the Service that may work otherwise than its owner expects.
+
+    `ranges`: the source ranges of the Service."""
     notes = []
     proxy = service.metadata.labels.get(SERVICE_PROXY_NAME_LABEL)
     if proxy is not None:
@@ -78,8 +83,8 @@ def spec_notes(
         )
     if service.spec.external_traffic_policy == "Local" and not service.spec.health_check_node_port:
         message = (
-            "the Service has no healthCheckNodePort: nodes are not probed, and a dead one "
-            "gets traffic until Kubernetes knows"
+            "the Service has no healthCheckNodePort: nodes are not probed, and a dead node gets "
+            "traffic until Kubernetes detects the failure"
         )
         notes.append(
             Finding(
@@ -96,16 +101,16 @@ def spec_notes(
     ]
 
 
-def _want(
+def _obstacle(
     service: Service,
     known: Sequence[Candidate],
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
 ) -> Finding | None:
-    """Why nobody outside can be served by these endpoints of one port; None if somebody can, or all
-    can."""
+    """Return why clients outside the cluster cannot use these endpoints of one port, or only some
+    of them; None if they can use all."""
     if not (chosen := usable(known)):
-        message, remedy = _nobody(service, known, slices)
+        message, remedy = _no_ready_endpoint(service, known, slices)
         return Finding(
             NO_READY_ENDPOINTS,
             message,
@@ -116,7 +121,7 @@ def _want(
         )
     local = service.spec.external_traffic_policy == "Local"
     serving = any(each.node in nodes and not excluded(nodes[each.node]) for each in chosen)
-    homeless = any(not each.node for each in chosen)
+    without_node = any(not each.node for each in chosen)
     if not local and not serving and all(excluded(node) for node in nodes.values()):
         why = (
             "every node is excluded by label or about to be deleted"
@@ -124,12 +129,13 @@ def _want(
             else "there is no Node"
         )
         return _no_nodes(why)
-    if local and homeless:
-        whose = "some of its endpoints name" if serving else "its endpoints name"
-        message = f"{whose} no node: with externalTrafficPolicy Local they get nothing from outside"
-        remedy = (
-            "give them a nodeName in their EndpointSlice, or set externalTrafficPolicy to Cluster"
+    if local and without_node:
+        which = "some of its endpoints name" if serving else "its endpoints name"
+        message = (
+            f"{which} no node: with externalTrafficPolicy Local they get no traffic from outside "
+            "the cluster"
         )
+        remedy = "set nodeName in their EndpointSlice, or set externalTrafficPolicy to Cluster"
         if serving:
             return Finding(WITHOUT_NODE, message, remedy=remedy)
         return Finding(WITHOUT_NODE, message, severity="error", remedy=remedy, blocks="Ready")
@@ -156,10 +162,10 @@ def _no_nodes(why: str) -> Finding:
     )
 
 
-def _nobody(
+def _no_ready_endpoint(
     service: Service, known: Sequence[Candidate], slices: Sequence[EndpointSlice]
 ) -> tuple[str, str]:
-    """Why no endpoint answers for a port, and what to do about it."""
+    """Return why a port has no usable endpoint, and the remedy."""
     selector = ",".join(
         f"{key}={value}" for key, value in sorted((service.spec.selector or {}).items())
     )
@@ -177,21 +183,20 @@ def _nobody(
     if any(each.endpoints for each in slices):
         return (
             "no endpoint has this port",
-            "does its targetPort name a port of the pods, and have they addresses of this family?",
+            "check that its targetPort names a port of the pods, and that the pods have addresses "
+            "of this family",
         )
     if selector:
-        # A pod has no endpoint before it has an address, and pods are not watched.
-        none, unborn = (
-            "if it shows no pod, make spec.selector and the labels of the pods agree",
-            "pods that have no IP yet",
-        )
+        # A pod gets an endpoint only once it has an address, and Fairlead does not watch pods: the
+        # remedy has to cover both causes.
         return (
             "it has no endpoint",
-            f"see `{look}`; {none}; {unborn} are waiting for a node, an image or a volume",
+            f"see `{look}`; if it shows no pod, make spec.selector match the labels of the pods; "
+            "pods without an IP are waiting for a node, an image or a volume",
         )
     return (
         "it has neither a selector nor an EndpointSlice",
-        "write one with the label kubernetes.io/service-name, and without the label "
+        "create an EndpointSlice with the label kubernetes.io/service-name, and without the label "
         f"{HEADLESS_LABEL}",
     )
 
@@ -199,18 +204,21 @@ def _nobody(
 def _range_notes(
     families: Sequence[Family], ranges: Sequence[Network], nodes: Mapping[str, Node]
 ) -> list[Finding]:
-    """Gateways let in who is in the ranges; nodes apply them as well, to their own pods too."""
+    """Return Findings about source ranges that exclude a whole family, or the cluster's own pods.
+
+    The nodes apply the ranges too, also to packets from their own pods."""
     notes: list[Finding] = []
     given = {family: [each for each in ranges if _family(each) == family] for family in families}
     for family, own in given.items():
         if not own and ranges:
-            message = f"no range is {family}: nobody outside may connect over {family}"
-            notes.append(
-                Finding(SOURCE_RANGES, message, remedy="add one to loadBalancerSourceRanges")
+            message = (
+                f"no range is {family}: no client outside the cluster may connect over {family}"
             )
+            remedy = f"add an {family} range to loadBalancerSourceRanges"
+            notes.append(Finding(SOURCE_RANGES, message, remedy=remedy))
         if not own:
-            # and none of the nodes' CIDRs is looked at: of 1,000 nodes for each Service that would
-            # be seconds
+            # Skip the CIDRs of the nodes: with 1,000 nodes and many Services this would take
+            # seconds.
             continue
         pods = sorted(
             cidr
@@ -221,14 +229,14 @@ def _range_notes(
         outside = next((cidr for cidr in pods if not _within(cidr, own)), None)
         if outside is not None:
             message = (
-                f"pods (such as those in {outside}) are in no range: what they send to the "
-                "load balancer is dropped"
+                f"some pods (for example in {outside}) are in no source range: their packets to "
+                "the load balancer are dropped"
             )
             notes.append(
                 Finding(
                     SOURCE_RANGES,
                     message,
-                    remedy="add their ranges, or let pods use the ClusterIP",
+                    remedy="add the ranges of the pods, or let pods use the ClusterIP",
                 )
             )
     return notes
@@ -240,13 +248,14 @@ def _family(network: Network) -> Family:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _network(cidr: str) -> Network | None:
-    """Of a node's CIDR, which is asked for again with every Service that has ranges; None if it is
-    none."""
+    """Parse the CIDR of a node; None if it is invalid. Cached, because every Service that has
+    source ranges needs the CIDRs of all nodes."""
     read = read_network(cidr)
     return ipaddress.ip_network(read) if read is not None else None
 
 
 def _within(cidr: str, ranges: Iterable[Network]) -> bool:
+    """Return whether one range contains the CIDR. An invalid CIDR counts as contained."""
     inner = _network(cidr)
     return inner is None or any(
         int(outer.network_address) <= int(inner.network_address)
@@ -258,4 +267,4 @@ def _within(cidr: str, ranges: Iterable[Network]) -> bool:
 
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
-    return ", ".join(names[:MOST_NAMES]) + (" and others" if len(names) > MOST_NAMES else "")
+    return ", ".join(names[:MAX_NAMES]) + (" and others" if len(names) > MAX_NAMES else "")

@@ -1,9 +1,8 @@
-"""What users are told about their addresses: why there is none, and what is the matter with one
-that they have.
+"""Errors and Findings about the addresses of Services, each with its remedy.
 
-In: what `plan.ledger` found. Out: Refused and Findings, each with its remedy. Pure.
-Invariant: a sentence is the same as long as the matter is, so that it becomes one Event.
-"""
+In: the results of `plan.ledger`. Out: a Refused for a Service that gets no address, and Findings
+about an address that a Service has. Pure. Invariant: a message does not change while its cause
+lasts, so that it becomes one Event."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,14 +22,14 @@ def not_of_families(address: str) -> Refused:
     return Refused(
         f"the requested address {address} is {family_of(address)}, which is not among the "
         "Service's ipFamilies",
-        fix="ask for an address of its families or change spec.ipFamilies",
+        fix="request an address of its families, or change spec.ipFamilies",
     )
 
 
 def held(address: str, holder: ServiceKey) -> Refused:
     return Refused(
         f"the requested address {address} is held by Service {holder}",
-        fix="ask for another one, or give both Services, in one namespace, the same annotation "
+        fix="request another address, or give both Services, in one namespace, the same annotation "
         "fairlead.io/sharing-key",
     )
 
@@ -38,7 +37,7 @@ def held(address: str, holder: ServiceKey) -> Refused:
 def kept(address: str, owner: ServiceKey) -> Refused:
     return Refused(
         f"the requested address {address} is kept for Service {owner}",
-        fix="ask for another one, or release it: kubectl delete addressgrant "
+        fix="request another address, or release this one: kubectl delete addressgrant "
         f"{grant_name(address)}",
     )
 
@@ -47,13 +46,13 @@ def in_no_pool(address: str, pools: Pools) -> Refused:
     names = ", ".join(pool.name for pool in pools.in_order) or "none is configured"
     return Refused(
         f"the requested address {address} is in no pool ({names})",
-        fix="ask for another one or add it to a pool",
+        fix="request another address, or add this one to a pool",
     )
 
 
 def in_another_pool(address: str, pool: str, wanted: Wanted) -> Refused:
     return Refused(
-        f"the requested address {address} is of pool {pool}, and the Service asks for pool "
+        f"the requested address {address} belongs to pool {pool}, and the Service requests pool "
         f"{wanted.pool}",
         fix=f"make {ADDRESSES[0]} and {POOL[0]} agree",
     )
@@ -61,39 +60,40 @@ def in_another_pool(address: str, pool: str, wanted: Wanted) -> Refused:
 
 def not_for(address: str, pool: str) -> Refused:
     return Refused(
-        f"the requested address {address} is of pool {pool}, which is not for this Service",
-        fix="ask for another one, or let spec.serviceAllocation of the pool select the Service "
+        f"the requested address {address} belongs to pool {pool}, which is not for this Service",
+        fix="request another address, or let spec.serviceAllocation of the pool select the Service "
         "and its namespace",
     )
 
 
 def all_ports_taken(ports: Sequence[Rival]) -> Refused:
     return Refused(
-        port_conflict(ports), fix="change the ports, or take another address or sharing key"
+        port_conflict(ports), fix="change the ports, or use another address or sharing key"
     )
 
 
 def port_conflict(ports: Iterable[Rival]) -> str:
-    """Which ports are not served and who has them."""
-    told = sorted(
+    """Return the message that names the ports and the Services that they are served for."""
+    conflicts = sorted(
         {f"{each.port} of {each.address} is served for Service {each.holder}" for each in ports}
     )
-    return f"another Service of the shared address has the port: {', '.join(told)}"
+    return f"another Service of the shared address has the port: {', '.join(conflicts)}"
 
 
 def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
-    """Why no pool could give an address."""
+    """Return why no pool has an address of this family for the Service: the requested pool is not
+    used or does not exist; there is no pool; no pool is for this Service; or all are exhausted."""
     if (named := wanted.pool) and named not in pools.by_name:
         if (problem := pools.problems.get(named)) is not None:
             return Refused(
-                f"pool {named} is not used: {problem}", fix=f"mend the pool or {POOL[0]}"
+                f"pool {named} is not used: {problem}", fix=f"correct the pool or {POOL[0]}"
             )
         names = ", ".join(pool.name for pool in pools.in_order) or "none"
-        return Refused(f"there is no pool {named!r}; configured: {names}", fix=f"mend {POOL[0]}")
+        return Refused(f"there is no pool {named!r}; configured: {names}", fix=f"correct {POOL[0]}")
     if not pools.in_order:
         return Refused(
-            "no pool of addresses is configured",
-            fix="make an AddressPool, or add one to `pools` in the configuration",
+            "no address pool is configured",
+            fix="create an AddressPool, or add a pool to `pools` in the configuration",
         )
     allowed = [
         pool
@@ -104,12 +104,14 @@ def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
         which = f"pool {named} is not" if named else "no pool with autoAssign is"
         return Refused(
             f"{which} for this Service",
-            fix="name a pool that is, or change spec.serviceAllocation of one",
+            fix="request a pool that is for this Service, or change spec.serviceAllocation of a "
+            "pool",
         )
     names = ", ".join(sorted(pool.name for pool in allowed))
     return Refused(
         f"no {family} address is free in {'pool' if len(allowed) == 1 else 'the pools'} {names}",
-        fix="add addresses to a pool or delete a Service; the address is then given at once",
+        fix="add addresses to a pool, or delete a Service; this Service then gets an address at "
+        "once",
     )
 
 
@@ -118,7 +120,9 @@ def skipped(family: Family) -> Finding:
 
 
 def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[Finding]:
-    """Which addresses of a Service its pools would not give it any more, or not be asked for."""
+    """Return a Finding for each address that the Service keeps, but would not get if it were
+    created now: no pool contains it, its pool is not for the Service, or the Service requests
+    another pool."""
     notes = []
     for address, mine in taken.items():
         found = pools.find(address)
@@ -129,16 +133,16 @@ def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[F
                 )
             continue
         if found is not None:
-            why = f"pool {found[0].name} is not for this Service any more"
+            why = f"pool {found[0].name} is no longer for this Service"
         elif mine.pool:
-            why = f"pool {mine.pool}, which it was given from, has it no more"
+            why = f"its pool {mine.pool} no longer contains it"
         else:
-            why = "no pool has it"
+            why = "no pool contains it"
         notes.append(
             Finding(
                 STRANDED,
                 f"{address} stays with this Service, but {why}",
-                remedy=f"put it back into a pool, or move the Service by {ADDRESSES[0]}",
+                remedy=f"add it to a pool again, or request another address by {ADDRESSES[0]}",
             )
         )
     return notes
@@ -146,7 +150,7 @@ def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[F
 
 def _of_another_pool(address: str, pool: str, wanted: str) -> str:
     return (
-        f"{address} is of pool {pool} and the Service now asks for pool {wanted}; an address "
+        f"{address} belongs to pool {pool}, and the Service now requests pool {wanted}; an address "
         "does not change by itself: "
-        f"name one of pool {wanted} by {ADDRESSES[0]}, or make the Service anew"
+        f"request an address of pool {wanted} by {ADDRESSES[0]}, or recreate the Service"
     )
