@@ -1,12 +1,11 @@
-"""What it takes to hand Services over from MetalLB or OpenStack's cloud controller, with the
-addresses that they have.
+"""The migration of Services from MetalLB or cloud-provider-openstack, with their addresses.
 
-In: Services as those systems leave them, MetalLB's IPAddressPools, the pools that are there
-already. Out: AddressPools to apply first, and for each Service what stays, what changes, and what
-its owner has to do. The rule that it rests on: an address that a Service shows when it comes to us
-is granted to it before anything else (`addresses`), so a take-over never changes one. A pool for it
-only keeps it from being called stranded. Invariant: pure. Kinds and annotations: MetalLB 0.16
-(`metallb.io/v1beta1`), cloud-provider-openstack 1.34."""
+In: Services as those systems leave them, MetalLB's IPAddressPools, the pools of Fairlead. Out:
+AddressPools to apply first, and for each Service what stays, what changes, and what its owner has
+to do. An address that a Service shows when Fairlead takes it over is granted before any other
+(`plan.addresses`), so a migration never changes an address. A pool that contains the address only
+avoids the warning that no pool has it. Invariant: pure. Kinds and annotations follow MetalLB 0.16
+(`metallb.io/v1beta1`) and cloud-provider-openstack 1.34."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -24,20 +23,20 @@ from fairlead.plan.pools import Pools
 from fairlead.plan.service import CLASS_ANNOTATION
 
 SUGGESTED = next(each for each in CLASSES.values() if each.addresses == "pool")
-"""The class for Services of another system, which bring their addresses with them."""
+"""The class to suggest for Services of another system: a class whose addresses come from pools."""
 
 IP_ADDRESS_POOL = ("metallb.io/v1beta1", "IPAddressPool")
 FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation"))
-"""Those of its spec that an AddressPool has too: all, in MetalLB 0.16."""
+"""The fields of an IPAddressPool's spec that an AddressPool has too: all fields of MetalLB 0.16."""
 TAKEN_OVER = "taken-over"
-"""The name of the pool for addresses that come from no pool."""
+"""The name of the pool for addresses that are in no other pool."""
 
 NO_CLASS = "NoClass"
 OTHER_CLASS = "ClassOfAnotherController"
 NOT_IN_POOL = "AddressInNoPool"
 HOSTNAME_ONLY = "HostnameOnly"
 FOREIGN_FINALIZER = "FinalizerOfAnotherController"
-"""Codes of Findings about a Service that is to be handed over."""
+"""Codes of Findings about a Service that is to be migrated."""
 
 System = Literal["fairlead", "metallb", "openstack", "unknown"]
 
@@ -48,12 +47,12 @@ _MARKS: tuple[tuple[str, System], ...] = (
     ("loadbalancer.openstack.org/load-balancer-id", "openstack"),
     ("loadbalancer.openstack.org/load-balancer-address", "openstack"),
 )
-"""What the systems themselves write on a Service."""
+"""The annotations that each system writes on the Services it serves."""
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """What is there before a migration: Services, Fairlead's own pools, and MetalLB's as they are
-    written."""
+    """The objects before a migration: Services, AddressPools, and MetalLB's pools as decoded
+    JSON."""
 
     services: tuple[Service, ...]
     address_pools: tuple[AddressPool, ...]
@@ -61,8 +60,8 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed
-    over as it is."""
+    """What a migration means for one Service. `pools`: the pool of each address, empty for an
+    address in no pool. `ready`: no change of the Service is necessary."""
 
     service: str
     system: System
@@ -73,14 +72,14 @@ class Takeover(msgspec.Struct, frozen=True):
 
 
 def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """MetalLB's IPAddressPool as an AddressPool: fields, names and meaning are the same. Raises
-    Refused for one that is not understood whole: a restriction must not be overlooked."""
+    """Return MetalLB's IPAddressPool as an AddressPool: the fields have the same names and meaning.
+    Raise Refused if it has an unknown field, because that may be a restriction."""
     metadata, spec = pool.get("metadata") or {}, pool.get("spec") or {}
     name = metadata.get("name")
     if not name or not spec.get("addresses"):
         raise Refused(
             f"IPAddressPool {name or '(without a name)'} has no spec.addresses",
-            fix="look at it in MetalLB",
+            fix="correct the IPAddressPool in MetalLB",
         )
     made = {
         "apiVersion": GROUP_VERSION,
@@ -99,8 +98,9 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pool_for_unpooled(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
-    """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool;
-    nobody gets a new one from it unasked. None if there are none."""
+    """Return an AddressPool of the addresses that LoadBalancer Services show and no pool contains;
+    None if there is no such address. With `autoAssign: false`, a new Service gets an address of it
+    only on request."""
     shown = {
         address for service in services if _is_balanced(service) for address in held_by(service)
     }
@@ -118,7 +118,7 @@ def pool_for_unpooled(services: Iterable[Service], pools: Pools) -> dict[str, An
 def takeovers(
     services: Iterable[Service], pools: Pools, default_class: str | None
 ) -> list[Takeover]:
-    """One for each Service of type LoadBalancer, in the order of their names."""
+    """Return a Takeover for each Service of type LoadBalancer, sorted by namespace and name."""
     return [
         _takeover(each, pools, default_class)
         for each in sorted(services, key=lambda each: each.key)
@@ -127,7 +127,7 @@ def takeovers(
 
 
 def system_of(service: Service) -> System:
-    """Who serves it now, by the marks that it bears."""
+    """Return the system that serves the Service now, by the annotations in `_MARKS`."""
     return next(
         (system for mark, system in _MARKS if service.metadata.annotations.get(mark)), "unknown"
     )
@@ -146,16 +146,16 @@ def _takeover(service: Service, pools: Pools, default_class: str | None) -> Take
             findings.append(
                 Finding(
                     NOT_IN_POOL,
-                    f"{address} is in no pool: it stays, with a warning, until a pool has it (see "
-                    "`fairlead migrate pools`)",
+                    f"{address} is in no pool: the Service keeps it, with a warning until a pool "
+                    "contains it (see `fairlead migrate pools`)",
                 )
             )
     if any(entry.hostname and shown_address(entry) is None for entry in ingress):
         findings.append(
             Finding(
                 HOSTNAME_ONLY,
-                "it shows a hostname and no address: it gets an address of a pool, and DNS must "
-                "follow",
+                "it shows a hostname and no address: it gets an address of a pool; update DNS "
+                "accordingly",
             )
         )
     if (
@@ -174,15 +174,15 @@ def _takeover(service: Service, pools: Pools, default_class: str | None) -> Take
 
 
 def _foreign_finalizer(service: Service) -> Finding:
-    """All such controllers share one finalizer, each with a claim of its own to it, which ours
-    cannot take off for another."""
+    """Return the Finding about the finalizer of another controller. All such controllers use the
+    same finalizer, so Fairlead cannot know whether the other one still needs it."""
     left = [name for name in service.metadata.finalizers if name != CLEANUP_FINALIZER]
     patch = msgspec.json.encode({"metadata": {"finalizers": left}}).decode()
     return Finding(
         FOREIGN_FINALIZER,
-        "another controller has put its finalizer on it",
-        remedy="once that one is stopped for good, take it off (ours comes at once), or the "
-        "Service cannot be deleted: "
+        "another controller has set its finalizer",
+        remedy="after that controller has been stopped for good, remove the finalizer (Fairlead "
+        "sets its own at once); otherwise the Service cannot be deleted: "
         f"kubectl patch service -n {service.metadata.namespace} {service.metadata.name} "
         f"--type=merge -p '{patch}'",
     )
@@ -191,15 +191,15 @@ def _foreign_finalizer(service: Service) -> Finding:
 def _class_obstacle(
     service: Service, addresses: Sequence[str], default_class: str | None
 ) -> Finding | None:
-    """Why its class keeps it from coming to us; the API lets nobody change the class of a
-    Service."""
+    """Return why the class of the Service prevents the migration; None if it does not. The API does
+    not allow a change of `spec.loadBalancerClass`."""
     name = service.spec.load_balancer_class
     if (name or default_class) in CLASSES:
         return None
     if not name:
         return Finding(
             NO_CLASS,
-            "it names no class: set defaultClass in the configuration once the other "
+            "it has no class: set defaultClass in the configuration once the other "
             "controller is stopped",
             severity="error",
         )

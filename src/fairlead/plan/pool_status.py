@@ -1,12 +1,11 @@
-"""What an AddressPool shows: how many of its addresses are given, whether it is used, and which it
-left behind.
+"""The status of an AddressPool: counts of its addresses, and the conditions Ready and Stranded.
 
-In: the pool, the ledger's counts, the addresses that were granted from it. Out: a `PoolState`.
-Pure. It names the namespaces that keep addresses of it for deleted Services, since when and until
-when. Two conditions: Ready (its addresses may be given) and Stranded (Services hold addresses that
-were given from it and that it has no more, or it is being deleted: they stay with these Services,
-and nobody new gets them). Invariant: a condition is the same as long as the matter is. Follows the
-API conventions, section "Typical status properties"."""
+In: the pool, the ledger's counts, the addresses that were granted from the pool. Out: a
+`PoolState`. Pure. It also lists the namespaces that keep addresses of the pool for deleted
+Services, since when and until when. Ready: the addresses of the pool may be assigned. Stranded:
+Services hold addresses that were assigned from the pool and that it no longer contains. They keep
+these addresses, and no other Service gets them. Invariant: a condition does not change while its
+cause lasts. Follows the API conventions, section "Typical status properties"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -25,12 +24,11 @@ READY = "Ready"
 STRANDED = "Stranded"
 MOST_NAMES = 5
 MOST_NAMESPACES = 100
-"""The maximum number of namespaces that a status names as keeping addresses; `deploy/crds` allows
-no more."""
+"""The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
 
 
 class PoolCondition(Value, frozen=True):
-    """A condition of an AddressPool but for its time."""
+    """A condition of an AddressPool, without its transition time."""
 
     type: str
     status: Literal["True", "False"]
@@ -39,8 +37,8 @@ class PoolCondition(Value, frozen=True):
 
 
 class PoolState(Value, frozen=True):
-    """Counts by family, IPv4 first. `in_use`: somebody holds an address of it, so that it must not
-    go without a word."""
+    """The status of a pool. Counts are by family, IPv4 first. `in_use`: a Service holds an address
+    of the pool, so the object must not be deleted yet. `kept`: by namespace."""
 
     assigned: tuple[int, int]
     available: tuple[int, int]
@@ -53,7 +51,7 @@ class PoolState(Value, frozen=True):
 def pool_states(
     ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits
 ) -> dict[str, PoolState]:
-    """Of all pools."""
+    """Return the states of all pools, by name."""
     kept: dict[str, dict[str, list[str]]] = {}
     for name, key, since in ledger.kept():
         kept.setdefault(name, {}).setdefault(key.namespace, []).append(since)
@@ -71,14 +69,15 @@ def pool_states(
 def _with_kept(
     state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits
 ) -> PoolState:
-    """The namespaces that keep most come first. Times that are not known yet are omitted."""
+    """Add the kept addresses by namespace, most addresses first. Times that are not known yet are
+    omitted."""
     most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
-    told = []
+    entries = []
     for namespace in most:
         since = min((each for each in kept[namespace] if each), default="")
-        told.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
+        entries.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
     return msgspec.structs.replace(
-        state, kept_addresses=sum(map(len, kept.values())), kept=tuple(told)
+        state, kept_addresses=sum(map(len, kept.values())), kept=tuple(entries)
     )
 
 
@@ -86,7 +85,9 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
     pool = ledger.pools.by_name.get(name)
     problem = ledger.pools.problems.get(name)
     if pool is not None and problem is not None:
-        granted = ()  # of the pool of this name in the configuration, which stands in its way
+        # The grants belong to the pool of the same name in the configuration, which takes
+        # precedence over this object.
+        granted = ()
     left = [(address, key) for address, key in granted if not _has(ledger, name, address)]
     if pool is None or problem is not None:
         given = [family_of(address) for address in {address for address, _ in granted}]
@@ -114,24 +115,24 @@ def _has(ledger: Ledger, name: str, address: str) -> bool:
 
 def _ready(problem: Finding | None) -> PoolCondition:
     if problem is None:
-        return PoolCondition(READY, "True", "Used", "its addresses are given to Services")
+        return PoolCondition(READY, "True", "Used", "its addresses are assigned to Services")
     return PoolCondition(READY, "False", problem.code, str(problem))
 
 
 def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
     if not left:
         return PoolCondition(
-            STRANDED, "False", "None", "every address that was given from it is in it"
+            STRANDED, "False", "None", "every address that was assigned from it is still in it"
         )
     held = sorted(f"{address} (Service {key})" for address, key in left)
     names = ", ".join(held[:MOST_NAMES]) + (
         f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else ""
     )
     message = (
-        f"{names}: given from this pool and not in it any more; they stay with these Services, "
-        "and nobody new gets them; "
-        f"put them back into a pool, or move the Services by annotation {ADDRESSES[0]}; one that "
-        "is kept for a Service that is "
-        "gone is released by: kubectl delete addressgrant"
+        f"{names}: assigned from this pool and no longer in it; these Services keep them, and no "
+        "other Service gets them; "
+        "add them to a pool again, or request other addresses for these Services by annotation "
+        f"{ADDRESSES[0]}; to release an address that is kept for a deleted Service: "
+        "kubectl delete addressgrant"
     )
     return PoolCondition(STRANDED, "True", "AddressesHeld", message)

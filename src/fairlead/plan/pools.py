@@ -1,11 +1,12 @@
-"""The pools: which addresses there are to give, to whom, and in which order.
+"""The address pools: which addresses can be assigned, to which Services, and in which order.
 
-In: the pools of the configuration and AddressPool objects. Out: `Pools`, in which an address or the
-pools for a Service are found; for each object that cannot be used, why. Rules: a pool with a range
-that is none, or that overlaps another pool, is left out whole, the others go on; of two that
-overlap the configuration's stays, then the older. Names and meaning of the fields are MetalLB's:
-pools made for a Service (`serviceAllocation`) come before those for everybody, by their priority.
-Invariant: pure. Free addresses are found without looking at those that are taken."""
+In: the pools of the configuration, and AddressPool objects. Out: `Pools`, which finds an address or
+the pools for a Service; and for each object that cannot be used, the reason. A pool with an invalid
+range, or with a range that overlaps another pool, is not used at all; the other pools are. Of two
+pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
+meaning of the fields follow MetalLB: pools for certain Services (`serviceAllocation`) are tried
+before pools for every Service, in the order of their priority. Invariant: pure. Finding a free
+address does not scan the assigned ones."""
 
 import heapq
 import ipaddress

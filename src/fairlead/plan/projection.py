@@ -1,10 +1,10 @@
-"""What is kept in memory of each object: that which plans and drivers read, and nothing else.
+"""Projections of Kubernetes objects: the fields that plans and drivers read, and nothing else.
 
-In: an object as it was decoded. Out: a smaller one of the same type, or None for one that the role
-has no business with. A role holds every object of a large cluster, 100,000 endpoints and more; what
-is not kept costs nothing, and a change of it is no change: nobody plans anew because a Node got
-another label or a Service another condition. Invariant: pure; plans of what is kept equal those of
-the whole objects."""
+In: a decoded object. Out: a smaller object of the same type, or None if the role does not need the
+object. A role holds every object of a large cluster, 100,000 endpoints and more. A field that is
+dropped takes no memory, and a change of it does not trigger a new plan, for example when a Node
+gets another label or a Service another condition. Invariant: pure; the plan of the projected
+objects equals the plan of the whole objects."""
 
 import functools
 import sys

@@ -1,9 +1,8 @@
-"""Which nodes may be members at all, where a Service or the configuration restricts them by their
-labels.
+"""Selection of the nodes that may be members, by their labels.
 
-In: Nodes, a text such as `zone=a,disk`: each part a label that a node must have, with this value if
-there is one. Out: the Nodes that have all of them. Pure. Written as cloud-provider-openstack 1.34
-reads its `node-selector`."""
+In: Nodes, and a selector such as `zone=a,disk` from a Service or the configuration. Each part is a
+label that a node must have, with the given value if there is one. Out: the Nodes that have all
+labels. Pure. The syntax is that of `node-selector` in cloud-provider-openstack 1.34."""
 
 import re
 from collections.abc import Mapping

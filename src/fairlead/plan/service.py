@@ -1,5 +1,5 @@
-"""Read from a Service what every class needs: its class, its source ranges, its health port, its
-session affinity.
+"""Properties of a Service that every class needs: class, source ranges, health port, session
+affinity.
 
 In: a Service. Out: the values that plans use. Pure."""
 

@@ -1,10 +1,10 @@
-"""What became of a Service, as the conditions that it shows.
+"""The conditions in the status of a Service.
 
-In: the LoadBalancer that was planned, if any, and its Outcome. Out: three conditions in the style
-of the Gateway API, which know three ways in which something may be amiss: what is asked for cannot
-be had (Accepted), it is not carried out, or in part (Programmed), it is carried out but nobody is
-there to answer (Ready). Invariant: pure; a condition is the same as long as the matter is. Services
-have no generation, so conditions show none. Follows the API conventions, section "Typical status
+In: the planned LoadBalancer, if any, and its Outcome. Out: three conditions in the style of the
+Gateway API. Accepted is False if the request cannot be fulfilled. Programmed is False if it is not
+carried out, or only in part. Ready is False if it is carried out, but no endpoint can answer.
+Invariant: pure; a condition does not change while its cause lasts. Services have no generation, so
+the conditions have no observedGeneration. Follows the API conventions, section "Typical status
 properties"."""
 
 from collections.abc import Iterable, Sequence
