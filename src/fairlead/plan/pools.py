@@ -23,7 +23,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 FAMILIES: tuple[Family, ...] = ("IPv4", "IPv6")
 MOST = 2**63 - 1
-"""Counts are told in an int64."""
+"""The maximum of a count: the status has counts of type int64."""
 
 INVALID = "InvalidAddresses"
 OVERLAPS = "OverlapsAnotherPool"
@@ -31,7 +31,7 @@ DELETED = "BeingDeleted"
 
 
 class Applicant(msgspec.Struct, frozen=True):
-    """Who asks a pool for an address."""
+    """The properties of a Service by which a pool decides whether it may get an address."""
 
     namespace: str
     labels: Mapping[str, str] = {}
@@ -39,19 +39,22 @@ class Applicant(msgspec.Struct, frozen=True):
 
 
 class Range:
-    """A run of addresses that knows its lowest free one. It is told what is given back, and asks
-    whether one is taken."""
+    """A range of addresses that finds its lowest free one.
+
+    It does not record which addresses are assigned: the caller passes a predicate, and calls
+    `give_back` for each address that becomes free. Invariant: a free address is either in the heap
+    `_returned`, or not below `_fresh`, the first address that was not examined yet."""
 
     def __init__(self, version: int, first: int, last: int) -> None:
         self.version = version
         self.first = first
         self.last = last
-        self._fresh = first  # nobody had an address from here on
+        self._fresh = first
         self._returned: list[int] = []
 
     def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
-        """The lowest address that is not taken, nor to be avoided; it stays free until somebody
-        takes it."""
+        """Return the lowest address that is not `taken`; None if there is none. With `avoid` it is
+        not an address that `is_buggy`. The address stays free until `taken` reports it."""
         while self._returned:
             if not taken(text := str(_address(self.version, self._returned[0]))):
                 return text
@@ -64,13 +67,13 @@ class Range:
         return None
 
     def give_back(self, value: int) -> None:
-        """An address that was taken is free again."""
+        """Record that an assigned address is free again."""
         if value < self._fresh:
             heapq.heappush(self._returned, value)
 
 
 class Pool:
-    """One pool in use. `assigned` counts its addresses that are taken."""
+    """A pool that is in use. `assigned` counts its assigned addresses by family."""
 
     def __init__(self, config: PoolConfig) -> None:
         self.name = config.name
@@ -81,7 +84,7 @@ class Pool:
         self.assigned: dict[Family, int] = dict.fromkeys(FAMILIES, 0)
 
     def allows(self, applicant: Applicant) -> bool:
-        """Whether the pool is for this Service."""
+        """Return whether `serviceAllocation` of the pool selects this Service and its namespace."""
         if (rule := self.allocation) is None:
             return True
         chosen = applicant.namespace in rule.namespaces or any(
@@ -94,7 +97,7 @@ class Pool:
         )
 
     def lowest_free(self, family: Family, taken: Callable[[str], bool]) -> str | None:
-        """The lowest free address of the first range that has one."""
+        """Return the lowest free address of the first range that has one; None if no range has."""
         for range_ in self.ranges:
             if family_of_version(range_.version) == family and (
                 address := range_.lowest_free(taken, self.avoid)
@@ -103,7 +106,7 @@ class Pool:
         return None
 
     def size(self, family: Family) -> int:
-        """How many addresses it can give in all."""
+        """Return the number of addresses of this family that the pool can assign in total."""
         ranges = [each for each in self.ranges if family_of_version(each.version) == family]
         return sum(
             each.last - each.first + 1 - (buggy_between(each) if self.avoid else 0)
@@ -112,14 +115,16 @@ class Pool:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Its place among those that may be used without being named."""
+        """Return the sort key of the pool: pools with a `serviceAllocation` by their priority, then
+        pools for every Service."""
         if self.allocation is None:
             return True, 0
         return False, self.allocation.priority or float("inf")
 
 
 class Pools:
-    """All pools in use, in the order in which they are tried. `problems`: of those that are not."""
+    """All pools in use, in the order in which they are tried. `problems`: why other AddressPools
+    are not used, by name."""
 
     def __init__(self, pools: Sequence[Pool], problems: Mapping[str, Finding]) -> None:
         self.in_order = sorted(pools, key=lambda pool: pool.order)
@@ -132,7 +137,7 @@ class Pools:
         self._firsts = [first for first, _, _ in self._sorted]
 
     def find(self, address: str) -> tuple[Pool, Range] | None:
-        """The pool, and its range, that can give this address."""
+        """Return the pool and the range that can assign this address; None if no pool can."""
         value = ipaddress.ip_address(address)
         place = bisect_right(self._firsts, (value.version, int(value))) - 1
         if place < 0:
@@ -148,7 +153,7 @@ class Pools:
 
 
 def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool]) -> Pools:
-    """Those that may be used, and the problems of the others."""
+    """Return the pools that can be used, and the problems of the others."""
     used: list[PoolConfig] = list(configured)
     seen = [(range_, pool.name) for pool in used for range_ in map(parse_range, pool.addresses)]
     names = {pool.name for pool in used}
@@ -177,13 +182,14 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
 def _problem(
     pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]
 ) -> Finding | None:
-    """Why a pool is not used; None if it is."""
+    """Return why an AddressPool is not used; None if it is used. `names` and `seen` are the names
+    and ranges of the pools that take precedence."""
     subject = f"AddressPool {pool.metadata.name}"
     if pool.metadata.deletion_timestamp is not None:
         return Finding(
             DELETED,
-            "the pool is being deleted: it gives no addresses, and goes when nobody holds one of "
-            "it any more",
+            "the pool is being deleted: it assigns no addresses, and is removed once no Service "
+            "holds one of them",
             subject=subject,
         )
     if pool.metadata.name in names:
@@ -192,7 +198,7 @@ def _problem(
             "a pool of this name is in the configuration file",
             severity="error",
             subject=subject,
-            remedy="give this one another name",
+            remedy="rename this AddressPool",
         )
     own: list[tuple[int, int, int]] = []
     for text in pool.spec.addresses:
@@ -204,17 +210,17 @@ def _problem(
                 str(error),
                 severity="error",
                 subject=subject,
-                remedy="give addresses, CIDRs or FIRST-LAST in spec.addresses",
+                remedy="write addresses, CIDRs or FIRST-LAST in spec.addresses",
             )
         for (other_version, other_first, other_last), other in (
             *seen,
             *((each, "itself") for each in own),
         ):
             if version == other_version and first <= other_last and other_first <= last:
-                whose = "another of its own entries" if other == "itself" else f"pool {other}"
+                whose = "another entry of this pool" if other == "itself" else f"pool {other}"
                 return Finding(
                     OVERLAPS,
-                    f"{text} overlaps {whose}; the pool is not used until it does not",
+                    f"{text} overlaps {whose}; the pool is not used until the overlap is removed",
                     severity="error",
                     subject=subject,
                 )
@@ -226,12 +232,12 @@ def _problem(
         "the pool has no addresses",
         severity="error",
         subject=subject,
-        remedy="give some in spec.addresses",
+        remedy="add addresses to spec.addresses",
     )
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Whether these labels are selected."""
+    """Return whether the selector matches these labels."""
     return all(labels.get(key) == value for key, value in selector.match_labels.items()) and all(
         _holds(each, labels) for each in selector.match_expressions
     )
@@ -251,16 +257,18 @@ def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
 
 
 def is_buggy(version: int, value: int) -> bool:
-    """Whether some devices take it for the address of a network or of a broadcast."""
+    """Return whether some devices mistake it for a network or broadcast address: an IPv4 address
+    that ends in .0 or .255."""
     return version == 4 and value & 0xFF in (0x00, 0xFF)
 
 
 def buggy_between(range_: Range) -> int:
-    """How many of its addresses are to be avoided."""
+    """Return the number of addresses of the range that are to be avoided."""
     if range_.version == 6:
         return 0
 
     def below(value: int, ending: int) -> int:
+        # The number of addresses below `value` whose last octet is `ending`.
         return (value + 0x100 - ending - 1) // 0x100 if value > ending else 0
 
     return sum(

@@ -38,15 +38,15 @@ from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
 from fairlead.plan.service import CLAIM_MANAGER
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
-"""A copy of the whole manifest."""
+"""kubectl's copy of the whole manifest."""
 
 
 _CLAIMED = (FieldsManager(CLAIM_MANAGER),)
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """What one role keeps. Each may answer None: as if the object was not there. `slice` None: it
-    does not ask for any."""
+    """The projections of one role. Each function may return None: the role then behaves as if the
+    object did not exist. If `slice` is None, the role does not watch EndpointSlices."""
 
     service: Callable[[Service], Service | None]
     slice: Callable[[EndpointSlice], EndpointSlice | None] | None
@@ -54,9 +54,11 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | None:
-    """Addresses, conditions, nodes and ports, which every role reads: where pods are not counted by
-    address, one that moves from one slice to another would count twice. Hints are a service proxy's
-    to heed."""
+    """Return the fields of an EndpointSlice that every role reads: addresses, conditions, nodes and
+    ports; None if the slice belongs to no Service.
+
+    Addresses are needed by every role: without them a pod that moves between two slices would count
+    twice. Only the service proxy reads hints."""
     if slice_.service is None:
         return None
     metadata = slice_.metadata
@@ -64,7 +66,7 @@ def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | N
         ObjectMeta(
             metadata.name,
             sys.intern(metadata.namespace),
-            labels=_those(metadata.labels, (SERVICE_NAME_LABEL,)),
+            labels=_entries(metadata.labels, (SERVICE_NAME_LABEL,)),
         ),
         slice_.address_type,
         tuple(_endpoint(each, hints) for each in slice_.endpoints or ()),
@@ -73,12 +75,12 @@ def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | N
 
 
 def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
-    """By what a node can be reached, and whether it is to be."""
+    """Return the fields of a Node that say how it is reached, and whether it may get traffic."""
     metadata = node.metadata
     return Node(
         ObjectMeta(
             sys.intern(metadata.name),
-            labels=_those(metadata.labels, labels),
+            labels=_entries(metadata.labels, labels),
             deletion_timestamp=metadata.deletion_timestamp,
         ),
         NodeSpec(
@@ -90,14 +92,15 @@ def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
 
 
 def of_labelled_node(node: Node) -> Node:
-    """The same, with all its labels: a Service may choose nodes by them."""
+    """Return the fields of `of_node` and all labels, by which a Service may select nodes."""
     found = of_node(node)
     labelled = msgspec.structs.replace(found.metadata, labels=node.metadata.labels)
     return msgspec.structs.replace(found, metadata=labelled)
 
 
 def _internal(node: Node) -> Iterator[NodeAddress]:
-    """Its InternalIPs, but for what is none: the API server does not look at them."""
+    """Yield the InternalIPs of a node without invalid ones, which the API server does not
+    reject."""
     for each in node.status.addresses:
         address = read_address(each.address) if each.type == "InternalIP" else None
         if address is not None:
@@ -105,8 +108,8 @@ def _internal(node: Node) -> Iterator[NodeAddress]:
 
 
 def whole_service(service: Service) -> Service:
-    """All that the controller may read, which writes it too. Of annotations it must see those that
-    it does not know."""
+    """Return what the controller reads of a Service: almost everything, because the controller also
+    writes Services. Unknown annotations stay, because the controller reports them."""
     metadata = service.metadata
     claimed = any(each.manager == CLAIM_MANAGER for each in metadata.managed_fields)
     annotations = metadata.annotations
@@ -121,12 +124,13 @@ def whole_service(service: Service) -> Service:
 
 
 def balanced_service(service: Service) -> Service | None:
-    """For a gateway: those with a load balancer."""
+    """Return what a gateway reads of a Service; None if it has no load balancer."""
     return _served(service, selector=True) if service.spec.type == "LoadBalancer" else None
 
 
 def node_service(service: Service) -> Service | None:
-    """For a service proxy: those that have an address inside of the cluster, as kube-proxy does."""
+    """Return what a service proxy reads of a Service; None if it does not serve the Service, by the
+    rules of kube-proxy."""
     labels = service.metadata.labels
     if service.spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
@@ -134,7 +138,8 @@ def node_service(service: Service) -> Service | None:
 
 
 def published_service(service: Service) -> Service | None:
-    """For a node that only ends tunnels: those that may have load-balancer addresses."""
+    """Return what a node that only terminates tunnels reads of a Service; None if the Service
+    cannot have load-balancer addresses."""
     return node_service(service) if service.spec.type == "LoadBalancer" else None
 
 
@@ -147,19 +152,19 @@ NODE = Projection(
     functools.partial(of_node, labels=(ZONE_LABEL,)),
 )
 TUNNEL_NODE = Projection(published_service, None, of_node)
-"""A node where kube-proxy runs."""
+"""For a node that only terminates tunnels, because kube-proxy is its service proxy."""
 
 
 def _served(service: Service, *, selector: bool) -> Service:
-    """What those read who serve a Service and do not write it."""
+    """Return what roles read that serve a Service and do not write it."""
     metadata, spec = service.metadata, service.spec
     return Service(
         ServiceMeta(
             metadata.name,
             sys.intern(metadata.namespace),
             uid=metadata.uid,
-            labels=_those(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
-            annotations=_those(
+            labels=_entries(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
+            annotations=_entries(
                 metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)
             ),
             deletion_timestamp=metadata.deletion_timestamp,
@@ -177,15 +182,15 @@ def _served(service: Service, *, selector: bool) -> Service:
 _NONE: Mapping[str, str] = {}
 
 
-def _those(texts: Mapping[str, str], names: Collection[str]) -> Mapping[str, str]:
-    """The entries of these names. None of them: one empty mapping for all, for an empty dictionary
-    is 64 bytes."""
+def _entries(texts: Mapping[str, str], names: Collection[str]) -> Mapping[str, str]:
+    """Return the entries with these names. An empty result is one shared mapping, because each
+    empty dict takes 64 bytes."""
     return {name: texts[name] for name in names if name in texts} or _NONE
 
 
 def _endpoint(endpoint: Endpoint, hints: bool) -> Endpoint:
-    """Consumers use the first address alone (EndpointSlice API reference). Names of nodes and
-    conditions are the same again and again: each is kept once."""
+    """Return an endpoint with its first address only, as consumers must ignore the others
+    (EndpointSlice API reference). Equal node names and equal conditions share one object."""
     conditions = endpoint.conditions
     return Endpoint(
         endpoint.addresses[:1],

@@ -17,13 +17,13 @@ _PART = re.compile(r"[\w./-]+(=[\w.-]*)?", re.ASCII)
 
 
 def read_selector(text: str) -> str | None:
-    """The text, if it is one."""
+    """Return the selector without spaces around its parts; None if the text is not a selector."""
     parts = [part.strip() for part in text.split(",")]
     return ",".join(parts) if all(_PART.fullmatch(part) for part in parts) else None
 
 
 def selected(nodes: Mapping[str, Node], selector: str) -> Mapping[str, Node]:
-    """All, where there is no selector."""
+    """Return the nodes that match the selector; all nodes if the selector is empty."""
     if not selector:
         return nodes
     wanted = [part.partition("=") for part in selector.split(",")]
@@ -31,7 +31,8 @@ def selected(nodes: Mapping[str, Node], selector: str) -> Mapping[str, Node]:
 
 
 def all_members(nodes: Mapping[str, Node], family: Family) -> tuple[Member, ...]:
-    """Every node, whether it has ready pods or not: who asks it must find out."""
+    """Return every admitted node with an address of the family as an active member of weight 1,
+    with ready pods or without. A health monitor has to detect which nodes have ready pods."""
     reached = {
         name: node_address(node, family)
         for name, node in sorted(nodes.items())

@@ -11,7 +11,7 @@ from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, Service
 from fairlead.model import HealthMonitor
 
 CLASS_PREFIX = "fairlead.io/"
-"""Classes of this domain belong to Fairlead, also those that this version does not know."""
+"""The domain of Fairlead's classes, including classes that this version does not know."""
 
 CLASS_ANNOTATION = "fairlead.io/class"
 """This annotation names the class that has claimed the Service. The controller writes it together
@@ -24,7 +24,7 @@ PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
 LONGEST_AFFINITY_S = 86_400
-"""The API server accepts no longer affinity."""
+"""The longest session affinity that the API server accepts."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
@@ -44,8 +44,8 @@ def claimed_class(service: Service) -> str:
 
 
 def health_monitor_of(service: Service) -> HealthMonitor | None:
-    """Return the request by which a node says whether it can serve this Service; None if there is
-    no port to ask."""
+    """Return the port and path by which a node reports whether it can serve this Service; None if
+    the Service has no health check node port."""
     if service.spec.external_traffic_policy == "Local":
         port = service.spec.health_check_node_port
         return HealthMonitor(port, "/healthz") if port else None
@@ -62,9 +62,9 @@ def affinity_timeout_s(service: Service) -> int:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """Return the CIDRs that may connect, sorted; empty if every client may. The field wins over the
-    older annotation, and blanks around an entry do not count. Raises Refused for an entry that is
-    no CIDR: to ignore it might admit every client."""
+    """Return the CIDRs whose clients may connect, sorted; empty if every client may. The field
+    takes precedence over the older annotation, and spaces around an entry are ignored. Raise
+    Refused for an invalid entry: ignoring it could admit every client."""
     if (
         not service.spec.load_balancer_source_ranges
         and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations
@@ -75,7 +75,7 @@ def source_ranges(service: Service) -> tuple[str, ...]:
     read = {text.strip(): read_network(text) for text in ranges if text.strip()}
     if unread := sorted(text for text, network in read.items() if network is None):
         raise Refused(
-            f"source range {unread[0]!r} is no CIDR",
+            f"source range {unread[0]!r} is not a CIDR",
             fix="write it as ADDRESS/LENGTH in spec.loadBalancerSourceRanges",
         )
     return tuple(sorted({network for network in read.values() if network is not None}))

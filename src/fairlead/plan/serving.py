@@ -1,18 +1,18 @@
-"""Which nodes get the connections of a listener, also while probes have confirmed no node.
+"""Which nodes get the connections of a listener, even while probes have confirmed no node.
 
 In: a planned listener with the states of its members, and the nodes that serve it now. Out: the
 nodes that get new connections with their weights, and the nodes that keep the connections they
 have. A driver reports which nodes serve now and carries the result out; it decides nothing.
 
-The states of members say it all, with one exception. While no member is `active` and at least one
+The states of the members determine the result, with one exception. While no member is `active` and at least one
 is `pending` (its first probe is outstanding), the plan cannot know which nodes serve: a process
 that has just started has no answers yet, and an edit may have changed the health port of every
 node. This lasts for milliseconds, and then:
-  1. If a pending node serves now, the listener stays as it is. Whatever changed would move new
-     connections away from a node that is about to be confirmed, and back again at once.
+  1. If a pending node serves now, the listener stays as it is. Any change would move new
+     connections away from a node that is about to be confirmed, and then back again.
   2. Otherwise the draining members with a weight get new connections by that weight: their pods
-     terminate and still serve (KEP-1669). Any other node that serves now has been disproved by a
-     probe or is no member any more.
+     terminate and still serve (KEP-1669). For any other node that serves now, a probe has failed,
+     or the node is no longer a member.
   3. If there is no such member either, the listener stays as it is.
 Invariant: pure; equal listeners and equal serving nodes give equal results in every driver."""
 
@@ -30,8 +30,8 @@ from fairlead.model import (
 RETAINING: Mapping[Protocol, frozenset[MemberState]] = {
     # A pending member may have connections from before this process began.
     "TCP": frozenset({"active", "draining", "pending", "down"}),
-    # A flow of datagrams loses nothing by moving, and would not come back from a dead node: it has
-    # nothing to retry by.
+    # A UDP flow loses nothing when it moves. On a dead node it would stay, because UDP has no
+    # retransmission that would detect the failure.
     "UDP": frozenset({"active", "draining", "pending"}),
     "SCTP": frozenset({"active", "draining", "pending", "down"}),
 }
@@ -43,7 +43,7 @@ class Shares(Value, frozen=True):
 
     `weights`: the nodes that get new connections, unless `stays_as_it_is`. `undecided`: the pending
     nodes while no member is active; empty at any other time. `retained_nodes`: the members that
-    keep the connections they have. `retain_departed`: a node that is no member any more keeps its
+    keep the connections they have. `retain_departed`: a node that is no longer a member keeps its
     connections too."""
 
     weights: tuple[tuple[str, int], ...]
@@ -53,10 +53,10 @@ class Shares(Value, frozen=True):
 
 
 def shares_of(listener: Listener) -> Shares:
-    """The shares by the states of the listener's members alone.
+    """Return the shares by the states of the listener's members alone.
 
-    With policy Cluster a departed node retains its connections, because the node passes them on to
-    pods elsewhere, whether it has pods itself or not; with policy Local it drops them."""
+    With policy Cluster a node that is no longer a member retains its connections, because it
+    forwards them to pods of other nodes even if it has no pods. With policy Local it drops them."""
     weights = _weights(listener, "active")
     pending = tuple(sorted(each.node for each in listener.members if each.state == "pending"))
     states = RETAINING[listener.protocol]
@@ -69,30 +69,30 @@ def shares_of(listener: Listener) -> Shares:
 
 
 def active_weights(listener: Listener) -> tuple[tuple[str, int], ...]:
-    """The nodes that get new connections once they are confirmed, with their weights."""
+    """Return the nodes whose members are active, with their weights."""
     return _weights(listener, "active")
 
 
 def stays_as_it_is(
     weights: Collection[tuple[str, int]], undecided: Collection[str], serving: Collection[str]
 ) -> bool:
-    """Whether the nodes that serve now go on, and no other node gets new connections. `weights` and
-    `undecided` are those of the Shares; `serving` are the nodes that get new connections of this
-    Service's listener now, at the addresses and ports that are planned for them."""
+    """Return whether the nodes that serve now keep serving, and no other node gets new connections.
+    `weights` and `undecided` are fields of the Shares. `serving` are the nodes that get new
+    connections of this listener now, at their planned addresses and ports."""
     if not undecided or not serving:
         return False
     return not weights or any(node in undecided for node in serving)
 
 
 def drain_limit_s(settings: DirectSettings | ProxySettings, default_s: float) -> float:
-    """How long a node keeps connections of the Service after it has ceased to get new ones; 0 means
-    that there is no limit. `default_s` holds for Services that do not say it themselves."""
+    """Return for how many seconds a node keeps connections of the Service after it stopped getting
+    new ones; 0 means no limit. `default_s` applies to Services that set no limit themselves."""
     return default_s if settings.drain_timeout_s is None else settings.drain_timeout_s
 
 
 def is_drained(idle_s: float, limit_s: float) -> bool:
-    """Whether a node that has had no new connections for `idle_s` has used up its time to keep the
-    connections that are left."""
+    """Return whether the drain limit of a node has passed, `idle_s` seconds after the node stopped
+    getting new connections."""
     return limit_s > 0 and idle_s >= limit_s
 
 

@@ -24,7 +24,7 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class ServiceCondition(Value, frozen=True):
-    """A condition of a Service but for its time."""
+    """A condition of a Service, without its transition time."""
 
     type: str
     status: ConditionStatus
@@ -35,10 +35,11 @@ class ServiceCondition(Value, frozen=True):
 def conditions_of(
     intent: LoadBalancer | None, outcome: Outcome, still_served: Sequence[str]
 ) -> tuple[ServiceCondition, ...]:
-    """The conditions of a Service of ours. `still_served`: the addresses and ports that its status
-    shows and its spec still has, which a Service that is refused or waits goes on with."""
+    """Return the conditions of a Service of Fairlead. `still_served`: the addresses and ports that
+    both its status and its spec have. They stay in service while the Service is refused or
+    waits."""
     if intent is not None and outcome.state == "done":
-        return _carried_out(intent)
+        return _done(intent)
     if outcome.state == "refused":
         accepted = ServiceCondition(ACCEPTED, "False", outcome.reason or REFUSED, outcome.message)
         reason = REFUSED
@@ -61,14 +62,13 @@ def conditions_of(
     )
 
 
-def _carried_out(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
+def _done(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     where = f"served on {', '.join(intent.addresses)}"
-    blocking = (
-        "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
-    )  # without a port nobody is reached
+    # If no port is served, no client can connect: what blocks Programmed blocks Ready too.
+    blocking = "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
     return (
         ServiceCondition(
-            ACCEPTED, "True", "Accepted", _said(note for note in intent.notes if not note.blocks)
+            ACCEPTED, "True", "Accepted", _joined(note for note in intent.notes if not note.blocks)
         ),
         _condition(
             PROGRAMMED,
@@ -90,8 +90,8 @@ def _condition(
 ) -> ServiceCondition:
     if not blocking:
         return ServiceCondition(type_, "True", reason, where)
-    return ServiceCondition(type_, "False", blocking[0].code, _said(blocking))
+    return ServiceCondition(type_, "False", blocking[0].code, _joined(blocking))
 
 
-def _said(notes: Iterable[Finding]) -> str:
+def _joined(notes: Iterable[Finding]) -> str:
     return "; ".join(map(str, notes))

@@ -1,9 +1,9 @@
-"""The terms on which a class serves one Service: everything in which classes differ.
+"""The terms of a class for one Service: everything in which classes differ.
 
-In: `Asked`, a Service with its surroundings. Out: `Terms`. Each class has a function from the one
-to the other in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in
-`plan.classes` names the function. `plan.balancer` makes the LoadBalancer of every class from its
-terms in the same way. Pure."""
+In: `Asked`, a Service with its context. Out: `Terms`. Each class has a function that computes its
+terms, in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in `plan.classes`
+names the function. `plan.balancer` makes the LoadBalancer of every class from its terms in the same
+way. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,26 +24,25 @@ from fairlead.model import (
 from fairlead.plan.service import CLASS_PREFIX
 
 NODE_PORT_MISSING = "NodePortMissing"
-"""The code of a Finding about ports without a node port, at a class that reaches nodes by node
-ports; with the domain before it, the error of such a port in the status."""
+"""Code of a Finding: ports have no node port, and the class reaches nodes by node ports. With the
+domain as prefix, it is also the error of such a port in the status."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A Service that asks for a load balancer, and its surroundings."""
+    """A Service that requests a load balancer, with its context."""
 
     service: Service
     config: Config
     nodes: Mapping[str, Node]
     addresses: Sequence[str]
-    """The addresses that the Service has been given. If the cloud gives them, they are the
-    addresses that the Service shows."""
+    """The addresses that are assigned to the Service. If the cloud assigns them, they are the
+    addresses in the status of the Service."""
     existing: ExistingLoadBalancer | None = None
-    """The load balancer that the Service has in the cloud; None if there is none, or none is
-    known."""
+    """The load balancer that the Service has in the cloud; None if none is known."""
 
 
 def no_remarks(_listeners: Sequence[Listener]) -> Sequence[Finding]:
-    """Return no Finding: the class has nothing to say about its members."""
+    """Return no Finding: the class has no remarks about its members."""
     return ()
 
 
@@ -55,7 +54,8 @@ class Terms(msgspec.Struct, frozen=True):
     unserved: Sequence[UnservedPort] = ()
     """The ports that the class cannot serve."""
     families: Sequence[Family] | None = None
-    """The address families in which the load balancer listens. None: those of its addresses."""
+    """The address families in which the load balancer listens. None: the families of its
+    addresses."""
     ip_mode: IPMode = "VIP"
     hostname_suffix: str = ""
     hostname: str = ""
@@ -68,7 +68,8 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 TermsOf = Callable[[Asked], Terms]
-"""Such a function raises Refused for a Service that the class cannot serve at all."""
+"""Computes the terms of a class. Raises Refused for a Service that the class cannot serve at
+all."""
 
 
 def without_node_port(
@@ -79,8 +80,8 @@ def without_node_port(
     if not ports:
         return [], []
     message = (
-        f"not served: {listed(ports)}: class {class_name} reaches nodes by node ports, and there "
-        "are none"
+        f"not served: {listed(ports)}: class {class_name} reaches nodes by node ports, and these "
+        "ports have none"
     )
     finding = Finding(
         NODE_PORT_MISSING,
@@ -98,5 +99,5 @@ def unserved(ports: Sequence[ServicePort], reason: str) -> list[UnservedPort]:
 
 
 def listed(ports: Sequence[ServicePort]) -> str:
-    """Write the ports for a message: `80/TCP, 53/UDP`."""
+    """Format the ports for a message: `80/TCP, 53/UDP`."""
     return ", ".join(f"{port.port}/{port.protocol}" for port in ports)

@@ -1,8 +1,8 @@
 """The part of a cluster's state that plans read.
 
-Every role provides a `Cluster`. The controller provides an `Addressed` one, because it gives
-addresses, and a `CloudCluster`, because it watches a cloud. `fairlead.state.State` is all of them.
-Pure."""
+Every role provides a `Cluster`. The controller also provides an `Addressed` cluster, because it
+assigns addresses, and a `CloudCluster`, because it watches a cloud. `fairlead.state.State`
+implements all of them. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -30,8 +30,8 @@ class Cluster(Protocol):
 
 
 class Addressed(Cluster, Protocol):
-    """The further state that the controller reads to give addresses. `pools` is another object
-    whenever a pool has changed."""
+    """The additional state that the controller reads to assign addresses. `pools` is a new object
+    after each change of a pool."""
 
     @property
     def pools(self) -> Mapping[str, AddressPool]: ...
@@ -48,8 +48,7 @@ class Addressed(Cluster, Protocol):
 
 
 class CloudCluster(Cluster, Protocol):
-    """The further state that the plan of a cloud reads: the load balancers that Services have
-    there."""
+    """The additional state that the plan of a cloud reads: the load balancers of Services there."""
 
     @property
     def load_balancers(self) -> Mapping[ServiceKey, ExistingLoadBalancer]: ...
