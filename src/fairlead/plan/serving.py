@@ -4,10 +4,10 @@ In: a planned listener with the states of its members, and the nodes that serve 
 nodes that get new connections with their weights, and the nodes that keep the connections they
 have. A driver reports which nodes serve now and carries the result out; it decides nothing.
 
-The states of the members determine the result, with one exception. While no member is `active` and at least one
-is `pending` (its first probe is outstanding), the plan cannot know which nodes serve: a process
-that has just started has no answers yet, and an edit may have changed the health port of every
-node. This lasts for milliseconds, and then:
+The states of the members determine the result, with one exception. While no member is `active` and
+at least one is `pending` (its first probe is outstanding), the plan cannot know which nodes serve:
+a process that has just started has no probe results yet, and an edit may have changed the health
+port of every node. For this time, which lasts milliseconds, these rules apply:
   1. If a pending node serves now, the listener stays as it is. Any change would move new
      connections away from a node that is about to be confirmed, and then back again.
   2. Otherwise the draining members with a weight get new connections by that weight: their pods
@@ -30,8 +30,8 @@ from fairlead.model import (
 RETAINING: Mapping[Protocol, frozenset[MemberState]] = {
     # A pending member may have connections from before this process began.
     "TCP": frozenset({"active", "draining", "pending", "down"}),
-    # A UDP flow loses nothing when it moves. On a dead node it would stay, because UDP has no
-    # retransmission that would detect the failure.
+    # A UDP flow loses nothing when it moves. On a dead node it would not recover: UDP itself has no
+    # retransmission.
     "UDP": frozenset({"active", "draining", "pending"}),
     "SCTP": frozenset({"active", "draining", "pending", "down"}),
 }
