@@ -127,7 +127,7 @@ def test_a_slip_of_the_pen_is_named() -> None:
         }
     )
     assert str(note) == (
-        "fairlead.io/proxi-protocol ('v2') is no annotation of ours; did you mean "
+        "unknown annotation fairlead.io/proxi-protocol ('v2'); did you mean "
         "fairlead.io/proxy-protocol?"
     )
 
