@@ -116,7 +116,7 @@ def test_a_provider_stays() -> None:
             {},
             LOCAL._replace(restricted=True),
             "ovn",
-            "spec.loadBalancerSourceRanges: provider ovn lets everybody in",
+            "spec.loadBalancerSourceRanges: provider ovn admits every client",
         ),
     ],
 )

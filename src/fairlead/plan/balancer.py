@@ -32,8 +32,8 @@ from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_
 from fairlead.plan.terms import Asked
 
 PORT_CONFLICT = "PortConflict"
-"""Another Service has the port. The code of a Finding; with Fairlead's domain as a prefix, the error
-of the port in the status."""
+"""The reason of a port that another Service has. It is the code of a Finding; with the domain of
+Fairlead as a prefix, it is the error of the port in the status."""
 
 DEFAULTS = Config()
 

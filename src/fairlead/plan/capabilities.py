@@ -42,7 +42,7 @@ UNSUPPORTED: Mapping[Provider, Mapping[str, Unsupported]] = {
     "amphora": {
         "lb-method": Unsupported(
             "substitute",
-            "provider amphora distributes connections round robin, weighted by the number of ready pods",
+            "provider amphora uses round robin, weighted by the number of ready pods",
         ),
     },
     "ovn": {

@@ -110,8 +110,8 @@ def _addresses(
 ) -> tuple[str, ...]:
     """Return the addresses at which clients reach the load balancer. Empty: the requested floating
     IP, which is to be the first one, is not attached yet."""
-    # The first address is the VIP, or the floating IP that is attached to it. On a shared load
-    # balancer, the Service whose floating IP it is may be another one.
+    # A Service on a shared load balancer takes the floating IP that is attached to it, because
+    # another Service may have requested it.
     vip = existing.addresses[0] if existing.addresses else ""
     if existing.shared:
         first = next(iter(existing.floating), vip)
@@ -121,5 +121,6 @@ def _addresses(
         first = next((each for each in existing.floating if wish.address in ("", each)), "")
     if not (vip and first):
         return ()
+    # An address of a family without listeners is not published if there is another address.
     further = [each for each in existing.addresses[1:] if family_of(each) in families]
     return tuple([first, *further] if family_of(first) in families or not further else further)
