@@ -507,7 +507,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
 def test_an_id_that_is_none_is_refused(
     make_service: Callable[..., Service], nodes: dict[str, Node]
 ) -> None:
-    with pytest.raises(Refused, match="which is no id of a load balancer"):
+    with pytest.raises(Refused, match="which is not the id of a load balancer"):
         planned(make_service(annotations={OPENSTACK + "load-balancer-id": "lb"}), [], nodes)
     id_ = "038c7b3d-e40a-4b72-a4b5-e45c520f23e1"
     octavia = msgspec.structs.replace(CONFIG, subnet_id="", adopt_from="kubernetes")
