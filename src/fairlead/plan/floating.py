@@ -1,9 +1,10 @@
-"""Whether a load balancer of OpenStack has a floating IP, and which.
+"""Decide whether a load balancer of OpenStack gets a floating IP, and which one.
 
-In: annotations of a Service (ours, or OCCM's of the same name), the configuration, the addresses
-that it asks for. Out: a FloatingWish, or None for a load balancer that is reached from inside
-alone; and Findings on what has no effect. Pure. Meanings: cloud-provider-openstack 1.34. A floating
-IP is IPv4, so load balancers of IPv6 have none."""
+In: the annotations of a Service (of Fairlead, or of cloud-provider-openstack with the same short
+names), the configuration, the requested address. Out: a FloatingWish, or None for a load balancer
+that is reachable only at its own address; and Findings about annotations without effect. Pure.
+Meanings: cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an IPv6 load balancer has
+none."""
 
 from collections.abc import Mapping
 
@@ -12,10 +13,10 @@ from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, fo
 from fairlead.plan.wishes import Wishes
 from fairlead.sections import OctaviaConfig
 
-SUBNET_WISHES = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
-FLOATING_WISHES = ("floating-network-id", *SUBNET_WISHES)
+SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
+FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""Written by OCCM: the address that a Service had there."""
+"""cloud-provider-openstack writes this annotation: the address that it gave to the Service."""
 
 
 def floating_of(
@@ -25,8 +26,10 @@ def floating_of(
     family: Family,
     address: str,
 ) -> FloatingWish | None:
-    """`address`: what the Service asks for; with a floating IP, it is that one."""
-    given = [name for wish in FLOATING_WISHES if (name := wishes.given(wish))]
+    """Return the request for a floating IP; None if the load balancer gets none. Findings about
+    annotations without effect are added to `wishes.notes`. `family`: the family of the load
+    balancer. `address`: the address that the Service requests; it becomes the floating IP."""
+    given = [name for short in FLOATING_ANNOTATIONS if (name := wishes.given(short))]
     given += [name for name in [found(annotations, KEEP_ADDRESS)[0]] if name]
     internal = wishes.switch(INTERNAL, config.internal)
     keep = wishes.switch(KEEP_ADDRESS, False)
@@ -42,13 +45,15 @@ def floating_of(
         _without_effect(wishes, given, "an internal load balancer has no floating IP")
         return None
     if family == "IPv6":
-        _without_effect(wishes, given, "there are no floating IPs of IPv6")
+        _without_effect(wishes, given, "there are no IPv6 floating IPs")
         return None
-    subnet = {wish: wishes.read(wish, lambda text: text, "", "") for wish in SUBNET_WISHES}
+    subnet = {short: wishes.read(short, lambda text: text, "", "") for short in SUBNET_ANNOTATIONS}
+    # The configured subnet belongs to the configured network, so it does not apply if the Service
+    # names a network or a subnet.
     if not any(subnet.values()) and not wishes.given("floating-network-id"):
         subnet = dict(
             zip(
-                SUBNET_WISHES,
+                SUBNET_ANNOTATIONS,
                 (config.floating_subnet_id, config.floating_subnet, config.floating_subnet_tags),
                 strict=True,
             )
