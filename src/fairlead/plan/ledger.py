@@ -113,7 +113,7 @@ class Ledger:
         """Update the facts of these Services and all assignments that depend on them. Return the
         keys of the Services whose result changed.
 
-        First all Services of the batch confirm what they hold, in the order of their precedence;
+        First all Services of the batch confirm what they hold, the older Service first;
         then new addresses are given. Otherwise an early Service could get an address that a later
         one holds already."""
         before = {key: self.result(key) for key in facts}
