@@ -25,7 +25,7 @@ from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotations import not_understood, without_effect
 from fairlead.plan.classes import ServiceClass
-from fairlead.plan.members import NO_TUNNELS, Unproved, VerdictOf, confirm, members_of
+from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
@@ -44,7 +44,7 @@ class Unconfirmed(NamedTuple):
     store it and reuse it when a verdict changes."""
 
     balancer: LoadBalancer
-    found: tuple[Unproved, ...]
+    found: tuple[UnconfirmedMembers, ...]
     """In the order of the listeners."""
 
 
@@ -107,7 +107,7 @@ def plan_unconfirmed(
         ]
     nodes = asked.nodes if terms.nodes is None else terms.nodes
     policy = service.spec.external_traffic_policy or "Cluster"
-    listeners: list[tuple[Listener, Unproved]] = []
+    listeners: list[tuple[Listener, UnconfirmedMembers]] = []
     for family in families:
         for port in served:
             if at_gateway and not is_published(service, family, port.port, port.protocol):

@@ -9,8 +9,8 @@ none."""
 from collections.abc import Mapping
 
 from fairlead.model import Family, Finding, FloatingWish
+from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
-from fairlead.plan.wishes import Wishes
 from fairlead.sections import OctaviaConfig
 
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
@@ -20,7 +20,7 @@ REPORT = "loadbalancer.openstack.org/load-balancer-address"
 
 
 def floating_of(
-    wishes: Wishes,
+    wishes: AnnotationReader,
     annotations: Mapping[str, str],
     config: OctaviaConfig,
     family: Family,
@@ -71,7 +71,7 @@ def floating_of(
     )
 
 
-def _without_effect(wishes: Wishes, names: list[str], why: str) -> None:
+def _without_effect(wishes: AnnotationReader, names: list[str], why: str) -> None:
     if names:
         message = f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {why}"
         wishes.notes.append(Finding(WITHOUT_EFFECT, message))

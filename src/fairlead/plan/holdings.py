@@ -11,7 +11,7 @@ from collections.abc import Collection
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import Lines
+from fairlead.plan.waiting import WaitQueues
 
 Sharing = tuple[str, str]
 """Namespace and sharing key."""
@@ -20,9 +20,9 @@ Sharing = tuple[str, str]
 class Holdings:
     """All held addresses. `use` replaces the pools."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, queues: WaitQueues) -> None:
         self.pools = Pools((), {})
-        self._lines = lines
+        self._queues = queues
         self._holders: dict[str, set[ServiceKey]] = {}
         self._by_sharing: dict[Sharing, set[str]] = {}
         self._sharings: dict[str, set[Sharing]] = {}  # the inverse of _by_sharing
@@ -33,7 +33,7 @@ class Holdings:
         for address in self._holders:
             if (found := pools.find(address)) is not None:
                 found[0].assigned[family_of(address)] += 1
-        self._lines.tell_all("pool")
+        self._queues.notify_all("pool")
 
     def of(self, address: str) -> Collection[ServiceKey]:
         """Return the Services that hold this address."""
@@ -61,14 +61,14 @@ class Holdings:
         if sharing not in sharings:
             sharings.add(sharing)
             self._by_sharing.setdefault(sharing, set()).add(address)
-            self._lines.tell(("sharing", *sharing))
+            self._queues.notify(("sharing", *sharing))
 
     def leave(self, key: ServiceKey, address: str) -> None:
         """Record that the Service no longer holds the address, and notify the Services that wait
         for it."""
         holders = self._holders[address]
         holders.discard(key)
-        self._lines.tell(("address", address))
+        self._queues.notify(("address", address))
         if holders:
             return
         del self._holders[address]
@@ -80,7 +80,7 @@ class Holdings:
             pool, range_ = found
             pool.assigned[family_of(address)] -= 1
             range_.give_back(number(address))
-            self._lines.tell(("pool", pool.name, family_of(address)))
+            self._queues.notify(("pool", pool.name, family_of(address)))
 
 
 def number(address: str) -> int:

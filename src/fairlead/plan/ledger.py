@@ -26,7 +26,7 @@ from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken,
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import Lines, Wait
+from fairlead.plan.waiting import WaitQueues, Wait
 
 NOTHING: Ports = frozenset()
 
@@ -62,8 +62,8 @@ class Ledger:
         self._records: dict[ServiceKey, _Record] = {}
         self._keeping: dict[str, set[ServiceKey]] = {}
         """By namespace, the Services for which an address is kept."""
-        self._lines = Lines()
-        self._holdings = Holdings(self._lines)
+        self._queues = WaitQueues()
+        self._holdings = Holdings(self._queues)
 
     @property
     def pools(self) -> Pools:
@@ -150,10 +150,10 @@ class Ledger:
             self._await(record, set())  # the old order is the key of the Service in the queues
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._lines.tell(("sharing", key.namespace, wanted.sharing_key))
+            self._queues.notify(("sharing", key.namespace, wanted.sharing_key))
         affected: set[ServiceKey] = set()
         if old.wanted != wanted:
-            self._lines.tell(*(("address", address) for address in record.holding))
+            self._queues.notify(*(("address", address) for address in record.holding))
             affected.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(wanted, Wanted):
             record.given, record.ports = {}, NOTHING
@@ -161,7 +161,7 @@ class Ledger:
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
                 affected.update(self._holdings.of(address))
-                self._lines.tell(
+                self._queues.notify(
                     ("address", address), ("sharing", key.namespace, taken.sharing_key)
                 )
         return affected - {key}
@@ -188,7 +188,7 @@ class Ledger:
             self._holdings.enter(key, address)
         for address in record.holding.keys() | holding.keys():
             if record.holding.get(address, NOTHING) != holding.get(address, NOTHING):
-                self._lines.tell(("address", address))
+                self._queues.notify(("address", address))
         record.holding = holding
         for address in holding:
             if name := self._sharing_key(key, address):
@@ -357,7 +357,7 @@ class Ledger:
         queue = [self._place(self._records[key].order, ()) for key in batch]
         heapq.heapify(queue)
         while True:
-            for wait in self._lines.take_news():
+            for wait in self._queues.drain():
                 self._next_in_line(queue, wait, None)
             if not queue:
                 return
@@ -384,7 +384,7 @@ class Ledger:
                 or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None
             ):
                 return
-        if (order := self._lines.next(wait, after)) is not None:
+        if (order := self._queues.next(wait, after)) is not None:
             heapq.heappush(queue, self._place(order, wait))
 
     def _settle(self, key: ServiceKey) -> None:
@@ -408,7 +408,7 @@ class Ledger:
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
         """Replace what a Service waits for."""
-        self._lines.move(record.order, record.waits, waits)
+        self._queues.move(record.order, record.waits, waits)
         record.waits = waits
 
     def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:

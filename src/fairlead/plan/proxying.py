@@ -22,6 +22,7 @@ from fairlead.model import (
     UnservedPort,
 )
 from fairlead.plan import direct
+from fairlead.plan.annotation_reader import CHECKS, HEADERS, SWITCHES, AnnotationReader
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_WISHES,
@@ -33,7 +34,6 @@ from fairlead.plan.annotations import (
 )
 from fairlead.plan.service import affinity_timeout_s
 from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
-from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
@@ -116,7 +116,7 @@ def settings_of(
     """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
     names the method."""
     default = ProxySettings()
-    reader = Wishes(annotations)
+    reader = AnnotationReader(annotations)
     header = reader.choice("proxy-protocol", HEADERS, default.header)
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
     method = reader.choice("lb-method", _METHODS, default.method)
@@ -245,7 +245,7 @@ def _said(header: ProxyHeader) -> str:
     return f"a PROXY header {header}" if header else "no PROXY header"
 
 
-def _checks(reader: Wishes) -> MemberChecks | None:
+def _checks(reader: AnnotationReader) -> MemberChecks | None:
     """Asked for as a whole, or by one of its settings."""
     default = MemberChecks()
     checks = MemberChecks(
