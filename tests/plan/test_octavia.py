@@ -32,7 +32,7 @@ from fairlead.model import (
     Provider,
     ServiceKey,
 )
-from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
+from fairlead.plan.annotations import OCTAVIA_ANNOTATIONS, PROXY_ANNOTATIONS
 from fairlead.plan.capabilities import METHODS, UNSUPPORTED
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.octavia import OctaviaRequest, settings_of
@@ -199,7 +199,7 @@ def test_the_configuration_says_what_services_do_not() -> None:
             [
                 prefix + wish
                 for prefix in (OURS, OPENSTACK)
-                for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)
+                for wish in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)
             ]
         ),
         st.one_of(

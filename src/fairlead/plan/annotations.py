@@ -39,7 +39,7 @@ DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
 """How long a node that gets no new connections keeps its open ones: seconds (`300`), or a duration
 in the format of Go (`5m`, `1h30m`)."""
 
-PROXY_WISHES = (
+PROXY_ANNOTATIONS = (
     "proxy-protocol",
     "x-forwarded-for",
     "timeout-client-data",
@@ -56,7 +56,7 @@ PROXY_WISHES = (
 )
 """Short names of annotations about connections, for classes `proxy` and `octavia`."""
 
-OCTAVIA_WISHES = (
+OCTAVIA_ANNOTATIONS = (
     "octavia-provider",
     "subnet-id",
     "network-id",
@@ -105,7 +105,10 @@ _MARK = "fairlead.io/class"
 """The controller writes this annotation: the class that serves the Service."""
 _KNOWN = frozenset(
     [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], INTERNAL[0], DRAIN_TIMEOUT[0]]
-    + [_OURS + short_name for short_name in (*PROXY_WISHES, *OCTAVIA_WISHES, "hostname-suffix")]
+    + [
+        _OURS + short_name
+        for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS, "hostname-suffix")
+    ]
 ) - {_MARK}
 """The annotations of Fairlead that users may set."""
 

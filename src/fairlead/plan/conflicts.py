@@ -40,9 +40,9 @@ class Basis(IntEnum):
     """An AddressGrant names the Service and the port."""
     SHOWN = 2
     """The status shows the port at the address, or the API server has allocated the port."""
-    GIVEN = 3
+    ASSIGNED = 3
     """The address is assigned to the Service; the port is not confirmed yet."""
-    WISHED = 4
+    REQUESTED = 4
     """The Service only requests the port, for example by spec.externalIPs."""
     GONE = 5
     """The Service no longer exists, but its port is still installed."""
@@ -66,7 +66,7 @@ def first(among: Iterable[Precedence]) -> ServiceKey:
 def rivals_of(mine: Precedence, others: Iterable[Precedence]) -> list[ServiceKey]:
     """Return the Services that prevent this one from having the port, sorted: the Services that
     come before it and have the port. A Service that only requests the port does not have it."""
-    return sorted(each.service for each in others if each < mine and each.basis < Basis.WISHED)
+    return sorted(each.service for each in others if each < mine and each.basis < Basis.REQUESTED)
 
 
 def of_shown(key: ServiceKey, service: Service) -> Precedence:
@@ -84,9 +84,9 @@ def precedence_of(key: ServiceKey, service: Service, address: str, port: str) ->
     port, which the API server has allocated."""
     shown = shown_by(service)
     if address in shown:
-        basis = Basis.SHOWN if port in shown[address] else Basis.GIVEN
+        basis = Basis.SHOWN if port in shown[address] else Basis.ASSIGNED
     elif address in map(read_address, service.spec.external_ips):
-        basis = Basis.WISHED
+        basis = Basis.REQUESTED
     else:
         basis = Basis.SHOWN
     return Precedence(basis, *order_of(key, service))

@@ -26,9 +26,9 @@ from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken,
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import WaitQueues, Wait
+from fairlead.plan.waiting import Wait, WaitQueues
 
-NOTHING: Ports = frozenset()
+NO_PORTS: Ports = frozenset()
 
 
 class _Record:
@@ -45,7 +45,7 @@ class _Record:
         self.order: Order = ("", ServiceKey("", ""))
         self.draft: dict[Family, str] = {}
         self.given: dict[Family, str] = {}
-        self.ports: Ports = NOTHING
+        self.ports: Ports = NO_PORTS
         self.result: Assigned | Refused | None = None
         self.waits: set[Wait] = set()
         self.holding: dict[str, Ports] = {}
@@ -156,7 +156,7 @@ class Ledger:
             self._queues.notify(*(("address", address) for address in record.holding))
             affected.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(wanted, Wanted):
-            record.given, record.ports = {}, NOTHING
+            record.given, record.ports = {}, NO_PORTS
         self._refresh(key)
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
@@ -181,13 +181,13 @@ class Ledger:
         record = self._records[key]
         holding = {address: taken.ports for address, taken in record.facts.taken.items()}
         for address in record.given.values():
-            holding[address] = holding.get(address, NOTHING) | record.ports
+            holding[address] = holding.get(address, NO_PORTS) | record.ports
         for address in record.holding.keys() - holding.keys():
             self._holdings.leave(key, address)
         for address in holding.keys() - record.holding.keys():
             self._holdings.enter(key, address)
         for address in record.holding.keys() | holding.keys():
-            if record.holding.get(address, NOTHING) != holding.get(address, NOTHING):
+            if record.holding.get(address, NO_PORTS) != holding.get(address, NO_PORTS):
                 self._queues.notify(("address", address))
         record.holding = holding
         for address in holding:
@@ -329,7 +329,7 @@ class Ledger:
             return refusals.not_for(address, found[0].name)
         if (other := self._exclusive_holder(key, address)) is not None:
             is_kept = (
-                self._records[other].holding[address] == NOTHING
+                self._records[other].holding[address] == NO_PORTS
                 and self._records[other].facts.wanted is None
             )
             return refusals.kept(address, other) if is_kept else refusals.held(address, other)
@@ -403,7 +403,7 @@ class Ledger:
         else:
             record.result = self._fill(key, wanted, waits)
         if not isinstance(record.result, Assigned):
-            self._give(key, {}, NOTHING)  # by its facts, it still holds addresses
+            self._give(key, {}, NO_PORTS)  # by its facts, it still holds addresses
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
@@ -474,7 +474,7 @@ class Ledger:
         if not wanted.sharing_key:
             return None
         record = self._records[key]
-        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NOTHING
+        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NO_PORTS
         some = None
         for address in sorted(
             self._holdings.shared((key.namespace, wanted.sharing_key)), key=number
@@ -508,9 +508,9 @@ def _precedence(record: _Record, address: str, port: str) -> Precedence:
     elif taken.shown is not None and port in taken.shown:
         basis = Basis.SHOWN
     elif port in record.ports and address in record.given.values():
-        basis = Basis.GIVEN
+        basis = Basis.ASSIGNED
     else:
-        basis = Basis.WISHED
+        basis = Basis.REQUESTED
     return Precedence(basis, *record.order)
 
 

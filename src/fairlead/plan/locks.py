@@ -16,7 +16,7 @@ from fairlead.model import Grant, ServiceKey
 from fairlead.plan.addresses import Ports
 
 
-class Standing(msgspec.Struct, frozen=True):
+class PublishedVersion(msgspec.Struct, frozen=True):
     """One version of a Service, and the ports that its status shows, by address."""
 
     uid: str
@@ -30,14 +30,18 @@ def is_kept(spec: AddressGrantSpec, key: ServiceKey) -> bool:
 
 
 def settled(
-    spec: AddressGrantSpec, key: ServiceKey, uid: str, grant: Grant, standing: Standing | None
+    spec: AddressGrantSpec,
+    key: ServiceKey,
+    uid: str,
+    grant: Grant,
+    published: PublishedVersion | None,
 ) -> bool:
     """Return whether the lock contains the grant, so that each of its ports may be published, or is
-    published already. `standing`: None if there is no Service of this name."""
-    if standing is None or standing.uid != uid:
+    published already. `published`: None if there is no Service of this name."""
+    if published is None or published.uid != uid:
         return False
     try:
-        return with_holder(spec, key, grant, standing) == spec
+        return with_holder(spec, key, grant, published) == spec
     except Conflict:
         return False
 
@@ -49,17 +53,21 @@ def surplus(spec: AddressGrantSpec, key: ServiceKey, grant: Grant) -> bool:
 
 
 def shows_surplus(
-    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing: Standing | None
+    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, published: PublishedVersion | None
 ) -> bool:
     """Return whether the status of the Service still shows a surplus port. Such a port must
     disappear from the status before it is released."""
-    shown = standing.shown.get(grant.address, frozenset()) if standing is not None else frozenset()
+    shown = (
+        published.shown.get(grant.address, frozenset()) if published is not None else frozenset()
+    )
     return any(
         each.key == key and shown & (set(each.ports) - set(grant.ports)) for each in spec.holders
     )
 
 
-def licensed(spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str) -> Ports:
+def publishable_ports(
+    spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str
+) -> Ports:
     """Return the ports that may be published over this version of the Service although the version
     does not show them yet."""
     for each in spec.holders if spec is not None else ():
@@ -69,30 +77,30 @@ def licensed(spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: 
 
 
 def with_holder(
-    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing: Standing
+    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, published: PublishedVersion
 ) -> AddressGrantSpec:
     """Return the lock with this grant added for the Service. The Service keeps the ports that it
     already had.
 
     Raise Conflict if another Service has one of the ports, or does not share the address, or if the
-    lock was written for a later version of the Service than `standing`."""
+    lock was written for a later version of the Service than `published`."""
     others = [each for each in spec.holders if each.key != key]
     mine = next(
-        (each for each in spec.holders if each.key == key and each.uid == standing.uid), None
+        (each for each in spec.holders if each.key == key and each.uid == published.uid), None
     )
     _check_others(
-        spec, key, grant, others, joining=mine is None and grant.address not in standing.shown
+        spec, key, grant, others, joining=mine is None and grant.address not in published.shown
     )
     version = version_number(mine.service_version) if mine is not None else 0
-    if version > standing.version:
+    if version > published.version:
         raise Conflict(
             f"the grant of {grant.address} was written for a later version of Service {key}"
         )
     # The entry needs the current version only if the status does not show all ports yet.
-    if mine is None or not set(grant.ports) <= standing.shown.get(grant.address, frozenset()):
-        version = standing.version
+    if mine is None or not set(grant.ports) <= published.shown.get(grant.address, frozenset()):
+        version = published.version
     ports = tuple(sorted({*grant.ports, *(mine.ports if mine is not None else ())}))
-    entry = Holder(key.namespace, key.name, standing.uid, ports, str(version) if version else "")
+    entry = Holder(key.namespace, key.name, published.uid, ports, str(version) if version else "")
     alone = not any(each.uid for each in others)
     if alone and grant.sharing_key:
         # All other holders are reservations. The reservations of this namespace end, because a
@@ -145,7 +153,7 @@ def without_holder(
     )
 
 
-def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
+def with_kept_since(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
     """Return the lock with `since` recorded as the time from which the address is kept for this
     Service."""
     kept = (
@@ -157,19 +165,21 @@ def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSp
     return msgspec.structs.replace(spec, holders=tuple(kept))
 
 
-def may_be_published(standing: Standing, holder: Holder) -> bool:
+def may_be_published(published: PublishedVersion, holder: Holder) -> bool:
     """Return whether a publication over the version in this entry could still succeed: the Service
     has no later version."""
-    return version_number(holder.service_version) >= standing.version
+    return version_number(holder.service_version) >= published.version
 
 
-def releasable(standing: Standing, holder: Holder, address: str, leave: Grant | None) -> bool:
+def releasable(
+    published: PublishedVersion, holder: Holder, address: str, leave: Grant | None
+) -> bool:
     """Return whether all ports except the ports of `leave` may be taken from the Service: its
     status shows none of them, and no process can still publish one with the entry `holder`."""
-    shown = standing.shown.get(address)
+    shown = published.shown.get(address)
     gone = (
         not shown
         if leave is None
         else not (shown or frozenset()) & (set(holder.ports) - set(leave.ports))
     )
-    return gone and not may_be_published(standing, holder)
+    return gone and not may_be_published(published, holder)
