@@ -37,13 +37,13 @@ async def kubectl(*arguments: str, kubeconfig: Path | None = None, fails: bool =
     return (errors if fails else output).decode()
 
 
-async def test_it_shows_itself_by_the_name_that_users_type() -> None:
+async def test_the_usage_shows_the_name_of_the_plugin() -> None:
     assert (await kubectl("--help")).startswith("Usage: kubectl fairlead [OPTIONS]")
     assert "Usage: kubectl fairlead plan" in await kubectl("plan", "--help")
     assert "kubectl fairlead plan --help" in await kubectl("plan", "--nonsense", fails=True)
 
 
-async def test_without_a_cluster_it_says_where_it_looked() -> None:
+async def test_without_a_cluster_the_error_names_the_sources() -> None:
     assert "no API server is configured" in await kubectl("plan", fails=True)
 
 

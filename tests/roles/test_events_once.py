@@ -41,7 +41,7 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
         await made.stop()
 
 
-async def test_a_restart_and_another_leader_tell_nothing_again(
+async def test_a_restart_and_another_leader_repeat_no_event(
     embedded: tuple[ApiServer, Cluster],
 ) -> None:
     """Runs on one API server only: an Event is found again by its name, which does not depend on
@@ -75,7 +75,7 @@ async def test_a_restart_and_another_leader_tell_nothing_again(
     assert after == versions, "nothing was written on a Service that did not change"
 
 
-async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluster]) -> None:
+async def test_retries_write_no_further_events(embedded: tuple[ApiServer, Cluster]) -> None:
     server, cluster = embedded
     await cluster.set_endpoints("web", ("10.244.1.1", "", True))
     fault = Fault("status", "PATCH", path="/services/web/status", code=503, count=0)

@@ -63,7 +63,7 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
         await cluster.client.delete(ADDRESS_GRANTS, ("", grant.metadata.name))
 
 
-async def test_what_is_kept_is_shown_and_goes_with_its_namespace(cluster: Cluster) -> None:
+async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluster: Cluster) -> None:
     name = f"kept-{secrets.token_hex(3)}"
     pool = {
         "apiVersion": "fairlead.io/v1alpha1",

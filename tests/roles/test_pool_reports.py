@@ -93,7 +93,7 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(server, client)
 
 
-async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> None:
+async def test_pools_that_cannot_be_written_delay_no_other(bench: Bench) -> None:
     failing = {"a": 403, "b": 409, "c": 503}
     for name, code in failing.items():
         bench.server.faults.add(Fault("status", "PATCH", f"/addresspools/{name}/", 0, code=code))
@@ -130,7 +130,7 @@ async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_the_end_of_what_was_wrong_is_told(bench: Bench) -> None:
+async def test_the_end_of_a_problem_is_reported(bench: Bench) -> None:
     async def told(*reasons: str) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while sorted(each.reason for each in await bench.client.list(EVENTS)) != sorted(

@@ -15,7 +15,7 @@ from fairlead.state import State
 OTHER = ServiceKey("default", "refused")
 
 
-async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
+async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> None:
     seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
     async with (
         HealthPort(1).listen() as health,
@@ -53,7 +53,7 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
         assert foreseen == [WEB, API], "the start is over"
 
 
-async def test_nothing_to_plan_keeps_nobody_waiting() -> None:
+async def test_without_services_the_prefetch_ends_at_once() -> None:
     state = State(("services",))
     state.synced("services")
     async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):

@@ -47,7 +47,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
+async def test_a_start_that_takes_too_long_enables_the_collector_again() -> None:
     state = State(("services",))
     task = asyncio.ensure_future(tune_garbage_collector(state, state.whole, within_s=0.01))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def beside_another(*failures: FairleadError) -> None:
         await asyncio.Event().wait()
 
 
-def test_a_task_that_fails_is_told_as_what_it_is() -> None:
+def test_the_error_of_a_failed_task_is_raised_itself() -> None:
     refused, unavailable = Refused("no", fix="ask for less"), Unavailable("gone")
     with pytest.raises(Refused) as told:
         run_until_signalled(beside_another(refused))

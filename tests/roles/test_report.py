@@ -74,7 +74,7 @@ async def bench() -> Bench:
     return Bench()
 
 
-async def test_what_lasts_is_said_once(bench: Bench) -> None:
+async def test_a_problem_that_lasts_is_reported_once(bench: Bench) -> None:
     for _ in range(3):
         bench.tell(FAILING)
     assert await bench.heard() == ["HealthChecksFailing"]
@@ -82,7 +82,7 @@ async def test_what_lasts_is_said_once(bench: Bench) -> None:
     assert await bench.heard() == ["HealthChecksFailing"]
 
 
-async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once(
+async def test_a_note_of_a_driver_is_an_event_each_time_and_at_once(
     bench: Bench,
 ) -> None:
     """The type of the Event follows from the severity, and its text has the remedy."""
@@ -95,13 +95,13 @@ async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once
     assert bench.report.warned() == [], "it does not last, so nothing ends"
 
 
-async def test_what_is_over_in_a_moment_is_no_news(bench: Bench) -> None:
+async def test_a_short_problem_is_not_reported(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.tell()
     assert await bench.heard() == []
 
 
-async def test_what_comes_back_is_said_again(bench: Bench) -> None:
+async def test_a_problem_that_returns_is_reported_again(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
     bench.tell()
@@ -109,7 +109,7 @@ async def test_what_comes_back_is_said_again(bench: Bench) -> None:
     assert await bench.heard() == ["HealthChecksFailing"] * 2
 
 
-async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
+async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
     """The Event is written although the number changes more often than the patience, and shows each
     later number."""
     while not bench.said:
@@ -127,7 +127,7 @@ async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
 NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
 
 
-async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
+async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
     """The next note is reported after the patience, and shows that the first note waits longer."""
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
@@ -138,7 +138,7 @@ async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) 
     assert await bench.heard() == ["HealthChecksFailing", "NoReadyEndpoints"]
 
 
-async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enough(
+async def test_a_note_about_the_start_is_reported_when_the_service_is_old_enough(
     bench: Bench,
 ) -> None:
     bench.create(age_s=START_S - 1)
@@ -148,7 +148,7 @@ async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enoug
             await asyncio.sleep(PATIENCE_S)
 
 
-async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(bench: Bench) -> None:
+async def test_failures_name_the_role_and_a_driver_may_give_a_reason(bench: Bench) -> None:
     bench.tell(outcome=Outcome("refused", "no way to node2"))
     await bench.heard()
     bench.tell(outcome=Outcome("refused", "port taken", reason="FailedToStartServiceHealthcheck"))
@@ -159,7 +159,7 @@ async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(be
     ]
 
 
-async def test_what_is_on_its_way_is_not_said(bench: Bench) -> None:
+async def test_waiting_is_not_reported(bench: Bench) -> None:
     bench.tell(outcome=Outcome("waiting", "read again"))
     assert await bench.heard() == []
 
@@ -170,7 +170,7 @@ async def test_a_service_that_is_gone_is_forgotten(bench: Bench) -> None:
     assert await bench.heard() == []
 
 
-async def test_the_end_of_what_was_said_is_said_once(bench: Bench) -> None:
+async def test_the_end_of_a_problem_is_reported_once(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
     for _ in range(2):
@@ -182,14 +182,14 @@ async def test_the_end_of_what_was_said_is_said_once(bench: Bench) -> None:
     assert bench.report.warned() == []
 
 
-async def test_what_was_not_said_has_no_end_to_be_told(bench: Bench) -> None:
+async def test_the_end_of_an_unreported_problem_is_not_reported(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.tell()
     await bench.heard()
     assert bench.ended == []
 
 
-async def test_what_comes_and_goes_has_not_ended(bench: Bench) -> None:
+async def test_a_problem_that_comes_and_goes_has_not_ended(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
     bench.tell()
@@ -202,7 +202,7 @@ async def test_what_comes_and_goes_has_not_ended(bench: Bench) -> None:
     assert len(bench.ended) == 1, "a pass on the way changes nothing"
 
 
-async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
+async def test_of_several_problems_only_the_ended_one_is_reported_as_ended(bench: Bench) -> None:
     flapping = Finding("HealthChecksFlapping", "node1 comes and goes")
     bench.tell(FAILING, flapping)
     await bench.heard()
@@ -214,7 +214,7 @@ async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
     assert [each.reason for each in bench.report.warned()] == ["HealthChecksFlapping"]
 
 
-async def test_another_process_says_the_end(bench: Bench) -> None:
+async def test_another_process_reports_the_end(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
     left = [
@@ -236,7 +236,7 @@ async def test_another_process_says_the_end(bench: Bench) -> None:
     assert said.endswith(" hours")
 
 
-async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench: Bench) -> None:
+async def test_a_process_resumes_warnings_before_it_knows_the_services(bench: Bench) -> None:
     """The Lease of the process is read with one request; the list of Services takes longer."""
     bench.tell(FAILING)
     await bench.heard()
@@ -257,7 +257,7 @@ async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench:
     assert len(successor.ended) == 1
 
 
-async def test_the_end_is_told_to_a_service_that_was_made_anew(bench: Bench) -> None:
+async def test_the_end_is_reported_for_a_recreated_service(bench: Bench) -> None:
     """The previous process has written the same Warning about an older Service of this name."""
     bench.tell(FAILING)
     await bench.heard()
@@ -271,7 +271,7 @@ async def test_the_end_is_told_to_a_service_that_was_made_anew(bench: Bench) -> 
     assert len(successor.ended) == 1
 
 
-async def test_a_service_that_is_let_go_has_not_recovered(bench: Bench) -> None:
+async def test_a_released_service_has_not_recovered(bench: Bench) -> None:
     bench.tell(FAILING)
     await bench.heard()
     bench.report({}, {KEY: DONE})
@@ -279,7 +279,7 @@ async def test_a_service_that_is_let_go_has_not_recovered(bench: Bench) -> None:
     assert (bench.ended, bench.report.warned()) == ([], [])
 
 
-def test_times_are_told_in_round_words() -> None:
+def test_durations_are_rounded() -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     for passed, words in (
         (timedelta(seconds=29), "less than a minute"),
