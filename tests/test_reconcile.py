@@ -162,7 +162,7 @@ class Bench:
             large=lambda key: key == self.large and key in self.state.services,
         )
         task = asyncio.ensure_future(loop.run())
-        self.state.synced("services")
+        self.state.mark_synced("services")
         async with asyncio.timeout(5):
             await loop.settled.wait()
         try:

@@ -83,7 +83,7 @@ class Source(Protocol[KeyT]):
     known, and which of them are dirty."""
 
     @property
-    def whole(self) -> asyncio.Event: ...
+    def has_synced(self) -> asyncio.Event: ...
 
     @property
     def services(self) -> Collection[KeyT]: ...
@@ -149,7 +149,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """
 
     async def run(self) -> None:
-        await self._state.whole.wait()
+        await self._state.has_synced.wait()
         try:
             with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:

@@ -35,7 +35,7 @@ class Standby:
     async def follow(self) -> None:
         async for changed in self.reflector.changes():
             self.state.update_services(changed)
-            self.state.synced("services")
+            self.state.mark_synced("services")
 
     async def sees(self, key: ObjectKey, version: int) -> None:
         """Wait until the watch has delivered this."""
@@ -81,7 +81,7 @@ async def standby() -> AsyncIterator[Standby]:
 
 async def test_catch_up_waits_for_the_watch(standby: Standby) -> None:
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         standby.server.faults.add(Fault("stall", "GET", "watch=", 1, stall_s=0.5))
         body = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
         await standby.client.patch(SERVICES, WEB, body, subresource="status")
@@ -99,7 +99,7 @@ async def test_catch_up_ignores_a_service_that_cannot_be_decoded(standby: Standb
     )
     standby.server.store.put(KIND, strange)
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         await standby.catch_up()
         standby.server.store.put(KIND, standby.stored(spec={"ports": "eighty"}))
         await standby.catch_up()
@@ -110,7 +110,7 @@ async def test_catch_up_ignores_changes_that_are_not_stored(standby: Standby) ->
     """The change is in a field of another client, or in kubectl's copy of the manifest. The state
     correctly keeps the previous version."""
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         metadata = standby.stored()["metadata"]
         annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
         put = standby.server.store.put(
@@ -122,7 +122,7 @@ async def test_catch_up_ignores_changes_that_are_not_stored(standby: Standby) ->
 
 async def test_catch_up_backs_off_while_the_server_is_unreachable(standby: Standby) -> None:
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         standby.server.faults.add(Fault("status", "GET", "limit=", 0, code=503))
         asked_before = len(standby.server.requests)
         waiting = asyncio.ensure_future(standby.catch_up())

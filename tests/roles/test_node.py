@@ -67,7 +67,7 @@ class Role:
     def __init__(self) -> None:
         self.events: list[tuple[ServiceKey, str, str]] = []
         self.state = State(())
-        self.state.synced("")
+        self.state.mark_synced("")
         self.state.update_nodes({ObjectKey("", NODE): node("192.0.2.1")})
         self.report = Reporter[NodeService](
             View("node", NODE),

@@ -44,7 +44,7 @@ class Bench:
     async def _follow(self) -> None:
         async for changed in Reflector(self.client, ADDRESS_POOLS).changes():
             self.state.update_pools(changed)
-            self.state.synced("addresspools")
+            self.state.mark_synced("addresspools")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -58,7 +58,7 @@ class Bench:
             )
         ]
         try:
-            await self.state.whole.wait()
+            await self.state.has_synced.wait()
             yield
             assert not any(task.done() for task in tasks)
         finally:

@@ -36,7 +36,7 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
         state.update_services(
             {ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known}
         )
-        state.synced("services")
+        state.mark_synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
         await seen.wait("127.0.0.1", health.port, "up")
@@ -55,7 +55,7 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
 
 async def test_without_services_the_prefetch_ends_at_once() -> None:
     state = State(("services",))
-    state.synced("services")
+    state.mark_synced("services")
     async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
         await StartupPrefetch(lambda _: {}, prober, lambda _: None).run(state)
         await prober.settled()

@@ -30,8 +30,8 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     """At 10,000 Services a full collection would delay all other work for a tenth of a second,
     every few seconds while there are many events."""
     state = State(("services",))
-    state.synced("services")
-    await tune_garbage_collector(state, state.whole)
+    state.mark_synced("services")
+    await tune_garbage_collector(state, state.has_synced)
     assert gc.isenabled()
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
@@ -49,7 +49,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 @pytest.mark.usefixtures("collector")
 async def test_a_start_that_takes_too_long_enables_the_collector_again() -> None:
     state = State(("services",))
-    task = asyncio.ensure_future(tune_garbage_collector(state, state.whole, within_s=0.01))
+    task = asyncio.ensure_future(tune_garbage_collector(state, state.has_synced, within_s=0.01))
     await asyncio.sleep(0)
     assert not gc.isenabled()
     await asyncio.sleep(0.05)

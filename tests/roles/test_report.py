@@ -250,7 +250,7 @@ async def test_a_process_resumes_warnings_before_it_knows_the_services(bench: Be
         "default/gone",
     }, "for the Lease"
     successor.create()
-    successor.state.synced("services")
+    successor.state.mark_synced("services")
     assert successor.report.warned() == [left]
     successor.tell()
     await successor.heard()

@@ -49,7 +49,7 @@ class StartupPrefetch:
 
     async def run(self, state: State) -> None:
         """Probe the nodes of planned Services and precompute their tables."""
-        await state.whole.wait()
+        await state.has_synced.wait()
         left = set(state.services)
         while left:
             await self._some.wait()

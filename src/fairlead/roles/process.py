@@ -116,7 +116,7 @@ class Feed(Component):
         self._state = state
         self._freshness = freshness
         self._keep = keep
-        self._started = started or state.whole
+        self._started = started or state.has_synced
         self._addresses = addresses
 
     async def run(self) -> None:
@@ -166,7 +166,7 @@ async def tune_garbage_collector(
         pass
     finally:
         gc.enable()
-    await state.whole.wait()
+    await state.has_synced.wait()
     gc.freeze()
     youngest, _, _ = gc.get_threshold()
     gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
@@ -200,4 +200,4 @@ async def _follow(
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:
-            state.synced(resource.plural)
+            state.mark_synced(resource.plural)
