@@ -177,7 +177,7 @@ class Bench:
             while store.held != expected:
                 await asyncio.sleep(0.005)
 
-    async def told(self, name: str, state: str) -> Outcome:
+    async def outcome(self, name: str, state: str) -> Outcome:
         """Wait until the Service has had an outcome with this state, and return the first one."""
         async with asyncio.timeout(10):
             while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
@@ -321,14 +321,14 @@ async def test_an_audit_does_not_repeat_a_refusal_that_has_ended_since_it_planne
 
     async def mend() -> None:
         bench.put(web="a")
-        await bench.told("web", "done")
+        await bench.outcome("web", "done")
         store.meanwhile = read_again
 
     async def read_again() -> None:
         later_audit.set()
 
     async with bench.running(audit_interval_s=0.02), asyncio.timeout(10):
-        await bench.told("web", "refused")
+        await bench.outcome("web", "refused")
         store.meanwhile = mend
         await later_audit.wait()
     states = [each.state for each in bench.history["web"]]
@@ -465,8 +465,8 @@ async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the
     async with bench.running():
         # No change of `third` was applied.
         await bench.until(announcement, web="a", other="a")
-        assert (await bench.told("web", "unavailable")).message == "no way to node1"
-        assert (await bench.told("third", "unavailable")).message == "too far"
+        assert (await bench.outcome("web", "unavailable")).message == "no way to node1"
+        assert (await bench.outcome("third", "unavailable")).message == "too far"
 
 
 class Reluctant(Store):
@@ -511,7 +511,7 @@ async def test_a_service_that_is_not_served_yet_is_not_published() -> None:
     bench = Bench(claim, cloud, publication)
     async with bench.running():
         bench.put(web="a")
-        await bench.told("web", "waiting")
+        await bench.outcome("web", "waiting")
         assert publication.held == {}
 
 
@@ -531,8 +531,8 @@ async def test_outcomes_of_two_drivers_are_reported_together_and_retried_if_one_
     announcement.away = 1
     async with bench.running():
         bench.put(web="a")
-        told = await bench.told("web", "unavailable")
-        assert (told.message, told.in_part) == ("no room; the store is away", False)
+        outcome = await bench.outcome("web", "unavailable")
+        assert (outcome.message, outcome.in_part) == ("no room; the store is away", False)
         await bench.until(announcement, web="a")
 
 

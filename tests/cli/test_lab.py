@@ -64,10 +64,10 @@ def name() -> Iterator[str]:
 
 def test_a_lab_from_up_to_down(name: str) -> None:
     option = ("--name", name)
-    said = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
+    output = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
     kubeconfig = lab("kubeconfig", *option).strip()
-    assert f"KUBECONFIG={kubeconfig}" in said
-    assert f"  {CALLED} lab down --name {name}\n" in said
+    assert f"KUBECONFIG={kubeconfig}" in output
+    assert f"  {CALLED} lab down --name {name}\n" in output
     assert "already" in lab("up", *option, "--no-roles", status=1)
     assert (
         lab("apply", *option, "-f", "-", text=MANIFESTS)

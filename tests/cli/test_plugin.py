@@ -105,9 +105,9 @@ async def test_plan_reads_the_configuration_where_the_chart_puts_it(
             )
         if '"name":"fairlead"' in (await client.request("GET", f"{namespace}/configmaps")).decode():
             await client.request("DELETE", f"{namespace}/configmaps/fairlead")
-        said = await kubectl("plan", kubeconfig=kubeconfig, fails=True)
-        assert "ConfigMap fairlead-system/fairlead" in said
-        assert "--config" in said
+        output = await kubectl("plan", kubeconfig=kubeconfig, fails=True)
+        assert "ConfigMap fairlead-system/fairlead" in output
+        assert "--config" in output
         body = {"metadata": {"name": "fairlead"}, "data": {"fairlead.yaml": CONFIGURATION}}
         await client.request("POST", f"{namespace}/configmaps", body=body)
         spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}

@@ -40,9 +40,9 @@ NODE2 = Member("node2", "192.0.2.22", 1)
 async def status(*options: str) -> str:
     words = ("netns", "exec", NAME, str(PROGRAM), "status", "--address", "127.0.0.1:9441", *options)
     process = await asyncio.create_subprocess_exec("ip", *words, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode == 0
-    return told.decode()
+    return output.decode()
 
 
 def happen(event: str, times: int) -> None:

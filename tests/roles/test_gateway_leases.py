@@ -128,7 +128,9 @@ def test_a_record_that_is_too_long_is_truncated() -> None:
     refusals = silences.value().refusals
     assert len(refusals) == MOST_NAMED
     assert {
-        len(name) + len(message) for told in refusals.values() for name, message in told.items()
+        len(name) + len(message)
+        for reasons in refusals.values()
+        for name, message in reasons.items()
     } == {2 * LONGEST_REASON}
 
 

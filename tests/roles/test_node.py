@@ -189,7 +189,7 @@ async def test_an_address_of_another_service_is_taken_over_once_that_service_is_
     about, reason, message = role.events[0]
     assert (about, reason) == (key("b"), SYNC_FAILED)
     assert "192.0.2.99 port 80" in message
-    assert "Service default/a has it" in message
+    assert "Service default/a has this frontend" in message
     await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a", "192.0.2.11:80": "b"})
     role.remove("a")
     await until_served(driver, {"192.0.2.11:80": "b", "192.0.2.99:80": "b"})
@@ -213,7 +213,7 @@ async def test_the_older_service_takes_an_address_and_has_it_after_a_flush_and_a
     [(about, _, message)] = role.events
     assert about == key("a")
     assert "192.0.2.99 port 80" in message
-    assert "Service default/b has it" in message
+    assert "Service default/b has this frontend" in message
     following = asyncio.create_task(driver.run())
     await nft("flush ruleset")
     async with asyncio.timeout(DEADLINE_S):

@@ -231,15 +231,15 @@ def test_members_of_class_proxy_and_direct_are_confirmed_separately() -> None:
     state.tunnels = {address(NODES[1]): "ipip"}
     found = planned.confirmed(keys.values())
 
-    def told(class_name: str) -> tuple[list[str], list[str]]:
+    def states_and_notes(class_name: str) -> tuple[list[str], list[str]]:
         balancer = found[keys[class_name]]
         assert isinstance(balancer, LoadBalancer)
         return [member.state for member in balancer.listeners[0].members], [
             note.code for note in balancer.notes
         ]
 
-    assert told(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])
-    assert told(PROXY.name) == (["active", "active"], [])
+    assert states_and_notes(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])
+    assert states_and_notes(PROXY.name) == (["active", "active"], [])
     asked = render({key: each for key, each in found.items() if isinstance(each, LoadBalancer)})
     assert {key: {target.routed for target in probes.targets} for key, probes in asked.items()} == {
         keys[DIRECT.name]: {False},

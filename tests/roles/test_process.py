@@ -72,9 +72,9 @@ async def beside_another(*failures: FairleadError) -> None:
 
 def test_the_error_of_a_failed_task_is_raised_itself() -> None:
     refused, unavailable = Refused("no", fix="ask for less"), Unavailable("gone")
-    with pytest.raises(Refused) as told:
+    with pytest.raises(Refused) as raised:
         run_until_signalled(beside_another(refused))
-    assert told.value is refused
+    assert raised.value is refused
     with pytest.raises(BaseExceptionGroup) as all_of_them:
         run_until_signalled(beside_another(refused, unavailable))
     assert all_of_them.value.exceptions == (refused, unavailable)

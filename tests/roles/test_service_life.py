@@ -56,10 +56,10 @@ async def test_the_finalizer_is_added_before_the_address_and_removed_after_it(
         await cluster.addresses("web")
         await cluster.kubectl("delete", "service", "web", "--timeout=10s")
 
-        async def told() -> bool:
+        async def caught_up() -> bool:
             return any(claimed and not shown for _, claimed, shown in history.seen[-3:])
 
-        await until(told, "the watch caught up")
+        await until(caught_up, "the watch caught up")
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
