@@ -44,7 +44,7 @@ from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed, freshness_of
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, AddressFeed, Feed, freshness_of
 from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
@@ -132,7 +132,8 @@ async def run(
             Task("events", recorder.run),
             Task("freshness", freshness.run),
             Task("presence", partial(announcer.run, remove_at_end=True)),
-            Feed(client, state, freshness, keep, addresses=True),
+            Feed(client, state, freshness, keep),
+            AddressFeed(client, state, freshness),
             Task("gateways", gateways.run),
             Task("leader election", partial(elector.lead, term)),
         ]

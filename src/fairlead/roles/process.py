@@ -95,10 +95,10 @@ def freshness_of(client: Client, config: Config) -> Freshness:
 
 
 class Feed(Component):
-    """The reflectors that keep `state` equal to the cluster, reduced by the projection `keep`; each
-    is registered with `freshness`. `started`: set once the role has created all of its long-lived
-    objects; if absent, once the state is complete. `addresses`: whether ADDRESS_SOURCES are
-    followed too."""
+    """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
+    cluster, reduced by the projection `keep`; each is registered with `freshness`. `started`: set
+    once the role has created all of its long-lived objects; if absent, once the state is complete.
+    """
 
     name = "feed"
 
@@ -110,40 +110,56 @@ class Feed(Component):
         keep: Projection,
         *,
         started: asyncio.Event | None = None,
-        addresses: bool = False,
     ) -> None:
         self._client = client
         self._state = state
         self._freshness = freshness
         self._keep = keep
         self._started = started or state.has_synced
-        self._addresses = addresses
 
     async def run(self) -> None:
-        state, keep = self._state, self._keep
-        follow = partial(_follow, self._client, state=state, freshness=self._freshness)
+        client, state, keep, fresh = self._client, self._state, self._keep, self._freshness
         async with asyncio.TaskGroup() as group:
-            group.create_task(follow(SERVICES, state.update_services, keep=keep.service))
+            start = group.create_task
+            start(_follow(client, SERVICES, state.update_services, state, fresh, keep.service))
             if keep.slice is not None:
-                group.create_task(
-                    follow(
-                        ENDPOINT_SLICES,
-                        state.update_slices,
-                        keep=keep.slice,
-                        label_selector=SERVED_SLICES,
-                    )
+                slices = _follow(
+                    client,
+                    ENDPOINT_SLICES,
+                    state.update_slices,
+                    state,
+                    fresh,
+                    keep.slice,
+                    label_selector=SERVED_SLICES,
                 )
-            group.create_task(follow(NODES, state.update_nodes, keep=keep.node))
-            if self._addresses:
-                group.create_task(follow(NAMESPACES, state.update_namespaces))
-                # The API server may not serve these CRDs yet, or no longer.
-                for kind, update in (
-                    (ADDRESS_POOLS, state.update_pools),
-                    (ADDRESS_GRANTS, state.update_grants),
-                ):
-                    record_absent = partial(_record_absent, state, kind.kind, kind.plural)
-                    group.create_task(follow(kind, update, on_absent=record_absent))
-            group.create_task(tune_garbage_collector(state, self._started))
+                start(slices)
+            start(_follow(client, NODES, state.update_nodes, state, fresh, keep.node))
+            start(tune_garbage_collector(state, self._started))
+
+
+class AddressFeed(Component):
+    """The reflectors that keep the ADDRESS_SOURCES of `state` equal to the cluster, for the role
+    that assigns addresses. It is a component of its own because the other roles have no
+    permission to list these objects."""
+
+    name = "address feed"
+
+    def __init__(self, client: Client, state: State, freshness: Freshness) -> None:
+        self._client = client
+        self._state = state
+        self._freshness = freshness
+
+    async def run(self) -> None:
+        client, state, fresh = self._client, self._state, self._freshness
+        # The API server may not serve these CRDs yet, or no longer.
+        no_pools = partial(_record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
+        no_grants = partial(_record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
+        pools, grants = state.update_pools, state.update_grants
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task
+            start(_follow(client, NAMESPACES, state.update_namespaces, state, fresh))
+            start(_follow(client, ADDRESS_POOLS, pools, state, fresh, on_absent=no_pools))
+            start(_follow(client, ADDRESS_GRANTS, grants, state, fresh, on_absent=no_grants))
 
 
 async def tune_garbage_collector(
