@@ -141,7 +141,7 @@ class Shows(Component):
         return self._part
 
 
-def test_status_of_a_node_shows_its_tunnel_and_findings_about_its_host(run: Run) -> None:  # noqa: F811
+def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}

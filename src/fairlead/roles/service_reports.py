@@ -17,8 +17,8 @@ from fairlead.state import Subscribers
 
 
 class ServiceReports:
-    """The `report` of one loop. `has_synced`, `services` and `subscribers` make it the source of another
-    loop."""
+    """The `report` of one loop. `has_synced`, `services` and `subscribers` make it the source of
+    another loop."""
 
     def __init__(self, newest: ServiceCache) -> None:
         self.has_synced = asyncio.Event()
