@@ -82,9 +82,9 @@ class ClaimDriver(Component):
         self._writer = writer
         self._newest = newest
         self._recorder = recorder
-        self.begun: dict[ServiceKey, Claim | Release] = {}
+        self.unfinished: dict[ServiceKey, Claim | Release] = {}
         """What was tried and is not done, by Service."""
-        self._told: dict[ServiceKey, tuple[str, str]] = {}
+        self._warned: dict[ServiceKey, tuple[str, str]] = {}
         """Services whose owner was told that only the controller writes the class annotation: their
         uid and the value."""
 
@@ -109,7 +109,7 @@ class ClaimDriver(Component):
         if keys is None:
             self._newest.forget_answers()
             self._forget_gone()
-            self._tell_of_strange_annotations()
+            self._warn_of_foreign_annotations()
         claimed = {}
         for key, service in self._newest.of(keys).items():
             if name := claimed_for(service, self._loop):
@@ -124,23 +124,23 @@ class ClaimDriver(Component):
                     await self._claim(change)
                 case Release():
                     await self._release(change)
-            self.begun.pop(change.service, None)
+            self.unfinished.pop(change.service, None)
         return {}
 
     def _forget_gone(self) -> None:
         """What was never done for a Service that is gone, or was made anew, will not be done any
         more."""
         present = {
-            key: service.metadata.uid for key, service in self._newest.of(self.begun).items()
+            key: service.metadata.uid for key, service in self._newest.of(self.unfinished).items()
         }
-        self.begun = {
-            key: change for key, change in self.begun.items() if present.get(key) == change.uid
+        self.unfinished = {
+            key: change for key, change in self.unfinished.items() if present.get(key) == change.uid
         }
 
-    def _tell_of_strange_annotations(self) -> None:
+    def _warn_of_foreign_annotations(self) -> None:
         """Write one Event for each Service whose class annotation was written by a user and that no
         class of ours is to serve. On other Services the claim overwrites the annotation."""
-        strange = {}
+        foreign = {}
         for key, service in self._newest.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
             if (
@@ -149,9 +149,9 @@ class ClaimDriver(Component):
                 and not claimed_class(service)
                 and not _may_be_ours(service)
             ):
-                strange[key] = (service.metadata.uid, value)
-        for key, (uid, value) in strange.items():
-            if self._told.get(key) != (uid, value):
+                foreign[key] = (service.metadata.uid, value)
+        for key, (uid, value) in foreign.items():
+            if self._warned.get(key) != (uid, value):
                 what = (
                     f"{CLASS_ANNOTATION} is {quoted(value)}, which has no effect: only the "
                     "controller writes this annotation"
@@ -161,7 +161,7 @@ class ClaimDriver(Component):
                     f"{CLASS_ANNOTATION}-"
                 )
                 self._recorder.event(key, uid, "Warning", WITHOUT_EFFECT, f"{what}; {fix}")
-        self._told = strange
+        self._warned = foreign
 
     async def _claim(self, claim: Claim) -> None:
         service = self._newest.of([claim.service]).get(claim.service)
@@ -169,7 +169,7 @@ class ClaimDriver(Component):
         if held and loop_of(held) != self._loop:
             raise Conflict(f"Service {claim.service} is still being let go by class {held}")
         if not claim.renewed:
-            self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
+            self._announce_first_attempt(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {
             "finalizers": [CLEANUP_FINALIZER],
             "annotations": {CLASS_ANNOTATION: claim.class_name},
@@ -181,7 +181,7 @@ class ClaimDriver(Component):
     async def _release(self, release: Release) -> None:
         # Said here and not where addresses are taken back: the API server does that itself when the
         # type changes.
-        self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
+        self._announce_first_attempt(release, "DeletingLoadBalancer", "Deleting load balancer")
         left = await self._writer.apply(release.service, release.uid, field_manager=CLAIM_MANAGER)
         if left is not None:
             what = (
@@ -194,10 +194,10 @@ class ClaimDriver(Component):
                 release.service, release.uid, "Normal", "DeletedLoadBalancer", message
             )
 
-    def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:
+    def _announce_first_attempt(self, change: Claim | Release, reason: str, message: str) -> None:
         """Say it when the change is tried for the first time, and not at each retry."""
-        if self.begun.get(change.service) != change:
-            self.begun[change.service] = change
+        if self.unfinished.get(change.service) != change:
+            self.unfinished[change.service] = change
             self._recorder.event(change.service, change.uid, "Normal", reason, message)
 
 

@@ -87,14 +87,14 @@ class Host:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """As of the last `look`."""
+        """As of the last `check`."""
         return tuple(each.finding for each in self._shown)
 
-    def look(self, needs: Collection[Need]) -> tuple[Finding, ...]:
+    def check(self, needs: Collection[Need]) -> tuple[Finding, ...]:
         """Find what does harm now; with consent put it right. Each finding is logged once, with the
         command that mends it."""
         found = tuple(
-            self._put_right(each) if self._adjust else each for each in harmful_settings(needs)
+            self._apply_value(each) if self._adjust else each for each in harmful_settings(needs)
         )
         for each in found:
             if each.finding in self._logged:
@@ -125,7 +125,7 @@ class Host:
         """Put back what was changed here, unless somebody else has set it since. The names of what
         was put back."""
         restored = []
-        for setting, change in self._remembered().items():
+        for setting, change in self._recorded().items():
             if sysctl.read(setting) != change.after:
                 continue
             sysctl.write(setting, change.before)
@@ -133,10 +133,10 @@ class Host:
         self._file.unlink(missing_ok=True)
         return tuple(restored)
 
-    def _put_right(self, found: HarmfulSetting) -> HarmfulSetting:
+    def _apply_value(self, found: HarmfulSetting) -> HarmfulSetting:
         setting = found.need.setting
         try:
-            self._remember(found)
+            self._record(found)
             sysctl.write(setting, found.need.should)
         except Conflict:  # the interface went away
             return found
@@ -145,17 +145,17 @@ class Host:
             return found
         return found._replace(adjusted=True)
 
-    def _remember(self, found: HarmfulSetting) -> None:
+    def _record(self, found: HarmfulSetting) -> None:
         """Before it is changed: a process that is killed between the two has changed nothing that
         is not noted."""
-        known, setting = self._remembered(), found.need.setting
+        known, setting = self._recorded(), found.need.setting
         before = known[setting].before if setting in known else found.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(
             msgspec.json.encode(known | {setting: _Change(before, found.need.should)})
         )
 
-    def _remembered(self) -> dict[str, _Change]:
+    def _recorded(self) -> dict[str, _Change]:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, _Change])
         except (FileNotFoundError, msgspec.DecodeError):

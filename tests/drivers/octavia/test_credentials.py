@@ -12,7 +12,7 @@ from tests.openstack import clients
 from tests.openstack.front import Answer, Front
 from tests.openstack.keystone import BALANCERS, Keystone
 
-from fairlead.drivers.octavia.cloud import Cloud, NotLetIn
+from fairlead.drivers.octavia.cloud import AccessDenied, Cloud
 from fairlead.errors import Refused, Unavailable
 from fairlead.sections import OctaviaConfig
 
@@ -76,7 +76,7 @@ async def test_a_wrong_secret_is_told_and_a_right_one_is_taken_up(
     write(tenant, right | {"auth": right["auth"] | {SECRET: "stolen"}})
     for _ in range(2):
         with pytest.raises(
-            NotLetIn,
+            AccessDenied,
             match=r"of region R: .*requires authentication.*see that the credentials in "
             r"clouds.yaml are valid",
         ):
@@ -109,7 +109,7 @@ async def test_a_clouds_yaml_that_lacks_something_is_told(
     file.write_text(yaml.safe_dump({"clouds": {"test": entry}}))
     cloud = Cloud(OctaviaConfig(cloud="test", clouds_file=str(file)))
     with pytest.raises(
-        NotLetIn, match=f"the cloud 'test' cannot be called: .*{said}.*see octavia.cloud"
+        AccessDenied, match=f"the cloud 'test' cannot be called: .*{said}.*see octavia.cloud"
     ):
         await cloud.get("loadbalancers")
     cloud.close()

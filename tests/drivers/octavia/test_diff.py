@@ -14,7 +14,7 @@ from fairlead.drivers.octavia.balancers import (
     Member,
 )
 from fairlead.drivers.octavia.changes import Blocked, Call
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff, existing_of
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS, diff, existing_of
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.render import specs_of
@@ -104,12 +104,12 @@ def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     broken = tree(status=ERROR)
     assert steps(broken) == ["PUT loadbalancers/a/failover"]
     assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE]
-    (told,) = steps(broken, attempts=MOST_ATTEMPTS)
+    (told,) = steps(broken, attempts=MAX_ATTEMPTS)
     assert told.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
-    (told,) = steps(attempts=MOST_ATTEMPTS)
+    (told,) = steps(attempts=MAX_ATTEMPTS)
     assert told.startswith("unavailable: Octavia has failed 5 times to make a load balancer")
     assert steps(attempts=1, wanted=False) == []
-    assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == [
+    assert steps(broken, wanted=False, attempts=MAX_ATTEMPTS) == [
         "DELETE loadbalancers/a?cascade=true"
     ]
 

@@ -9,8 +9,8 @@ from tests.openstack.front import Answer, Cut
 from tests.openstack.octavia import Octavia
 
 from fairlead.drivers.octavia.balancers import ACTIVE, ERROR
-from fairlead.drivers.octavia.blocked import RARELY_S
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
+from fairlead.drivers.octavia.blocked import GIVEN_UP_RETRY_S
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS
 from fairlead.errors import Conflict, Refused, Unavailable
 
 
@@ -70,20 +70,20 @@ async def test_a_broken_cloud_is_left_alone_after_some_attempts(
     nobody tries any more."""
     wanted = service()
     with octavia.failing("boot"):
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             with pytest.raises(Unavailable, match="went to ERROR"):
                 await site.once(wanted)
             assert len(site.everything()) == 1
         for _ in range(3):
             outcome = (await site.once(wanted))[WEB]
-            assert (outcome.state, outcome.again_s) == ("unavailable", RARELY_S / 10)
-            assert f"is in ERROR, {MOST_ATTEMPTS} attempts to repair it failed" in outcome.message
+            assert (outcome.state, outcome.again_s) == ("unavailable", GIVEN_UP_RETRY_S / 10)
+            assert f"is in ERROR, {MAX_ATTEMPTS} attempts to repair it failed" in outcome.message
     assert site.writes == ["POST loadbalancers"] + [
         "DELETE loadbalancers/_",
         "POST loadbalancers",
-    ] * (MOST_ATTEMPTS - 1)
+    ] * (MAX_ATTEMPTS - 1)
     assert heard.events == []
-    site.later_s = RARELY_S
+    site.later_s = GIVEN_UP_RETRY_S
     await site.bring(wanted)
     assert await site.is_whole(wanted)
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer"]
@@ -95,7 +95,7 @@ async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site)
     site.front.fate = lambda call: (
         Answer(500, "Provider 'ovn' reports error") if call.writes else None
     )
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         with pytest.raises(Unavailable, match="reports error"):
             await site.once(service())
     for _ in range(3):
@@ -103,7 +103,7 @@ async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site)
             "has failed 5 times to make a load balancer"
             in (await site.once(service()))[WEB].message
         )
-    assert site.writes == ["POST loadbalancers"] * MOST_ATTEMPTS
+    assert site.writes == ["POST loadbalancers"] * MAX_ATTEMPTS
     site.front.pass_on()
     await site.bring()
     assert await site.bring(service()) == []
@@ -120,7 +120,7 @@ async def test_what_is_refused_is_not_asked_for_again_unless_it_changes(site: Si
     assert site.writes == ["POST loadbalancers"]
     with pytest.raises(Refused, match="does not support"):
         await site.once(service(listener(443)))
-    site.later_s = RARELY_S
+    site.later_s = GIVEN_UP_RETRY_S
     with pytest.raises(Refused, match="does not support"):
         await site.once(service(listener(443)))
     assert site.writes == ["POST loadbalancers"] * 3

@@ -12,7 +12,7 @@ from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
 from tests.openstack.front import Cut
 
-from fairlead.drivers.octavia.attach import is_described
+from fairlead.drivers.octavia.attach import subnet_matches
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
@@ -303,4 +303,4 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
 def test_subnets_are_described_as_to_occm(
     name: str, tags: list[str], wish: dict[str, Any], described: bool
 ) -> None:
-    assert is_described(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described
+    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described

@@ -38,11 +38,11 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
         each.id for each in sorted(pool.members, key=lambda each: each.member.address)
     )
     (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
-    doubt = (
+    invalidate = (
         "default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load "
         f"balancer {tree.id})"
     )
-    assert doubt in await status(site)  # no amphora has reported yet
+    assert invalidate in await status(site)  # no amphora has reported yet
 
     octavia.heartbeat(
         amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}}

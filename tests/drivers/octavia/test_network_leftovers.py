@@ -15,8 +15,8 @@ from tests.openstack.front import Held
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
 from fairlead.drivers.octavia.network_leftovers import (
     delete,
-    everything_at_neutron,
-    judged_at_neutron,
+    find_network_leftovers,
+    read_marked_at_neutron,
 )
 from fairlead.model import Member, ServiceKey
 
@@ -122,8 +122,8 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
 async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
     site, network, machine = cloud_site, cloud_site.client.network, cloud_site.at.nodes["node1"]
     one = site.make_floating(description=site.owner.network_mark(ServiceKey("default", "gone")))
-    (leftover,) = judged_at_neutron(
-        await everything_at_neutron(site.cloud, site.owner), site.owner, (), ()
+    (leftover,) = find_network_leftovers(
+        await read_marked_at_neutron(site.cloud, site.owner), site.owner, (), ()
     )
     site.neutron.at(1, Held(lambda: network.update_ip(one, port_id=machine)))
     assert "412" in await delete(site.cloud, leftover)

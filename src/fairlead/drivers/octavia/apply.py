@@ -20,9 +20,9 @@ from fairlead.drivers.octavia.cloud import Cloud, Failed
 from fairlead.drivers.octavia.read import settled
 from fairlead.errors import Unavailable
 
-SEEN = 8
+WAITS_KEPT = 8
 """So many waits of a kind tell what the next one may take."""
-EARLY = 0.8
+FIRST_POLL_FRACTION = 0.8
 """The first look comes a little before the shortest of them would have ended: so it is seen that
 things go faster now."""
 
@@ -41,20 +41,20 @@ class Pace(msgspec.Struct, frozen=True):
 PATIENT = Pace()
 
 
-class Looks:
+class PollSchedule:
     """When to ask, by a pace and by what Octavia took before for writes of the same kind: a change
     of a load balancer takes one cloud half a second, and another one a minute."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SEEN))
+        self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
 
     def first_s(self, kind: str) -> float:
         """The shortest of late: where there are two providers, one takes seconds and the other a
         minute."""
         took_s = self._took_s.get(kind)
         return (
-            min(max(EARLY * min(took_s), self.pace.first_s), self.pace.last_s)
+            min(max(FIRST_POLL_FRACTION * min(took_s), self.pace.first_s), self.pace.last_s)
             if took_s
             else self.pace.first_s
         )
@@ -71,14 +71,14 @@ class StillWorking(Exception):
 
 
 async def carry_out(
-    cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Callable[[], None]
+    cloud: Cloud, steps: Sequence[Call], schedule: PollSchedule, fence: Callable[[], None]
 ) -> None:
     """`fence` is called before each write, and raises if it must not be made. Raises StillWorking,
     or as `Cloud.write`."""
     names: dict[str, str] = {}
     for step in steps:
         path, body = _named(step.path, names), _filled(step.body, names)
-        async with cloud.making if step.makes else contextlib.nullcontext():
+        async with cloud.creating if step.makes else contextlib.nullcontext():
             fence()
             answer = await cloud.write(step.method, path, body, step.revision)
         if step.at_neutron:
@@ -87,7 +87,7 @@ async def carry_out(
         if step.saves:
             names[f"${step.saves}"] = made
         balancer_id = step.balancer_id or made
-        status = await wait_settled(cloud, balancer_id, looks, step.method)
+        status = await wait_settled(cloud, balancer_id, schedule, step.method)
         if status == ERROR and not step.ends:
             raise Failed(f"{step}: load balancer {balancer_id} went to ERROR", fix="it is repaired")
         if status == DELETED and not step.ends:
@@ -96,22 +96,24 @@ async def carry_out(
             raise Unavailable(f"{step}: Octavia has not deleted it, it is in {status}")
 
 
-async def wait_settled(cloud: Cloud, balancer_id: str, looks: Looks, kind: str = "") -> str:
+async def wait_settled(
+    cloud: Cloud, balancer_id: str, schedule: PollSchedule, kind: str = ""
+) -> str:
     """Wait until nothing of the load balancer is being worked on; its status. `kind`: of the write
     that was just made. Raises StillWorking."""
     clock = asyncio.get_running_loop().time
-    begun_s, pause_s = clock(), looks.first_s(kind)
+    begun_s, pause_s = clock(), schedule.first_s(kind)
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
         asked_s = clock()
         status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
-                looks.learn(kind, asked_s - begun_s)
+                schedule.learn(kind, asked_s - begun_s)
             return status
-        if clock() - begun_s > looks.pace.patience_s:
+        if clock() - begun_s > schedule.pace.patience_s:
             raise StillWorking
-        pause_s = looks.next_s(clock() - begun_s)
+        pause_s = schedule.next_s(clock() - begun_s)
 
 
 def _named(text: str, names: Mapping[str, str]) -> str:

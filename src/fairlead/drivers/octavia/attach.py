@@ -12,7 +12,7 @@ from fairlead.drivers.octavia import neutron
 from fairlead.drivers.octavia.balancers import FloatingIp
 from fairlead.drivers.octavia.changes import AttachFloatingIp
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.failures import Full
+from fairlead.drivers.octavia.failures import NoAddressLeft
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.drivers.octavia.paths import FLOATING_IPS, path_of
@@ -24,10 +24,10 @@ async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
     """After it the load balancer has a floating IP as wished. Raises Conflict, Refused or
     Unavailable."""
     wish, mark = step.wish, owner.network_mark(step.service, kept=step.wish.keep)
-    one = await _had(cloud, owner, step)
+    one = await _find_existing(cloud, owner, step)
     if step.instead is None:
         if one is not None:
-            await _lead(cloud, one, step, mark)
+            await _associate(cloud, one, step, mark)
         else:
             await _make(cloud, wish, {"port_id": step.port_id, "description": mark})
         return
@@ -37,10 +37,10 @@ async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
     await cloud.write(
         "PUT", path_of(step.instead), {"floatingip": {"port_id": None}}, step.instead.revision
     )
-    await _lead(cloud, one, step, mark)
+    await _associate(cloud, one, step, mark)
 
 
-async def _had(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp | None:
+async def _find_existing(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp | None:
     """The one to take, if it is there already."""
     wish = step.wish
     if wish.address:
@@ -71,7 +71,7 @@ def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
     return ""
 
 
-async def _lead(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
+async def _associate(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
     """To the load balancer; unless it has changed since it was looked at, for Neutron would take it
     from anybody."""
     body: dict[str, object] = {"port_id": step.port_id}
@@ -103,7 +103,7 @@ async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> 
                 FLOATING_IPS,
                 {"floatingip": body | ({"subnet_id": subnet_id} if subnet_id else {})},
             )
-        except Full as error:
+        except NoAddressLeft as error:
             full = error
     raise full or Conflict("no subnet is left")
 
@@ -113,7 +113,7 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
     if wish.subnet_id or not (wish.subnet or wish.subnet_tags):
         return [wish.subnet_id]
     known = await neutron.subnets(cloud, wish.network_id)
-    chosen = [each.id for each in known if is_described(each, wish)]
+    chosen = [each.id for each in known if subnet_matches(each, wish)]
     if not chosen:
         said = " and ".join(
             f"{what} {text!r}"
@@ -131,7 +131,7 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
     return sorted(chosen)
 
 
-def is_described(subnet: Subnet, wish: FloatingWish) -> bool:
+def subnet_matches(subnet: Subnet, wish: FloatingWish) -> bool:
     """As OCCM reads it. A name: a pattern as of files, or after `~` a regular expression. Tags: a
     list of which one is enough, after `&` all are needed. After `!` it must not be so. Raises
     Refused for what is no regular expression."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers.octavia.balancers import Found
-from fairlead.drivers.octavia.blocked import RARELY_S
+from fairlead.drivers.octavia.blocked import GIVEN_UP_RETRY_S
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
@@ -24,7 +24,7 @@ class _Made(NamedTuple):
     last_s: float
 
 
-class _No(NamedTuple):
+class _Refusal(NamedTuple):
     """A load balancer that Octavia refused to make."""
 
     body: object
@@ -39,16 +39,16 @@ class Attempts:
         self._clock = clock
         self._made: dict[ServiceKey, _Made] = {}
         """Repairs, and creations that have failed, since it last was as wanted."""
-        self._no: dict[ServiceKey, _No] = {}
+        self._refusals: dict[ServiceKey, _Refusal] = {}
 
     def with_number(self, key: ServiceKey, found: Found) -> Found:
         """What was found, with the number of attempts."""
         made = self._made.get(key)
         if made is None:
             return found
-        rested = self._clock() - made.last_s >= RARELY_S
+        rested = self._clock() - made.last_s >= GIVEN_UP_RETRY_S
         return msgspec.structs.replace(
-            found, attempts=min(made.times, MOST_ATTEMPTS - 1) if rested else made.times
+            found, attempts=min(made.times, MAX_ATTEMPTS - 1) if rested else made.times
         )
 
     def count(self, key: ServiceKey) -> None:
@@ -60,12 +60,16 @@ class Attempts:
         self._made.pop(key, None)
 
     def refused(self, creation: Call, said: Refused) -> None:
-        self._no[creation.service] = _No(creation.body, said, self._clock())
+        self._refusals[creation.service] = _Refusal(creation.body, said, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
         """The same is not asked for again and again: each time provider ovn leaves a port behind.
         Raises Refused."""
-        no = self._no.pop(creation.service, None)
-        if no is not None and no.body == creation.body and self._clock() - no.at_s < RARELY_S:
-            self._no[creation.service] = no
+        no = self._refusals.pop(creation.service, None)
+        if (
+            no is not None
+            and no.body == creation.body
+            and self._clock() - no.at_s < GIVEN_UP_RETRY_S
+        ):
+            self._refusals[creation.service] = no
             raise no.said

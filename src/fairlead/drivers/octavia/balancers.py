@@ -188,7 +188,7 @@ Ownership = Literal["own", "guest", "foreign"]
 which has listeners on it; or it is to be the Service's own, and does not carry its mark yet."""
 
 
-class Taken(Value, frozen=True):
+class PortInUse(Value, frozen=True):
     """A port of a load balancer on which somebody else listens."""
 
     protocol: str
@@ -225,7 +225,7 @@ class BalancerState(Value, frozen=True):
     pools: tuple[FoundPool, ...] = ()
     ownership: Ownership = "own"
     others: int = 0
-    taken: tuple[Taken, ...] = ()
+    ports_in_use: tuple[PortInUse, ...] = ()
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ class BalancerState(Value, frozen=True):
         return tuple(dict.fromkeys(family_of(address) for address in self.own if address))
 
     @property
-    def works_on(self) -> bool:
+    def is_pending(self) -> bool:
         """Octavia is working on it."""
         return self.status not in (ACTIVE, ERROR)
 

@@ -9,9 +9,9 @@ from fairlead.drivers.octavia.balancers import (
 from fairlead.drivers.octavia.changes import Blocked
 from fairlead.model import Outcome, ServiceKey
 
-RARELY_S = 900.0
+GIVEN_UP_RETRY_S = 900.0
 """After too many attempts in a row one load balancer is tried again no more often."""
-OBSTACLE_S = 20.0
+OBSTACLE_RETRY_S = 20.0
 """When to look again at a shared load balancer that others hold."""
 
 
@@ -42,9 +42,9 @@ def given_up(key: ServiceKey, id_: str, attempts: int) -> Blocked:
         else f"Octavia has failed {attempts} times to make a load balancer"
     )
     fix = "ask the cloud's operators; it is tried again now and then"
-    return Blocked(key, Outcome("unavailable", f"{problem}; {fix}", again_s=RARELY_S / 10))
+    return Blocked(key, Outcome("unavailable", f"{problem}; {fix}", again_s=GIVEN_UP_RETRY_S / 10))
 
 
 def obstacle(key: ServiceKey, message: str, fix: str) -> Blocked:
     """Others hold something on a shared load balancer."""
-    return Blocked(key, Outcome("unavailable", f"{message}; {fix}", again_s=OBSTACLE_S))
+    return Blocked(key, Outcome("unavailable", f"{message}; {fix}", again_s=OBSTACLE_RETRY_S))

@@ -22,7 +22,7 @@ Body = dict[str, object]
 
 HEADER = "X-Forwarded-For"
 CODES = "200"
-_UNSAID: Body = {"connection_limit": -1, "allowed_cidrs": None, "insert_headers": {}}
+_DEFAULTS: Body = {"connection_limit": -1, "allowed_cidrs": None, "insert_headers": {}}
 """Defaults of a listener that are left out, as a provider may refuse even to be told them."""
 
 
@@ -99,12 +99,14 @@ def listener(one: Listener, tags: Iterable[str]) -> Body:
         "protocol": one.protocol,
         "protocol_port": one.port,
     }
-    return said(listener_settings(one, tags) | name)
+    return without_defaults(listener_settings(one, tags) | name)
 
 
-def said(body: Body) -> Body:
+def without_defaults(body: Body) -> Body:
     return {
-        name: value for name, value in body.items() if name not in _UNSAID or value != _UNSAID[name]
+        name: value
+        for name, value in body.items()
+        if name not in _DEFAULTS or value != _DEFAULTS[name]
     }
 
 

@@ -12,7 +12,7 @@ from fairlead.drivers.octavia.paths import NETWORK, url_of
 from fairlead.model import FloatingWish, Outcome, ServiceKey
 
 
-class Company(msgspec.Struct, frozen=True):
+class ExpectedListeners(msgspec.Struct, frozen=True):
     """Which listeners were on a load balancer: `own`, the ids of the Service's listeners, and how
     many of `others`."""
 
@@ -40,7 +40,7 @@ class Call(msgspec.Struct, frozen=True):
     saves: str = ""
     ends: bool = False
     leaves: bool = False
-    company: Company | None = None
+    expected_listeners: ExpectedListeners | None = None
     repairs: bool = False
     revision: int | None = None
     why: str = ""

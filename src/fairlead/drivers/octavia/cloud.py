@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from fairlead.drivers.octavia.failures import Answer, neutrons_error, of_region
+from fairlead.drivers.octavia.failures import Answer, neutron_error, of_region
 from fairlead.drivers.octavia.paths import NETWORK, VERSIONS, url_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.sections import OctaviaConfig
 
-MOST_CALLS_AT_ONCE = 8
-ANSWERS_WITHIN_S = 60.0
+MAX_CONCURRENT_CALLS = 8
+TIMEOUT_S = 60.0
 Params = Mapping[str, str | Sequence[str]]
 """What is asked after the `?`; of several values of a name any is good."""
 BUSY = ("is immutable and cannot be updated", "Invalid state")
@@ -40,7 +40,7 @@ NO_OCTAVIA = (
 NO_RIGHT = "give the credentials a role that may have load balancers, as load-balancer_member"
 
 
-class NotLetIn(Unavailable):
+class AccessDenied(Unavailable):
     """The cloud is not known by what clouds.yaml says, or does not know our credentials, or no
     longer."""
 
@@ -59,10 +59,10 @@ class Cloud:
 
     def __init__(self, config: OctaviaConfig) -> None:
         self._config = config
-        self._threads = ThreadPoolExecutor(MOST_CALLS_AT_ONCE, thread_name_prefix="octavia")
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="octavia")
         self._connection: Any = None
         self._connecting = asyncio.Lock()
-        self.making = asyncio.Lock()
+        self.creating = asyncio.Lock()
         """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked
         until it has taken one in with all that is on it; of several at once all but one are in each
         other's way, and turned away after a minute."""
@@ -124,7 +124,7 @@ class Cloud:
             return await loop.run_in_executor(
                 self._threads, _call, connection, method, path, params, body, revision
             )
-        except NotLetIn:
+        except AccessDenied:
             if self._connection is connection:
                 self._connection = (
                     None  # the next call reads clouds.yaml, which may say something else by then
@@ -146,7 +146,7 @@ class Cloud:
 
 def _error(method: str, path: str, answer: Answer) -> FairleadError:
     if path.startswith(NETWORK):
-        return neutrons_error(method, path.removeprefix(NETWORK), answer)
+        return neutron_error(method, path.removeprefix(NETWORK), answer)
     return error_of(method, path, answer)
 
 
@@ -211,7 +211,9 @@ def _connect(config: OctaviaConfig) -> Any:
         return connection
     except (ClientException, SDKException) as error:
         fix = "see octavia.cloud in the configuration, and clouds.yaml"
-        raise NotLetIn(f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix) from error
+        raise AccessDenied(
+            f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix
+        ) from error
 
 
 def _region(connection: Any) -> str:
@@ -251,16 +253,16 @@ def _call(
             raise_exc=False,
             connect_retries=0,
             status_code_retries=0,
-            timeout=ANSWERS_WITHIN_S,
+            timeout=TIMEOUT_S,
         )
     except Unauthorized as error:
-        raise NotLetIn(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
+        raise AccessDenied(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
     except ClientException as error:
         raise Unavailable(f"{what}: {error}") from error
     except SDKException as error:  # it found no Octavia, and would not look again
-        raise NotLetIn(f"{what}: {error}", fix=NO_OCTAVIA) from error
+        raise AccessDenied(f"{what}: {error}", fix=NO_OCTAVIA) from error
     if response.status_code == 401:
-        raise NotLetIn(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
+        raise AccessDenied(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
     return Answer(
         response.status_code, response.content, response.headers.get("Retry-After", ""), region
     )

@@ -31,12 +31,12 @@ from fairlead.drivers.octavia.blocked import (
     obstacle,
     planned_for_another,
 )
-from fairlead.drivers.octavia.changes import Blocked, Call, Change, Company
+from fairlead.drivers.octavia.changes import Blocked, Call, Change, ExpectedListeners
 from fairlead.drivers.octavia.marks import OCCM, ownerless, without_service
 from fairlead.drivers.octavia.parts import drop_listener, drop_pool, part_steps
 from fairlead.model import ExistingLoadBalancer, Outcome, ServiceKey, SharedOrAdopted
 
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """So often one that fails is repaired or made anew, one time after the other; then rarely."""
 
 
@@ -95,14 +95,14 @@ def is_located(
 
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
-    if pending := [balancer for balancer in found.balancers if balancer.works_on]:
+    if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
         return [at_work(key, balancer, found.look_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [
             *gone,
             *security.all_rules_of(key, found),
-            *floating.given_back(key, found.unattached_ips),
+            *floating.delete_unattached(key, found.unattached_ips),
         ]
     if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
         return [not_located(wanted)]
@@ -119,8 +119,8 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
         for step in drop(balancer)
     ]
     if keep is None:
-        tired = found.attempts >= MOST_ATTEMPTS
-        return [*steps, given_up(key, "", found.attempts) if tired else _create(wanted)]
+        exhausted = found.attempts >= MAX_ATTEMPTS
+        return [*steps, given_up(key, "", found.attempts) if exhausted else _create(wanted)]
     if keep.status == ERROR:
         return [*steps, *_repair(wanted, keep, found.attempts)]
     if _is_other(wanted, keep):
@@ -174,7 +174,7 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
     if steps:
         return [*opened, *steps]
     # It shows what the load balancer has, and needs no floating IP of its own.
-    back = floating.given_back(wanted.service, found.unattached_ips)
+    back = floating.delete_unattached(wanted.service, found.unattached_ips)
     last = [
         *opened,
         *back,
@@ -208,9 +208,11 @@ def _obstacle(wanted: BalancerSpec, balancer: BalancerState) -> Blocked | None:
         return obstacle(wanted.service, message, fix)
     if _is_other(wanted, balancer):
         return planned_for_another(wanted, balancer)
-    taken = {(transport(each.protocol), each.port): each.holder for each in balancer.taken}
+    ports_in_use = {
+        (transport(each.protocol), each.port): each.holder for each in balancer.ports_in_use
+    }
     for listener in wanted.listeners:
-        if holder := taken.get((transport(listener.protocol), listener.port)):
+        if holder := ports_in_use.get((transport(listener.protocol), listener.port)):
             message = (
                 f"port {listener.port}/{listener.protocol} of load balancer {balancer.id} is "
                 f"taken by {holder}"
@@ -223,7 +225,11 @@ def _leave(balancer: BalancerState) -> list[Change]:
     """For a Service that goes, or goes elsewhere."""
     steps = drop(balancer)
     return [
-        *(floating.parted(balancer.service, balancer) if any(step.ends for step in steps) else []),
+        *(
+            floating.detach_all(balancer.service, balancer)
+            if any(step.ends for step in steps)
+            else []
+        ),
         *steps,
     ]
 
@@ -250,12 +256,15 @@ def drop(balancer: BalancerState) -> list[Call]:
                 balancer.id,
             )
         )
-    company = _company(balancer)
-    return [msgspec.structs.replace(step, leaves=True, company=company) for step in steps]
+    expected_listeners = _expected_listeners(balancer)
+    return [
+        msgspec.structs.replace(step, leaves=True, expected_listeners=expected_listeners)
+        for step in steps
+    ]
 
 
-def _company(balancer: BalancerState) -> Company:
-    return Company(tuple(each.id for each in balancer.listeners), balancer.others)
+def _expected_listeners(balancer: BalancerState) -> ExpectedListeners:
+    return ExpectedListeners(tuple(each.id for each in balancer.listeners), balancer.others)
 
 
 def _create(wanted: BalancerSpec) -> Call:
@@ -281,13 +290,13 @@ def _delete(key: ServiceKey, balancer: BalancerState, state: str = "") -> Call:
         words,
         balancer.id,
         ends=True,
-        company=_company(balancer),
+        expected_listeners=_expected_listeners(balancer),
         repairs=bool(state),
     )
 
 
 def _repair(wanted: BalancerSpec, keep: BalancerState, attempts: int) -> list[Change]:
-    if attempts >= MOST_ATTEMPTS:
+    if attempts >= MAX_ATTEMPTS:
         return [given_up(wanted.service, keep.id, attempts)]
     shown = (
         not set(keep.shown).isdisjoint(wanted.addresses)

@@ -17,7 +17,7 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.octavia import diff as differences
-from fairlead.drivers.octavia.apply import PATIENT, Looks, Pace, StillWorking
+from fairlead.drivers.octavia.apply import PATIENT, Pace, PollSchedule, StillWorking
 from fairlead.drivers.octavia.attempts import Attempts
 from fairlead.drivers.octavia.balancers import (
     ACTIVE,
@@ -83,11 +83,11 @@ class OctaviaDriver(Component):
         self._claimant_of = claimant_of
         self._observe = observe
         self._clock = clock
-        self._looks = Looks(pace)
+        self._schedule = PollSchedule(pace)
         self._network = Network(cloud, owner, recorder, floats=network, secures=secured)
         self._locator = Locator(cloud, owner, recorder)
         self._attempts = Attempts(clock)
-        self._writer = Writer(cloud, self._network, self._attempts, self._looks, fence)
+        self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
         self._memory = Memory(clock)
         self._rounds = Rounds()
         self._at_work_since_s: dict[ServiceKey, float] = {}
@@ -172,7 +172,7 @@ class OctaviaDriver(Component):
             log.warning("Octavia cannot be read", problem=str(error))
             return
         before = self._memory.known
-        for key in self._memory.take_all(found):
+        for key in self._memory.store_all(found):
             self._locator.remember(key, found[key].balancers)
         for key in before.keys() | self._memory.known.keys():
             self._tell(key)
@@ -183,11 +183,11 @@ class OctaviaDriver(Component):
         known, claimant = self._memory.known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
-        at_work = [each.id for each in known.balancers if each.works_on] if known else []
+        at_work = [each.id for each in known.balancers if each.is_pending] if known else []
         if at_work:
             statuses = [await settled(self._cloud, id_) for id_ in at_work]
             return not all(status.startswith("PENDING") for status in statuses)
-        if self._memory.is_doubted(key):
+        if self._memory.is_invalid(key):
             return True
         if claimant is None:
             return False
@@ -208,7 +208,7 @@ class OctaviaDriver(Component):
         if claimant is not None and not self._is_located(key, claimant, balancers):
             await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
-        self._memory.take(key, await self._network.with_one(key, balancers))
+        self._memory.store(key, await self._network.with_one(key, balancers))
         self._tell(key)
 
     def _tell(self, key: ServiceKey) -> None:
@@ -222,9 +222,9 @@ class OctaviaDriver(Component):
     def _found(self, key: ServiceKey) -> Found:
         found = self._locator.with_result(key, self._memory.known.get(key, NOTHING))
         found = msgspec.structs.replace(found, covers=self._network.covers)
-        if any(balancer.works_on for balancer in found.balancers):
+        if any(balancer.is_pending for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
-            look_s = self._looks.next_s(self._clock() - since_s)
+            look_s = self._schedule.next_s(self._clock() - since_s)
             found = msgspec.structs.replace(found, look_s=look_s)
         else:
             self._at_work_since_s.pop(key, None)
@@ -248,21 +248,21 @@ class OctaviaDriver(Component):
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)
         writes = [each for each in changes if not isinstance(each, Blocked)]
         if blocked is not None and blocked.state == "unavailable":
-            self._memory.doubt(key)  # others may end it
+            self._memory.invalidate(key)  # others may end it
             self._rounds.end(key)
         if not writes:
             assert blocked is not None
             return blocked
-        self._memory.doubt(key)
+        self._memory.invalidate(key)
         try:
             await self._writer.carry_out(key, writes)
         except StillWorking:
             return Outcome(
                 "waiting",
                 f"Octavia is still at work: {writes[0]}",
-                again_s=self._looks.pace.last_s,
+                again_s=self._schedule.pace.last_s,
             )
-        if blocked is None and self._takes_all(key, writes):
+        if blocked is None and self._deletes_everything(key, writes):
             self._forget(key)
             return DONE
         await self._look(key)
@@ -271,7 +271,7 @@ class OctaviaDriver(Component):
         message = f"the load balancer is compared with what is wanted, after {writes[-1]}"
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
 
-    def _takes_all(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
+    def _deletes_everything(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
         """Whether the Service is gone, and nothing of it is left after these writes. A Service that
         came back meanwhile is looked at again."""
         calls = [each for each in writes if isinstance(each, Call)]
@@ -284,7 +284,7 @@ class OctaviaDriver(Component):
         )
 
     def _forget(self, key: ServiceKey) -> None:
-        self._memory.take(key, None)
+        self._memory.store(key, None)
         self._rounds.end(key)
         self._locator.forget(key)
         self._attempts.forget(key)

@@ -28,11 +28,11 @@ def of_region(name: str) -> str:
     return f" of region {name}" if name else ""
 
 
-class Full(Unavailable):
+class NoAddressLeft(Unavailable):
     """There is no address left where one was asked for."""
 
 
-class Exists(Unavailable):
+class RuleExists(Unavailable):
     """There is one like it."""
 
 
@@ -41,15 +41,15 @@ class _Problem(msgspec.Struct):
     message: str = ""
 
 
-class _Trouble(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     problem: _Problem = msgspec.field(name="NeutronError", default_factory=_Problem)
 
 
-def neutrons_error(method: str, path: str, answer: Answer) -> FairleadError:
+def neutron_error(method: str, path: str, answer: Answer) -> FairleadError:
     """409 is for quotas and for what is used up or in use, 412 for what has changed since it was
     looked at."""
     try:
-        problem = msgspec.json.decode(answer.body, type=_Trouble).problem
+        problem = msgspec.json.decode(answer.body, type=_ErrorBody).problem
     except msgspec.DecodeError:
         problem = _Problem("", answer.body.decode(errors="replace").strip()[:200])
     message = (
@@ -64,12 +64,12 @@ def neutrons_error(method: str, path: str, answer: Answer) -> FairleadError:
                 message, fix="raise the project's quota, or delete what nobody needs"
             )
         case 409 if problem.type in ("IpAddressGenerationFailure", "ExternalIpAddressExhausted"):
-            return Full(
+            return NoAddressLeft(
                 message,
                 fix="give back addresses that nobody needs, or choose another subnet or network",
             )
         case 409 if problem.type == "SecurityGroupRuleExists":
-            return Exists(message)
+            return RuleExists(message)
         case 404 if problem.type == "ExternalGatewayForFloatingIPNotFound":
             return Unavailable(
                 message, fix="connect the load balancer's subnet to that network by a router"

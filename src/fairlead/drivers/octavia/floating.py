@@ -30,7 +30,10 @@ def steps(
     """For a load balancer that is otherwise as wanted."""
     key, wish = wanted.service, wanted.floating
     if wish is None:
-        return [*(_part(key, each) for each in balancer.floating), *given_back(key, unattached)]
+        return [
+            *(_part(key, each) for each in balancer.floating),
+            *delete_unattached(key, unattached),
+        ]
     current = leading(balancer, wish)
     if current is None:
         instead = balancer.floating[0] if balancer.floating else None
@@ -51,7 +54,7 @@ def steps(
         mine.append(
             Call(key, "PUT", path_of(current), body, words, balancer.id, revision=current.revision)
         )
-    return [*mine, *given_back(key, unattached)]
+    return [*mine, *delete_unattached(key, unattached)]
 
 
 def covering(wanted: BalancerSpec, balancer: BalancerState | None, covers: bool) -> BalancerSpec:
@@ -100,13 +103,13 @@ def leading(balancer: BalancerState, wish: FloatingWish | None) -> FloatingIp | 
     return next((each for each in balancer.floating if wish.address in ("", each.address)), None)
 
 
-def given_back(key: ServiceKey, unattached: Iterable[FloatingIp]) -> list[Change]:
+def delete_unattached(key: ServiceKey, unattached: Iterable[FloatingIp]) -> list[Change]:
     """Those with our mark that nobody needs, but for those that are kept: it may have been another
     Service of this name that wished so, and an address that is gone is not had again."""
     return [_delete(key, each) for each in unattached if each.service == key and not each.kept]
 
 
-def parted(key: ServiceKey, balancer: BalancerState) -> list[Change]:
+def detach_all(key: ServiceKey, balancer: BalancerState) -> list[Change]:
     """For a load balancer that goes: what is kept, and what is not ours, must not lead to its port,
     which may be somebody's."""
     return [_part(key, each) for each in balancer.floating]

@@ -32,7 +32,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Load
         for each in balancer.listeners
         if each.pool_id in pools
     }
-    doubts = tuple(_doubts(balancer, members))
+    doubts = tuple(_mismatches(balancer, members))
     return LoadBalancerHealth(
         str(key),
         balancer.id,
@@ -60,7 +60,7 @@ def _members(pool: FoundPool) -> tuple[MemberHealth, ...]:
     )
 
 
-def _doubts(
+def _mismatches(
     balancer: BalancerState, members: Mapping[str, tuple[MemberHealth, ...]]
 ) -> Iterator[str]:
     ready = [

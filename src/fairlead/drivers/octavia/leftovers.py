@@ -14,8 +14,8 @@ from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.apply import (
     PATIENT,
-    Looks,
     Pace,
+    PollSchedule,
     StillWorking,
     carry_out,
     wait_settled,
@@ -49,7 +49,7 @@ class Leftover(Value, frozen=True):
     balancer: BalancerState
 
 
-class Elsewhere(Value, frozen=True):
+class OtherCluster(Value, frozen=True):
     """What a cluster has that was not asked about. `names`: of some of its load balancers, by which
     people know it. `network`: floating IPs and security groups."""
 
@@ -59,7 +59,7 @@ class Elsewhere(Value, frozen=True):
     network: int = 0
 
 
-async def everything_of(cloud: Cloud, owner: Owner) -> list[BalancerState]:
+async def read_marked(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     """All that carries the cluster's mark. Services must be read later than this: one that is made
     in between would have its load balancer taken for a leftover."""
     balancers = [
@@ -68,10 +68,10 @@ async def everything_of(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
     there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*balancers, *(_nobodys(one) for one in there if ownerless(one.tags))]
+    return [*balancers, *(_ownerless_state(one) for one in there if ownerless(one.tags))]
 
 
-def judged(
+def find_leftovers(
     balancers: Sequence[BalancerState],
     owner: Owner,
     alive: Container[tuple[ServiceKey, str]] | None,
@@ -101,7 +101,7 @@ def judged(
     return sorted(found, key=lambda each: (each.service, each.load_balancer))
 
 
-async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewhere]:
+async def other_clusters(cloud: Cloud, known: Container[str]) -> list[OtherCluster]:
     """What the project has of other clusters. Octavia finds no tags by their beginning, so
     everything is listed."""
     names: dict[str, list[str]] = defaultdict(list)
@@ -111,7 +111,7 @@ async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewh
                 names[cluster].append(one.name)
     network = await clusters_at_neutron(cloud, known)
     return [
-        Elsewhere(
+        OtherCluster(
             cluster, len(names[cluster]), tuple(sorted(names[cluster])[:3]), network.get(cluster, 0)
         )
         for cluster in sorted(names.keys() | network.keys())
@@ -120,12 +120,12 @@ async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewh
 
 async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
     """Take it away; why that failed, or nothing."""
-    looks = Looks(pace)
+    schedule = PollSchedule(pace)
     try:
         if leftover.balancer.status not in (ACTIVE, ERROR):
-            await wait_settled(cloud, leftover.load_balancer, looks)
+            await wait_settled(cloud, leftover.load_balancer, schedule)
         for balancer in await _as_it_is(cloud, leftover):
-            await carry_out(cloud, drop(balancer), looks, lambda: None)
+            await carry_out(cloud, drop(balancer), schedule, lambda: None)
     except StillWorking:
         return str(
             Unavailable(
@@ -152,7 +152,7 @@ async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
     return [leftover.balancer]
 
 
-def _nobodys(one: answers.Balancer) -> BalancerState:
+def _ownerless_state(one: answers.Balancer) -> BalancerState:
     """A load balancer that was shared, as the Service that nobody is."""
     return BalancerState(
         one.id,

@@ -61,7 +61,7 @@ class Locator:
         found = await find_by_id(self._cloud, wish.id) if wish.id else None
         adopted = found if found is not None and self._is_made_for(found, key, wish.names) else None
         if found is None and wish.names:
-            adopted = await self._called(key, wish.names)
+            adopted = await self._find_by_names(key, wish.names)
         elif found is None:
             raise Refused(
                 f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id"
@@ -149,7 +149,7 @@ class Locator:
         told = found.description.startswith(f"Kubernetes external service {key} from cluster ")
         return told or found.name in found.tags
 
-    async def _called(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
+    async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
         """Raises Refused if there are several."""
         lists = [await find_called(self._cloud, name) for name in names]
         made = [

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from fairlead.model import ServiceKey, Value
 
-LONGEST = 255
+MAX_LENGTH = 255
 ANY = "fairlead-"
 """Every tag of ours begins so."""
 OCCM = "kube_service_"
@@ -54,10 +54,10 @@ class Owner(Value, frozen=True):
         return service_of(tags) if self.tag in tags else None
 
     def load_balancer_name(self, service: ServiceKey) -> str:
-        return f"fairlead_{self.name}_{service.namespace}_{service.name}"[:LONGEST]
+        return f"fairlead_{self.name}_{service.namespace}_{service.name}"[:MAX_LENGTH]
 
     def description(self, service: ServiceKey) -> str:
-        return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:LONGEST]
+        return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:MAX_LENGTH]
 
     def network_mark(self, service: ServiceKey, *, kept: bool = False) -> str:
         """The description of what the Service has at Neutron, where tags cannot be given to what is

@@ -26,7 +26,7 @@ def members_step(
     gone = [each for each in found.members if _place(each.member) not in places]
     new = [each for each in wanted if _place(each) not in there]
     both = [(each, there[_place(each)].member) for each in wanted if _place(each) in there]
-    changed = [each for each, old in both if _told(each) != _told(old)]
+    changed = [each for each, old in both if _mutable_settings(each) != _mutable_settings(old)]
     broken = len(there) < len(found.members) or any(each.status == ERROR for each in found.members)
     path, words = f"pools/{found.id}/members", f"of pool {found.name}"
     match new, changed, gone, broken:
@@ -67,6 +67,6 @@ def _place(member: Member) -> tuple[str, int]:
     return member.address, member.port
 
 
-def _told(member: Member) -> tuple[int, int | None]:
+def _mutable_settings(member: Member) -> tuple[int, int | None]:
     """Where a member is, Octavia may have found by itself, and nobody can change."""
     return member.weight, member.monitor_port

@@ -21,40 +21,40 @@ class Memory:
         self._clock = clock
         self._seen_s: dict[ServiceKey, float] = {}
         self._all_seen_s = self._begun_s = clock()
-        self._doubted: set[ServiceKey] = set()
-        self._touched: set[ServiceKey] = set()
+        self._invalid: set[ServiceKey] = set()
+        self._invalidated: set[ServiceKey] = set()
         """Services that were doubted since the last look at everything began."""
 
     def begin(self) -> None:
         """A look at everything begins."""
-        self._touched = self._doubted.copy()
+        self._invalidated = self._invalid.copy()
         self._begun_s = self._clock()
 
-    def take_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
+    def store_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
         """The end of that look. The Services about which it is believed."""
-        believed = {key: each for key, each in found.items() if key not in self._touched}
-        kept = {key: each for key, each in self.known.items() if key in self._touched}
+        believed = {key: each for key, each in found.items() if key not in self._invalidated}
+        kept = {key: each for key, each in self.known.items() if key in self._invalidated}
         self.known = believed | kept
         self.whole = True
         self._all_seen_s = self._begun_s
         return believed.keys()
 
-    def take(self, key: ServiceKey, found: Found | None) -> None:
+    def store(self, key: ServiceKey, found: Found | None) -> None:
         """A look at one Service; None: it has nothing."""
-        self._doubted.discard(key)
+        self._invalid.discard(key)
         self.known.pop(key, None)
         self._seen_s.pop(key, None)
         if found is not None:
             self._seen_s[key] = self._clock()
             self.known[key] = found
 
-    def doubt(self, key: ServiceKey) -> None:
+    def invalidate(self, key: ServiceKey) -> None:
         """Something has changed at the cloud, or may have."""
-        self._doubted.add(key)
-        self._touched.add(key)
+        self._invalid.add(key)
+        self._invalidated.add(key)
 
-    def is_doubted(self, key: ServiceKey) -> bool:
-        return key in self._doubted or (key not in self.known and not self.whole)
+    def is_invalid(self, key: ServiceKey) -> bool:
+        return key in self._invalid or (key not in self.known and not self.whole)
 
     def ages_s(self) -> Mapping[ServiceKey, float]:
         """How long ago each Service was seen. May be called from any thread."""

@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.drivers.octavia import attach, security_group
 from fairlead.drivers.octavia.answers import get_versions
-from fairlead.drivers.octavia.apply import Looks, carry_out
+from fairlead.drivers.octavia.apply import PollSchedule, carry_out
 from fairlead.drivers.octavia.balancers import (
     BalancerState,
     FloatingIp,
@@ -58,14 +58,14 @@ class Network:
         self._floats = floats
         self._secures = secures
         self._secured: frozenset[str] = frozenset()
-        self._seen: frozenset[str] = frozenset()
+        self._processed: frozenset[str] = frozenset()
         """Addresses that were seen to, be it that they have no port here."""
         self._covers: bool | None = None
         self._opened: frozenset[str] = frozenset()
         """Those since the last look at everything."""
         self._unused: frozenset[str] = frozenset()
         self._idle: frozenset[str] = frozenset()
-        self._tells_idle: ServiceKey | None = None
+        self._idle_reported_with: ServiceKey | None = None
         self._group = asyncio.Lock()
         """One writes to the group, and to what has it, at a time."""
 
@@ -83,7 +83,9 @@ class Network:
         if self._secures:
             async with self._group:
                 rules = await security_group.all_rules(self._cloud, self._owner)
-                self._see(balancers, await security_group.secured_ports(self._cloud, self._owner))
+                self._note_ports(
+                    balancers, await security_group.secured_ports(self._cloud, self._owner)
+                )
             balancers = await self._with_sources(balancers)
         return self._found(balancers, own, rules)
 
@@ -100,7 +102,7 @@ class Network:
         return self._found(whole, own, rules).get(key)
 
     async def carry_out(
-        self, steps: Sequence[Write], looks: Looks, fence: Callable[[], None]
+        self, steps: Sequence[Write], schedule: PollSchedule, fence: Callable[[], None]
     ) -> None:
         """In their order. Raises as `apply.carry_out`."""
         calls: list[Call] = []
@@ -108,7 +110,7 @@ class Network:
             if isinstance(step, Call):
                 calls.append(step)
                 continue
-            await carry_out(self._cloud, calls, looks, fence)
+            await carry_out(self._cloud, calls, schedule, fence)
             calls = []
             fence()
             match step:
@@ -117,7 +119,7 @@ class Network:
                 case AddRules():
                     async with self._group:
                         useless = await security_group.add_rules(self._cloud, self._owner, step)
-                        self._seen |= {*step.nodes}
+                        self._processed |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
                     if useless:
@@ -130,19 +132,19 @@ class Network:
                             went = await security_group.delete_rules(self._cloud, self._owner, step)
                         finally:
                             if went:
-                                self._secured = self._seen = frozenset()
+                                self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
                         await security_group.remove_group(self._cloud, self._owner, nodes)
-                        self._secured, self._seen, self._idle = (
+                        self._secured, self._processed, self._idle = (
                             self._secured - nodes,
-                            self._seen - nodes,
+                            self._processed - nodes,
                             frozenset(),
                         )
-        await carry_out(self._cloud, calls, looks, fence)
+        await carry_out(self._cloud, calls, schedule, fence)
 
-    def _see(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
+    def _note_ports(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
         """Which addresses have the group, and which of them have not been a member's at this look
         and at the one before."""
         needed = {
@@ -159,7 +161,7 @@ class Network:
         self._idle = frozenset(idle & self._unused)
         self._unused = frozenset(idle)
         self._opened = frozenset()
-        self._tells_idle = min(balancers, default=None)
+        self._idle_reported_with = min(balancers, default=None)
 
     async def _learn(self) -> None:
         """Asked until it is known, before anything is made. It matters for provider ovn alone, and
@@ -205,7 +207,7 @@ class Network:
                 by_port[one.port_id].append(one)
             elif one.service is not None:
                 unattached[one.service].append(one)
-        secured = (self._secured | self._seen) - self._idle
+        secured = (self._secured | self._processed) - self._idle
         return {
             key: Found(
                 tuple(
@@ -215,7 +217,7 @@ class Network:
                 unattached_ips=tuple(unattached[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
                 secured_addresses=secured,
-                idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
+                idle=tuple(sorted(self._idle)) if key == self._idle_reported_with else (),
             )
             for key in balancers.keys() | unattached.keys() | rules.keys()
         }

@@ -21,7 +21,7 @@ from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
 CLUSTER_GONE, SERVICE_GONE = "its cluster is said to be gone", "its Service is gone"
-NOBODYS = "no Service has a rule in it"
+GROUP_UNUSED = "no Service has a rule in it"
 
 
 class NetworkLeftover(Value, frozen=True):
@@ -35,7 +35,7 @@ class NetworkLeftover(Value, frozen=True):
     rules: tuple[str, ...] = ()
 
 
-class Theirs(msgspec.Struct, frozen=True):
+class MarkedAtNeutron(msgspec.Struct, frozen=True):
     """What there is of one cluster. `group`: it has a security group."""
 
     floating: Sequence[FloatingIp]
@@ -48,21 +48,21 @@ class _Marked(msgspec.Struct):
     description: str | None = None
 
 
-async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
+async def read_marked_at_neutron(cloud: Cloud, owner: Owner) -> MarkedAtNeutron:
     """All that carries the cluster's mark. Services must be read later than this, as with load
     balancers."""
     floating = [
         each for each in await neutron.all_floating(cloud, owner) if each.service is not None
     ]
-    return Theirs(
+    return MarkedAtNeutron(
         floating,
         await security_group.all_rules(cloud, owner),
         await security_group.has_group(cloud, owner),
     )
 
 
-def judged_at_neutron(
-    theirs: Theirs,
+def find_network_leftovers(
+    theirs: MarkedAtNeutron,
     owner: Owner,
     alive: Container[ServiceKey] | None,
     going: Container[str],
@@ -89,7 +89,9 @@ def judged_at_neutron(
         if is_left(key)
     ]
     if theirs.group and not theirs.rules:
-        found.append(NetworkLeftover(owner.uid, "", CLUSTER_GONE if alive is None else NOBODYS))
+        found.append(
+            NetworkLeftover(owner.uid, "", CLUSTER_GONE if alive is None else GROUP_UNUSED)
+        )
     return sorted(found, key=lambda each: (each.service, each.floating is None))
 
 

@@ -42,11 +42,15 @@ def part_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
     return [
         *steps,
         *dropped,
-        *(_affinity_again(wanted, balancer, steps) if dropped and wanted.provider == "ovn" else ()),
+        *(
+            _restore_affinity(wanted, balancer, steps)
+            if dropped and wanted.provider == "ovn"
+            else ()
+        ),
     ]
 
 
-def _affinity_again(
+def _restore_affinity(
     wanted: BalancerSpec, balancer: BalancerState, steps: Sequence[Change]
 ) -> list[Change]:
     """Provider ovn has one affinity for all pools of a protocol, and forgets it with any of
@@ -236,7 +240,7 @@ def _pool_steps(
         )
     monitor = found.monitor
     if monitor is not None and (
-        pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)
+        pool.monitor is None or _must_recreate(wanted, pool.monitor, monitor)
     ):
         words = f"monitor of pool {name}"
         steps.append(
@@ -280,7 +284,7 @@ def _pool_steps(
     return steps
 
 
-def _is_made_anew(wanted: BalancerSpec, monitor: Monitor, found: FoundMonitor) -> bool:
+def _must_recreate(wanted: BalancerSpec, monitor: Monitor, found: FoundMonitor) -> bool:
     """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener
     in PENDING_UPDATE (`helper.hm_update`)."""
     return monitor.type != found.monitor.type or (
@@ -325,7 +329,7 @@ def _listener_update(
         name: value for name, value in body.items() if name != "tags" and value != now.get(name)
     }
     if found.status == ERROR:
-        changed |= bodies.said(body)
+        changed |= bodies.without_defaults(body)
     if set(_texts(body["tags"])) != set(found.tags):
         changed["tags"] = body["tags"]
     if found.pool_id != pool_id:

@@ -26,7 +26,7 @@ from fairlead.drivers.octavia.balancers import (
     Member,
     Monitor,
     Ownership,
-    Taken,
+    PortInUse,
 )
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
@@ -237,14 +237,17 @@ async def _states(
             ]
             balancer = _state(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
             ownership: Ownership = "own" if holder == whose else "guest"
-            taken = tuple(
+            ports_in_use = tuple(
                 sorted(
-                    Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest
+                    PortInUse(each.protocol, each.protocol_port, _holder(each, owned))
+                    for each in rest
                 )
             )
             others = len({each.id for each in one.listeners} - {each.id for each in own})
             balancers.append(
-                msgspec.structs.replace(balancer, ownership=ownership, others=others, taken=taken)
+                msgspec.structs.replace(
+                    balancer, ownership=ownership, others=others, ports_in_use=ports_in_use
+                )
             )
     return balancers
 

@@ -22,14 +22,14 @@ from fairlead.drivers.octavia.marks import Owner
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
-HEAVIEST = 256
+MAX_WEIGHT = 256
 """The most that a member may weigh."""
-NOBODY: Mapping[Family, str] = {"IPv4": "255.255.255.255/32", "IPv6": "::/128"}
+NO_SOURCE: Mapping[Family, str] = {"IPv4": "255.255.255.255/32", "IPv6": "::/128"}
 """Addresses that nobody calls from: an empty list would let everybody in."""
-EVERYBODY: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
-LONGEST_AFFINITY_S = 65535
+ANY_SOURCE: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
+MAX_AFFINITY_S = 65535
 """The most that OVN takes (ovn-nb(5), affinity_timeout)."""
-SHORTEST_UDP_DELAY_S = 3
+MIN_UDP_DELAY_S = 3
 """Octavia asks over UDP no more often."""
 
 
@@ -121,7 +121,7 @@ def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Po
             if settings.forwarded_for
             else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
         )
-    method, affinity_s = _choosing(intent, settings, wanted)
+    method, affinity_s = _algorithm(intent, settings, wanted)
     monitor = _monitor(intent, settings, wanted)
     port = (
         intent.health_monitor.port
@@ -131,7 +131,7 @@ def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Po
     return Pool(protocol, method, _members(settings, wanted, port), monitor, affinity_s)
 
 
-def _choosing(
+def _algorithm(
     intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted
 ) -> tuple[str, int | None]:
     """By which method, and how long a client stays with a member. How long, Octavia lets nobody say
@@ -144,7 +144,7 @@ def _choosing(
         return (
             ("SOURCE_IP", None)
             if over_tcp
-            else (settings.method, min(intent.affinity_timeout_s, LONGEST_AFFINITY_S))
+            else (settings.method, min(intent.affinity_timeout_s, MAX_AFFINITY_S))
         )
     return settings.method, intent.affinity_timeout_s if wanted.protocol != "TCP" else 0
 
@@ -153,9 +153,7 @@ def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) ->
     type_, checks = dict(settings.asking).get(wanted.protocol), settings.checks
     if type_ is None or checks is None:
         return None
-    delay_s = (
-        max(checks.delay_s, SHORTEST_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
-    )
+    delay_s = max(checks.delay_s, MIN_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
     path = intent.health_monitor.path if type_ == "HTTP" and intent.health_monitor else ""
     return Monitor(type_, delay_s, checks.timeout_s, checks.rise, checks.fall, path)
 
@@ -170,8 +168,8 @@ def _members(
     members = []
     for each in wanted.members:
         weight = each.weight if each.state == "active" else 0
-        if heaviest > HEAVIEST and weight:
-            weight = max(1, weight * HEAVIEST // heaviest)
+        if heaviest > MAX_WEIGHT and weight:
+            weight = max(1, weight * MAX_WEIGHT // heaviest)
         if weighted or weight:
             members.append(
                 Member(
@@ -201,7 +199,7 @@ def _rules(intent: LoadBalancer, settings: OctaviaSettings) -> tuple[Rule, ...]:
         if settings.provider == "amphora" or intent.source_ranges:
             rules.add(Rule(protocol, each.node_port))
         if settings.provider == "ovn":
-            ranges = _cidrs(intent.source_ranges, each.family) or (EVERYBODY[each.family],)
+            ranges = _cidrs(intent.source_ranges, each.family) or (ANY_SOURCE[each.family],)
             rules |= {Rule(protocol, each.node_port, source) for source in ranges}
     monitors = [_monitor(intent, settings, each) for each in intent.listeners]
     if intent.health_monitor is not None and any(
@@ -223,4 +221,4 @@ def _cidrs(ranges: Iterable[str], family: Family) -> tuple[str, ...]:
     """Those of the family: Octavia refuses any other."""
     given = {ipaddress.ip_network(text, strict=False) for text in ranges}
     own = {str(each) for each in given if (each.version == 6) == (family == "IPv6")}
-    return tuple(sorted(own or {NOBODY[family]})) if given else ()
+    return tuple(sorted(own or {NO_SOURCE[family]})) if given else ()

@@ -33,7 +33,7 @@ def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
     if not (rules or nodes):
         return []
     narrow = wanted.provider == "ovn" and not any(
-        is_everybody(each.source) for each in wanted.rules
+        is_any_address(each.source) for each in wanted.rules
     )
     return [
         AddRules(
@@ -78,5 +78,5 @@ def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
     }
 
 
-def is_everybody(source: str) -> bool:
+def is_any_address(source: str) -> bool:
     return source.endswith("/0")

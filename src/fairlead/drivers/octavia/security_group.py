@@ -15,14 +15,14 @@ from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.balancers import FoundRule, Rule
 from fairlead.drivers.octavia.changes import AddRules, DeleteRules
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.failures import Exists
+from fairlead.drivers.octavia.failures import RuleExists
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.paths import GROUPS, PORTS, RULES, SUBNETS
-from fairlead.drivers.octavia.security import is_everybody
+from fairlead.drivers.octavia.security import is_any_address
 from fairlead.errors import Conflict, Unavailable
 from fairlead.model import ServiceKey
 
-AT_ONCE = 50
+ADDRESSES_PER_CALL = 50
 """So many addresses are asked for in one call: longer requests are turned away."""
 
 
@@ -67,7 +67,7 @@ async def all_rules(cloud: Cloud, owner: Owner) -> Rules:
     whole = [
         each for group in await _groups(cloud, owner) for each in await _rules(cloud, [group.id])
     ]
-    return _sorted_out(owner, whole)
+    return _by_service(owner, whole)
 
 
 async def has_group(cloud: Cloud, owner: Owner) -> bool:
@@ -76,7 +76,7 @@ async def has_group(cloud: Cloud, owner: Owner) -> bool:
 
 async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
     asked = {"description": owner.network_mark(key), "direction": "ingress"}
-    return _sorted_out(owner, await get_list(cloud, RULES, _Rule, asked))
+    return _by_service(owner, await get_list(cloud, RULES, _Rule, asked))
 
 
 async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
@@ -116,19 +116,23 @@ async def add_rules(cloud: Cloud, owner: Owner, step: AddRules) -> str:
         bodies = [_body(each, group, step.mark) for each in step.rules]
         try:
             await cloud.write("POST", RULES, {"security_group_rules": bodies})
-        except Exists as error:
-            await _make_way(cloud, owner, group, step, error)
-    for start in range(0, len(step.nodes), AT_ONCE):
+        except RuleExists as error:
+            await _delete_conflicting_rules(cloud, owner, group, step, error)
+    for start in range(0, len(step.nodes), ADDRESSES_PER_CALL):
         asked = {
-            "fixed_ips": [f"ip_address={each}" for each in step.nodes[start : start + AT_ONCE]]
+            "fixed_ips": [
+                f"ip_address={each}" for each in step.nodes[start : start + ADDRESSES_PER_CALL]
+            ]
         }
         for port in await get_list(cloud, PORTS, Port, asked):
             if group not in port.security_groups and port.port_security_enabled:
                 await _put(cloud, port, [*port.security_groups, group])
-    return await _open_anyway(cloud, group, step.rules) if step.narrow and step.rules else ""
+    return await _find_open_rule(cloud, group, step.rules) if step.narrow and step.rules else ""
 
 
-async def _make_way(cloud: Cloud, owner: Owner, group: str, step: AddRules, error: Exists) -> None:
+async def _delete_conflicting_rules(
+    cloud: Cloud, owner: Owner, group: str, step: AddRules, error: RuleExists
+) -> None:
     """Rules like those of the step are there for others. A node port is of one Service: what others
     of this cluster have for it was left behind. Raises Conflict, for they are to be looked at anew;
     or Unavailable if it is no rule of ours."""
@@ -150,7 +154,7 @@ async def _make_way(cloud: Cloud, owner: Owner, group: str, step: AddRules, erro
     raise Conflict(f"rules of security group {group} have changed") from error
 
 
-async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
+async def _find_open_rule(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
     """Where other groups of nodes let everybody in to these ports."""
     others = {id_ for port in await _with_group(cloud, group) for id_ in port.security_groups} - {
         group
@@ -158,7 +162,7 @@ async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str
     found = [
         each
         for each in await _rules(cloud, sorted(others))
-        if any(_lets_everybody(each, rule) for rule in rules)
+        if any(_allows_any_source(each, rule) for rule in rules)
     ]
     if not found:
         return ""
@@ -169,11 +173,13 @@ async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str
     )
 
 
-def _lets_everybody(one: _Rule, rule: Rule) -> bool:
+def _allows_any_source(one: _Rule, rule: Rule) -> bool:
     """To the port of the rule."""
     low, high = one.port_range_min or 0, one.port_range_max or 65535
     reaches = one.protocol in (None, rule.protocol) and low <= rule.port <= high
-    return reaches and not one.remote_group_id and is_everybody(one.remote_ip_prefix or "0.0.0.0/0")
+    return (
+        reaches and not one.remote_group_id and is_any_address(one.remote_ip_prefix or "0.0.0.0/0")
+    )
 
 
 async def remove_group(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
@@ -213,7 +219,7 @@ async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
     )
 
 
-def _sorted_out(owner: Owner, rules: Iterable[_Rule]) -> Rules:
+def _by_service(owner: Owner, rules: Iterable[_Rule]) -> Rules:
     found: dict[ServiceKey, list[FoundRule]] = {}
     for each in rules:
         if (key := owner.marked(each.description or "")) is not None:

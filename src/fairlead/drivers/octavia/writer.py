@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
-from fairlead.drivers.octavia.apply import Looks
+from fairlead.drivers.octavia.apply import PollSchedule
 from fairlead.drivers.octavia.attempts import Attempts
 from fairlead.drivers.octavia.changes import Call, Write
 from fairlead.drivers.octavia.cloud import Cloud, Failed
@@ -28,13 +28,13 @@ class Writer:
         cloud: Cloud,
         network: Network,
         attempts: Attempts,
-        looks: Looks,
+        schedule: PollSchedule,
         fence: Callable[[], None],
     ) -> None:
         self._cloud = cloud
         self._network = network
         self._attempts = attempts
-        self._looks = looks
+        self._schedule = schedule
         self._fence = fence
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id of the load balancer; where none is there yet, by the name of the Service."""
@@ -48,12 +48,12 @@ class Writer:
                 await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             if creation := next((each for each in calls if each.makes), None):
                 self._attempts.stop_if_refused(creation)
-            await self._check_company(key, calls)
+            await self._check_listeners(key, calls)
             repairs = any(each.repairs for each in calls)
             if repairs:
                 self._attempts.count(key)
             try:
-                await self._network.carry_out(writes, self._looks, self._fence)
+                await self._network.carry_out(writes, self._schedule, self._fence)
             except Failed:
                 if creation is not None and not repairs:
                     self._attempts.count(key)
@@ -66,11 +66,15 @@ class Writer:
                     raise Unavailable(str(error)) from error
                 raise
 
-    async def _check_company(self, key: ServiceKey, calls: Sequence[Call]) -> None:
+    async def _check_listeners(self, key: ServiceKey, calls: Sequence[Call]) -> None:
         """Raises Conflict if listeners of others have come or gone on a load balancer that is to
         go, or that the Service leaves: the last Service on it takes it away."""
-        companies = {each.balancer_id: each.company for each in calls if each.company is not None}
-        for id_, company in companies.items():
-            others = await listeners_on(self._cloud, id_) - set(company.own)
-            if len(others) != company.others:
+        companies = {
+            each.balancer_id: each.expected_listeners
+            for each in calls
+            if each.expected_listeners is not None
+        }
+        for id_, expected_listeners in companies.items():
+            others = await listeners_on(self._cloud, id_) - set(expected_listeners.own)
+            if len(others) != expected_listeners.others:
                 raise Conflict(f"the load balancers of Service {key} are others than was thought")
