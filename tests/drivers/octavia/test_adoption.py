@@ -109,7 +109,7 @@ async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) 
 async def test_two_of_one_name_are_told(site: Site) -> None:
     client = clients.without_auth(octavia=site.front.url)
     first, second = occm.make(client, ()), occm.make(client, ())
-    with pytest.raises(Refused, match="are all called"):
+    with pytest.raises(Refused, match="all have the name"):
         await site.once(wanted())
     asked = wanted(elsewhere=SharedOrAdopted(second, NAMES))
     await site.bring(asked)

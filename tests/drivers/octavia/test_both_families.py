@@ -135,5 +135,5 @@ async def test_one_that_is_there_keeps_its_addresses(cloud_site: CloudSite, subn
     (left,) = await site.left(asked)
     assert isinstance(left, Blocked)
     assert left.outcome.state == "waiting"
-    assert "it is planned anew" in left.outcome.message
+    assert "the Service is planned again" in left.outcome.message
     assert "with addresses of IPv4" in left.outcome.message

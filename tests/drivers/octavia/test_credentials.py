@@ -51,7 +51,7 @@ async def test_a_full_quota_is_told_and_nothing_is_left_of_the_attempts(tenant: 
         with pytest.raises(
             Unavailable,
             match=r"of region R .*Quota has been met.*raise the project's quota, or delete what "
-            r"nobody needs",
+            r"unused objects",
         ):
             await tenant.once(service())
     assert sorted(tenant.everything()) == sorted(others)

@@ -107,7 +107,7 @@ def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     (told,) = steps(broken, attempts=MAX_ATTEMPTS)
     assert told.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
     (told,) = steps(attempts=MAX_ATTEMPTS)
-    assert told.startswith("unavailable: Octavia has failed 5 times to make a load balancer")
+    assert told.startswith("unavailable: Octavia has failed 5 times to create a load balancer")
     assert steps(attempts=1, wanted=False) == []
     assert steps(broken, wanted=False, attempts=MAX_ATTEMPTS) == [
         "DELETE loadbalancers/a?cascade=true"
@@ -129,7 +129,7 @@ def test_it_is_made_anew_with_its_address() -> None:
 
 def test_while_octavia_is_at_work_nothing_is_done() -> None:
     at_work = tree("b", status="PENDING_UPDATE")
-    told = ["waiting: Octavia is at work on load balancer b, which is in PENDING_UPDATE"]
+    told = ["waiting: Octavia is working on load balancer b (PENDING_UPDATE)"]
     assert steps(tree(), at_work) == told
     assert steps(at_work, wanted=False) == told
 
@@ -149,7 +149,9 @@ def test_what_a_service_of_the_same_name_had_goes_first() -> None:
 
 def test_a_plan_for_another_provider_is_made_anew() -> None:
     (told,) = steps(tree(provider="ovn"))
-    assert told.startswith("waiting: it is planned anew, as its load balancer a is of provider ovn")
+    assert told.startswith(
+        "waiting: the Service is planned again, because its load balancer a is of provider ovn"
+    )
 
 
 def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
@@ -161,7 +163,7 @@ def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
     bare = msgspec.structs.replace(wanted, listeners=())
     (left,) = diff({WEB: bare}, {WEB: Found((found,))})
     assert isinstance(left, Blocked)
-    assert "it is planned anew" in left.outcome.message
+    assert "the Service is planned again" in left.outcome.message
     known = msgspec.structs.replace(bare, existing=existing_of(found))
     assert diff({WEB: known}, {WEB: Found((found,))}) == []
 
@@ -171,4 +173,4 @@ def test_a_write_that_changed_nothing_is_told_and_not_repeated_at_once() -> None
     (left,) = diff({WEB: WANTED}, {WEB: Found((), after=(write,))})
     assert isinstance(left, Blocked)
     assert left.outcome.state == "unavailable"
-    assert left.outcome.message == f"Octavia has not carried out all: what is left is {write}"
+    assert left.outcome.message == f"Octavia accepted a write without effect: {write}"

@@ -100,7 +100,7 @@ async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site)
             await site.once(service())
     for _ in range(3):
         assert (
-            "has failed 5 times to make a load balancer"
+            "has failed 5 times to create a load balancer"
             in (await site.once(service()))[WEB].message
         )
     assert site.writes == ["POST loadbalancers"] * MAX_ATTEMPTS

@@ -99,7 +99,7 @@ async def test_what_cannot_be_had_is_told_and_costs_nothing(cloud_site: CloudSit
     (mine,) = site.floating
     elsewhere = site.make_floating(port_id=site.at.nodes["node1"])
     for address, told in (
-        (elsewhere.floating_ip_address, r"leads to 10\.1\.0\.11 \(port .*free it there"),
+        (elsewhere.floating_ip_address, r"attached to 10\.1\.0\.11 \(port .*detach it there"),
         ("192.0.2.7", "no floating IP 192.0.2.7 in this project and region R, and it cannot"),
     ):
         with pytest.raises((Refused, Unavailable), match=told):
@@ -128,7 +128,7 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
     try:
         with pytest.raises(
             Refused,
-            match="has no subnet of name 'nosuch'; it has external, pool-1, pool-2; name one",
+            match="has no subnet with name 'nosuch'; it has external, pool-1, pool-2; name a subnet",
         ):
             await site.once(outside(site, subnet="nosuch"))
         held = site.make_floating(subnet_id=subnets[0].id)

@@ -39,7 +39,7 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
     )
     (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
     invalidate = (
-        "default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load "
+        "default/web: pods are ready, but Octavia reports the load balancer as OFFLINE (load "
         f"balancer {tree.id})"
     )
     assert invalidate in await status(site)  # no amphora has reported yet
@@ -52,7 +52,7 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
     )
     lines = await status(site)
     assert [line for line in lines if "are ready, and" in line] == [
-        "default/web: TCP/80: pods on 10.1.0.2 are ready, and Octavia calls it ERROR (load "
+        "default/web: TCP/80: pods on 10.1.0.2 are ready, but Octavia reports the member as ERROR (load "
         f"balancer {tree.id})"
     ]
     (row,) = (line for line in lines if line.startswith("default/web   "))

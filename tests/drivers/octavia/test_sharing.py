@@ -273,11 +273,11 @@ async def test_a_port_that_is_taken_is_told_and_nothing_is_made(site: Site) -> N
     wanted = guest(id_, 25, 80)
     told = await site.tried(wanted)
     assert "port 80/TCP of load balancer" in told
-    assert f"is taken by Service {WEB}; give the Service another port" in told
+    assert f"is in use by Service {WEB}; give the Service another port" in told
     assert site.writes == []
     # It is free some time later.
     await site.bring()
-    assert "there is no load balancer" in await site.tried(wanted)
+    assert "does not exist" in await site.tried(wanted)
 
 
 async def test_to_one_of_others_and_back(site: Site) -> None:

@@ -1,10 +1,10 @@
-"""How often it was tried in vain to have each Service's load balancer, so that a broken cloud is
-left alone at last.
+"""Counts failed attempts to create or repair the load balancer of each Service, so that Fairlead
+does not retry forever at a broken cloud.
 
-In: what was tried, and what came of it. Out: how often, as `Found` tells it; or the refusal that a
-creation has met before. A load balancer that Octavia could not make or heal may leave things behind
-which count against a project's quota. Invariant: in memory only; after a restart it is tried as if
-for the first time."""
+In: attempts and their results. Out: the number of attempts, as a field of `Found`; or the error
+with which Octavia rejected the same creation before. The limit exists because a load balancer that
+Octavia could not create or repair may leave objects that count against a project's quota.
+Invariant: the counts are in memory only; after a restart the first attempt counts as the first."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class _Made(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """A load balancer that Octavia refused to make."""
+    """A rejected creation of a load balancer."""
 
     body: object
     said: Refused
@@ -33,16 +33,17 @@ class _Refusal(NamedTuple):
 
 
 class Attempts:
-    """`clock`: seconds, that only go on."""
+    """The attempts for all Services. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._made: dict[ServiceKey, _Made] = {}
-        """Repairs, and creations that have failed, since it last was as wanted."""
+        """Repairs and failed creations since the load balancer was last as planned."""
         self._refusals: dict[ServiceKey, _Refusal] = {}
 
     def with_number(self, key: ServiceKey, found: Found) -> Found:
-        """What was found, with the number of attempts."""
+        """Return `found` with the number of attempts. After a rest of GIVEN_UP_RETRY_S the number
+        allows one more attempt."""
         made = self._made.get(key)
         if made is None:
             return found
@@ -56,15 +57,15 @@ class Attempts:
         self._made[key] = _Made(so_far + 1, self._clock())
 
     def forget(self, key: ServiceKey) -> None:
-        """It is as wanted, or gone."""
+        """Reset the count: the load balancer is as planned, or deleted."""
         self._made.pop(key, None)
 
     def refused(self, creation: Call, said: Refused) -> None:
         self._refusals[creation.service] = _Refusal(creation.body, said, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
-        """The same is not asked for again and again: each time provider ovn leaves a port behind.
-        Raises Refused."""
+        """Raise the earlier Refused if Octavia has rejected the same creation within
+        GIVEN_UP_RETRY_S. Each rejected creation leaves a Neutron port behind with provider ovn."""
         no = self._refusals.pop(creation.service, None)
         if (
             no is not None

@@ -1,7 +1,7 @@
-"""What the answers of Neutron mean that are no success.
+"""The meaning of Neutron's error answers.
 
-In: a request, the answer to it. Out: an error of ours that says what was tried, on what, and what
-was answered. Pure."""
+In: a request and the answer to it. Out: a FairleadError with the request, its object and the
+answer. Pure."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 
 
 class Answer(NamedTuple):
-    """`region`: where it came from, if that is known."""
+    """An HTTP answer. `region`: the region that answered, if it is known."""
 
     status: int
     body: bytes
@@ -29,11 +29,11 @@ def of_region(name: str) -> str:
 
 
 class NoAddressLeft(Unavailable):
-    """There is no address left where one was asked for."""
+    """The subnet or network has no free address."""
 
 
 class RuleExists(Unavailable):
-    """There is one like it."""
+    """An equal rule exists already."""
 
 
 class _Problem(msgspec.Struct):
@@ -46,8 +46,8 @@ class _ErrorBody(msgspec.Struct):
 
 
 def neutron_error(method: str, path: str, answer: Answer) -> FairleadError:
-    """409 is for quotas and for what is used up or in use, 412 for what has changed since it was
-    looked at."""
+    """Return the error for an answer of Neutron. Neutron answers 409 for quotas, exhausted pools
+    and objects in use, and 412 if the object has changed since the given revision."""
     try:
         problem = msgspec.json.decode(answer.body, type=_ErrorBody).problem
     except msgspec.DecodeError:
@@ -60,19 +60,17 @@ def neutron_error(method: str, path: str, answer: Answer) -> FairleadError:
         case 412:
             return Conflict(message)
         case 409 if problem.type == "OverQuota":
-            return Unavailable(
-                message, fix="raise the project's quota, or delete what nobody needs"
-            )
+            return Unavailable(message, fix="raise the project's quota, or delete unused objects")
         case 409 if problem.type in ("IpAddressGenerationFailure", "ExternalIpAddressExhausted"):
             return NoAddressLeft(
                 message,
-                fix="give back addresses that nobody needs, or choose another subnet or network",
+                fix="release unused addresses, or choose another subnet or network",
             )
         case 409 if problem.type == "SecurityGroupRuleExists":
             return RuleExists(message)
         case 404 if problem.type == "ExternalGatewayForFloatingIPNotFound":
             return Unavailable(
-                message, fix="connect the load balancer's subnet to that network by a router"
+                message, fix="connect the load balancer's subnet to that network with a router"
             )
         case 404:
             return Conflict(message)

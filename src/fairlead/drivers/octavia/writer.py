@@ -1,9 +1,9 @@
-"""Makes the writes of one Service, each load balancer locked for as long as they take.
+"""Makes the writes of one Service, with each of its load balancers locked meanwhile.
 
-In: Writes in order. Out: they are made, or an error says which was the last. Several Services may
-be on one load balancer, and Octavia takes one write to it at a time. Invariant: a load balancer is
-deleted, or left, only if the listeners of others on it are as many as was thought; a load balancer
-that Octavia refused to make is not asked for again and again."""
+In: Writes in order. Out: they are made, or an error names the last one. Several Services may be on
+one load balancer, and Octavia accepts one write to it at a time. Invariants: a load balancer is
+deleted, or left, only if the number of other listeners on it is as expected; a creation that
+Octavia rejected is not repeated at each pass."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from fairlead.model import ServiceKey
 
 
 class Writer:
-    """`fence` is called before each write, and raises if it must not be made."""
+    """Makes writes. `fence` is called before each write, and raises if no write must be made."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Writer:
         self._schedule = schedule
         self._fence = fence
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By the id of the load balancer; where none is there yet, by the name of the Service."""
+        """Locks by the id of the load balancer; if none exists yet, by the name of the Service."""
 
     async def carry_out(self, key: ServiceKey, writes: Sequence[Write]) -> None:
-        """Raises StillWorking, Conflict, Refused or Unavailable."""
+        """Make the writes. Raise StillWorking, Conflict, Refused or Unavailable."""
         calls = [each for each in writes if isinstance(each, Call)]
         names = {each.balancer_id for each in writes} - {""}
         async with AsyncExitStack() as held:
@@ -62,13 +62,14 @@ class Writer:
                 if creation is not None:
                     self._attempts.refused(creation, error)
                 elif repairs:
-                    # To fail over may be for the cloud's operators alone: there is another way.
+                    # Failover may be reserved for the cloud's operators. Recreation is still
+                    # possible.
                     raise Unavailable(str(error)) from error
                 raise
 
     async def _check_listeners(self, key: ServiceKey, calls: Sequence[Call]) -> None:
-        """Raises Conflict if listeners of others have come or gone on a load balancer that is to
-        go, or that the Service leaves: the last Service on it takes it away."""
+        """Raise Conflict if listeners of others have been added or deleted on a load balancer that
+        is to be deleted or left: the last Service on a load balancer deletes it."""
         companies = {
             each.balancer_id: each.expected_listeners
             for each in calls
@@ -77,4 +78,4 @@ class Writer:
         for id_, expected_listeners in companies.items():
             others = await listeners_on(self._cloud, id_) - set(expected_listeners.own)
             if len(others) != expected_listeners.others:
-                raise Conflict(f"the load balancers of Service {key} are others than was thought")
+                raise Conflict(f"the listeners on the load balancer of Service {key} have changed")
