@@ -133,7 +133,7 @@ class Traced:
         pinned = sorted(pin.name for pin in layout.iterdir())
         entries = _entries(layout)
         if entries["listeners"]:
-            # A listener has retained_nodes after its nodes were proved one by one, and none if they were
+            # A listener has retained nodes after its nodes were proved one by one, and none if they were
             # so at once: a matter of time.
             del entries["retained_nodes"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}

@@ -1,4 +1,4 @@
-"""One hypervisor of the cloud, with packets: OVN's controller, and AddRules vSwitch, which forwards in
+"""One hypervisor of the cloud, with packets: OVN's controller, and Open vSwitch, which forwards in
 userspace and asks nothing of the kernel.
 
 In: OVN's databases, a directory. Out: ports of OVN's switches and a cable to the external network,
@@ -95,7 +95,7 @@ class Chassis:
                 device, FABRIC_MAC.format(self._plugged), "eth0", mac, namespace.path(other), MTU
             )
             await links.set_state(device, up=True)
-        # AddRules vSwitch takes frames as they are: a checksum that is left to a device to fill in is a
+        # Open vSwitch takes frames as they are: a checksum that is left to a device to fill in is a
         # wrong one.
         run(("ip", "netns", "exec", other, "ethtool", "-K", "eth0", "tx", "off"), self.directory)
         named = ("--", "set", "interface", device, f"external-ids:iface-id={port}") if port else ()

@@ -1,4 +1,4 @@
-"""When Octavia is asked whether it is done. Pure."""
+"""The times at which Octavia is polled. Pure."""
 
 from fairlead.drivers.octavia.apply import FIRST_POLL_FRACTION, WAITS_KEPT, Pace, PollSchedule
 

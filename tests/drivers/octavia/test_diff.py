@@ -1,4 +1,4 @@
-"""Steps that a real Octavia makes hard to see: what is in ERROR, what is at work, what belongs to
+"""Steps that are hard to provoke at a real Octavia: objects in ERROR, pending objects, objects of
 another Service."""
 
 import msgspec
@@ -53,7 +53,7 @@ def steps(*trees: BalancerState, attempts: int = 0, wanted: bool = True) -> list
 
 
 def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
-    """Of port 80, as it is when members on these nodes are there."""
+    """Return the pool of port 80 with members on these nodes."""
     (of,) = (each.pool for each in WANTED.listeners)
     members = tuple(
         FoundMember(
@@ -65,7 +65,7 @@ def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
 
 
 def members(found: FoundPool, *nodes: int) -> tuple[str, list[str]] | None:
-    """The write that brings such members of weight 1 there, and those that it lists."""
+    """Return the write that sets members of weight 1, and the nodes that it lists."""
     step = members_step(WEB, tree(), found, [each.member for each in pool(*nodes).members])
     if step is None:
         return None
@@ -155,7 +155,8 @@ def test_a_plan_for_another_provider_is_made_anew() -> None:
 
 
 def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
-    """Though nothing is left to do: drivers that come next rely on the plan."""
+    """The Service is planned again although no write is left, because the next drivers rely on the
+    plan."""
     (wanted,) = specs_of(
         {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
     ).values()

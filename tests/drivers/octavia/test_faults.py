@@ -1,5 +1,5 @@
-"""What goes wrong at a real Octavia, or on the way to it, ends with one load balancer that is as
-wanted, and nothing else."""
+"""After any fault at a real Octavia, or on the way to it, exactly one load balancer exists, as
+desired."""
 
 import pytest
 from tests.drivers.octavia.conftest import Heard
@@ -48,7 +48,7 @@ async def test_a_part_in_error_is_written_again(site: Site, octavia: Octavia) ->
 
 
 async def test_one_that_served_is_failed_over(site: Site, octavia: Octavia) -> None:
-    """Its machine is lost, and its successor could not be had: somebody else's attempt."""
+    """The machine of the load balancer is lost, and another user's failover failed."""
     await site.bring(service())
     tree = await site.tree()
     with octavia.failing("boot"):
@@ -66,8 +66,8 @@ async def test_one_that_served_is_failed_over(site: Site, octavia: Octavia) -> N
 async def test_a_broken_cloud_is_left_alone_after_some_attempts(
     site: Site, octavia: Octavia, heard: Heard
 ) -> None:
-    """It cannot make machines for a while: there is one load balancer at any time, and at last
-    nobody tries any more."""
+    """While the cloud cannot create machines, there is one load balancer at any time, and finally
+    Fairlead stops trying."""
     wanted = service()
     with octavia.failing("boot"):
         for _ in range(MAX_ATTEMPTS):
@@ -90,8 +90,8 @@ async def test_a_broken_cloud_is_left_alone_after_some_attempts(
 
 
 async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site) -> None:
-    """Each 500 may have left something behind. A Service that is gone and comes back begins
-    anew."""
+    """Each 500 may have left an object behind. A Service that is deleted and created again starts
+    from zero."""
     site.front.fate = lambda call: (
         Answer(500, "Provider 'ovn' reports error") if call.writes else None
     )

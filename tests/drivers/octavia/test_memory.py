@@ -19,7 +19,7 @@ def write(path: str) -> Call:
 
 
 def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None:
-    """What it saw of that Service may be from before the write."""
+    """The result for that Service may be from before the write."""
     memory = Memory(lambda: 0.0)
     memory.store(WEB, found("before"))
     memory.begin()

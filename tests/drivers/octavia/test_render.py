@@ -1,4 +1,4 @@
-"""What Octavia is told for a Service."""
+"""The desired state at Octavia for a Service."""
 
 from hypothesis import given
 from hypothesis import strategies as st
