@@ -1,4 +1,4 @@
-"""Imports go one way. Each part may import those that stand before it, never one behind it."""
+"""Imports go in one direction. Each part may import only parts that precede it."""
 
 import ast
 import subprocess
@@ -38,7 +38,8 @@ FORBIDDEN_IN_PURE_CODE = {
     "subprocess",
 }
 PURE = ["model.py", "role_state.py", "errors.py", "plan/", "kube/objects.py"]
-"""Pure by their place; beside them every module whose docstring says "Pure"."""
+"""Modules that are pure by their location; every module whose docstring says "Pure" is pure as
+well."""
 
 
 def module_of(path: Path) -> str:
@@ -58,8 +59,8 @@ def is_for_types_only(node: ast.AST) -> bool:
 
 
 def imports(path: Path, *, for_types: bool = False) -> set[str]:
-    """The modules that a module names in its imports; those that only type checkers read with
-    `for_types`. A package counts if a name of its own is imported, and not if only modules in it
+    """Return the modules that a module imports; with `for_types`, also those that only type
+    checkers import. A package counts if a name of its own is imported, and not if only its modules
     are."""
     found: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
@@ -110,7 +111,8 @@ def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, .
     there is none."""
     ways: list[tuple[str, ...]] = [(module,)]
     seen = {module}
-    for way in ways:  # which grows meanwhile
+    # the list grows during the loop
+    for way in ways:
         for name in sorted(named[way[-1]]):
             if name.split(".")[0] in FORBIDDEN_IN_PURE_CODE:
                 return (*way, name)
@@ -121,8 +123,8 @@ def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, .
 
 
 def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
-    """Packages that a pure module lies in are not among what it reaches, unless it imports a name
-    of theirs: the front door of a driver's package names the driver."""
+    """A package that contains a pure module does not count as imported unless one of its own names
+    is: the `__init__` of a driver's package imports the driver."""
     named = {module: imports(path) for module, path in MODULES.items()}
     pure = [module for module, path in MODULES.items() if is_pure(path)]
     assert len(pure) > 20
@@ -152,6 +154,6 @@ def test_what_the_wheel_carries_imports_nothing_that_it_does_not() -> None:
 
 
 def test_a_node_starts_without_pyroute2() -> None:
-    """It takes a tenth of a second to load, and most nodes never need it."""
+    """pyroute2 takes a tenth of a second to load, and most nodes never need it."""
     code = "import sys, fairlead.roles.node; sys.exit('pyroute2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""A run that is told to end takes down the labs of all its processes first."""
+"""An interrupted run first deletes the labs of all its processes."""
 
 import signal
 import time

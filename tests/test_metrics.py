@@ -10,7 +10,7 @@ import fairlead
 
 ROOT = Path(fairlead.__file__).parent
 OWNERS = sorted(ROOT.rglob("metrics.py"))
-"""Each part of the program declares its own metrics in a module of this name."""
+"""Every part of the program declares its metrics in a module of this name."""
 TEXT = (ROOT.parents[1] / "docs" / "metrics.md").read_text()
 SUFFIXES = {"CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info"}
 COUNTED = ("packets_total", "bytes_total", "flows_total")
@@ -18,7 +18,7 @@ COUNTED = ("packets_total", "bytes_total", "flows_total")
 
 
 def declared() -> Iterator[str]:
-    """The names of all metrics, as Prometheus shows them."""
+    """Return the names of all metrics as Prometheus shows them."""
     for function in (each for path in OWNERS for each in ast.walk(ast.parse(path.read_text()))):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -37,7 +37,7 @@ def declared() -> Iterator[str]:
 
 
 def text_of(call: ast.Call) -> str:
-    """Its first argument, which must be a text, or a metric could go unseen."""
+    """Return the first argument of the call. It must be a literal, or the test could miss a metric."""
     name = ast.literal_eval(call.args[0])
     assert isinstance(name, str)
     return name

@@ -1,4 +1,4 @@
-"""A Finding as text, and what it is about."""
+"""A Finding as text, and its subject."""
 
 import pytest
 

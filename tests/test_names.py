@@ -1,8 +1,8 @@
-"""What tests make on the machine has names that no user's lab and no other run has.
+"""Objects that tests create on the machine have names that no user's lab and no other run has.
 
-Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab of which a namespace is
-there. What a test makes beside a lab therefore begins with `flt-`, and a lab's name contains the
-number of the process."""
+Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab that has a namespace.
+Therefore other objects of tests begin with `flt-`, and a lab's name contains the number of the
+process."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 WITHOUT_A_MACHINE = ("test_topology.py", "test_names.py")
-"""Files that compute names, and make nothing of that name."""
+"""Files that compute names, but create no object with these names."""
 
 
 def sources() -> Iterator[tuple[Path, ast.AST]]:
@@ -22,12 +22,12 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def wrong_in(tree: ast.AST) -> Iterator[str]:
-    """The names in this source that a user's lab, or another run, may have as well."""
+    """Return the names in this source that a user's lab, or another run, may have as well."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and node.values:
             first, *rest = node.values
             text = first.value if isinstance(first, ast.Constant) else ""
-            # `fl-` and then a lab's name, which is another test's to choose.
+            # `fl-` with the name of a lab, which another test chooses.
             if str(text).startswith("fl-") and (text not in ("fl-", "fl-bench") or not rest):
                 yield ast.unparse(node)
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""What `make check` leaves out, and that no other test can start a lab or a built program."""
+"""The tests that `make check` leaves out; and no other test can start a lab or a built program."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The loop against a store that takes writes as a kernel does, or as a slow cloud does."""
+"""The loop with a store that accepts writes like a kernel, or like a slow cloud."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -24,12 +24,10 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Store(Component):
-    """A load balancer that keeps one text per Service.
-
-    It refuses texts that start with `bad`, and cannot place those that start with `far`, whatever
-    else is in the call. `away`: how many calls fail; `changed`: how many meet a Conflict. `diary`:
-    what it shares with others it writes there. `meanwhile`: what happens once while all is being
-    read."""
+    """A load balancer that stores one text for each Service. It refuses texts that start with
+    `bad`, and cannot serve texts that start with `far`, whatever else the call contains. `away`:
+    the number of calls that fail; `changed`: the number of calls that raise Conflict. `diary`:
+    records the calls of several stores. `meanwhile`: called once during a read of everything."""
 
     name = "store"
 
@@ -113,9 +111,9 @@ class Bench:
         self.plan_slice = plan_slice
         self.touched: dict[ServiceKey, str] = {}
         self.plans: list[int] = []
-        """Of how many Services each call of the plan was."""
+        """The number of Services of each call of the plan."""
         self.planned = 0
-        """How many Services were planned, each as often as it was."""
+        """How often each Service was planned."""
         self.state = State(("services",))
         self.stores = stores
         for store in stores:
@@ -180,7 +178,7 @@ class Bench:
                 await asyncio.sleep(0.005)
 
     async def told(self, name: str, state: str) -> Outcome:
-        """Wait until the Service has had an outcome of this state; the first one."""
+        """Wait for the first outcome of the Service with this state."""
         async with asyncio.timeout(10):
             while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
                 await asyncio.sleep(0.005)
@@ -218,7 +216,7 @@ async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_
 
 
 class Gated(Store):
-    """Takes a while for the Service `huge`: until the gate is open."""
+    """A store that handles the Service `huge` only when the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +241,8 @@ async def test_others_do_not_wait_for_a_large_service_whether_it_comes_changes_o
             async with asyncio.timeout(10):
                 await store.waiting.wait()
             bench.put(web=str(turn))
-            bench.put(huge=huge)  # once more, while it is under way
+            # again, while it is in progress
+            bench.put(huge=huge)
             await bench.until(store, web=str(turn), **({"huge": before} if before else {}))
             store.gate.set()
             await bench.until(store, web=str(turn), **({"huge": huge} if huge else {}))
@@ -290,16 +289,17 @@ async def test_a_later_audit_in_slices_finds_and_reports_what_a_whole_one_would(
 
 @pytest.mark.parametrize("parallel", [0, 4])
 async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -> None:
-    """What was planned before the change must not be brought after it. And the first pass is of all
-    that differs: a driver may take it for the whole, which it puts in the place of what a
-    predecessor left."""
+    """A plan from before the change must not be applied after it. The first pass must cover
+    everything that differs, because a driver may replace the state of a predecessor by it as a
+    whole."""
     bench = Bench(store := Store(), parallel=parallel)
     bench.put(same="a", other="a", going="a")
     store.held[ServiceKey("default", "stray")] = "x"
 
     async def change() -> None:
         bench.put(other="b", going=None, new="a")
-        await asyncio.sleep(0.1)  # time enough for passes that there must not be
+        # time in which an unwanted pass would occur
+        await asyncio.sleep(0.1)
 
     store.meanwhile = change
     async with bench.running():
@@ -346,7 +346,7 @@ async def test_what_only_the_store_knows_is_removed_at_start() -> None:
 
 
 class Hourglass(Store):
-    """What is put there is done at once, and runs out by itself."""
+    """A store that accepts everything at once, and whose entries expire."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         new = {change.service for change in changes if change.service not in self.held}
@@ -361,7 +361,8 @@ async def test_a_service_that_is_done_is_looked_at_again_when_its_driver_says_so
         bench.put(web="over")
         await bench.until(first, web="runs")
         await bench.until(second, web="over")
-        bench.put(other="x")  # a pass in between does not put it off
+        # an intermediate pass does not delay it
+        bench.put(other="x")
         await bench.until(first, web="over", other="x")
         assert {outcome.state for outcome in bench.outcomes.values()} == {"done"}
         calls = len(first.calls)
@@ -424,7 +425,7 @@ async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
 
 
 class Rationed(Store):
-    """Holds what it is given, and says that there is something else that it cannot have."""
+    """A store that accepts everything, and reports a further object that it cannot get."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -444,8 +445,8 @@ async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
 
 
 class Partly(Store):
-    """Serves each Service, but `web` only in part: one of its nodes cannot be reached, and is asked
-    for again in each pass."""
+    """A store that serves all Services, but `web` only in part: one of its nodes is unreachable,
+    and is tried again in each pass."""
 
     def diff(
         self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
@@ -470,7 +471,7 @@ async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the
 
 
 class Reluctant(Store):
-    """Serves in part whatever it lets go of late."""
+    """A store that serves in part the Services that it releases late."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         if self.away and any(change.value is None for change in changes):
@@ -496,7 +497,7 @@ async def test_what_goes_in_part_keeps_what_it_rests_on() -> None:
 
 
 class Waiting(Store):
-    """A cloud whose load balancers take their time: nothing is served yet."""
+    """A cloud with slow load balancers: no Service is served yet."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -516,7 +517,7 @@ async def test_what_is_not_served_yet_is_not_published() -> None:
 
 
 class Refusing(Store):
-    """Serves all that it is given, and refuses to serve one port of it."""
+    """A store that serves everything, except for one port that it refuses."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -590,7 +591,7 @@ async def test_what_others_change_is_put_right_by_the_audit() -> None:
 
 
 async def test_what_is_on_its_way_is_not_what_others_changed() -> None:
-    """Audits one after the other, beside changes that take longer than any of them."""
+    """Audits in sequence, concurrent with changes that take longer than an audit."""
     bench = Bench(store := Store())
     bench.put(web="a", other="a")
     async with bench.running(audit_interval_s=0.002):

@@ -1,5 +1,5 @@
-"""What roles show of themselves: each state is read back as it was, and an answer that would be
-misread is refused by name."""
+"""The states that roles show: each is decoded as it was encoded, and a state that would be
+misinterpreted is rejected with its name."""
 
 from typing import Any, get_args
 

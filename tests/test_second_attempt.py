@@ -1,4 +1,4 @@
-"""Which tests have a second attempt, and that the first failure is always printed."""
+"""The tests that have a second attempt; and the first failure is always printed."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Work in parts leaves turns to others: as many as there are parts, and longer ones where it is
-nobody's concern."""
+"""Work in parts lets other tasks run after each part, and for longer if no caller waits for the
+work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable

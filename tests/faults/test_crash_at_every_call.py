@@ -1,7 +1,7 @@
 """A controller is killed at every call that it makes for a Service, and its successor completes the
 work.
 
-The life of a Service has the steps create, change, move to another class, move back, delete. A run
+The life of a Service has the steps create, change, change the type, change it back, delete. A run
 without kills records the result and the calls of each step. Then the life is repeated with a kill
 in each step at one of its calls, until the controller has been killed at every call, twice: before
 the call reaches the server, and after it was done and before its answer arrived. (Calls are
