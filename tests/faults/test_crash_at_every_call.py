@@ -1,14 +1,14 @@
 """A controller is killed at every call that it makes for a Service, and its successor completes the
 work.
 
-The life of a Service has the steps create, change, change the type, change it back, delete. A run
-without kills records the result and the calls of each step. Then the life is repeated with a kill
-in each step at one of its calls, until the controller has been killed at every call, twice: before
-the call reaches the server, and after it was done and before its answer arrived. (Calls are
-identified by their content, because some of them are concurrent and have no fixed order.) After
-each kill a new controller starts, and the server must show what it shows in the run without kills:
-claims, grants, status, conditions; no Event is written twice. The pool has two addresses, and the
-last two Services need both: a leaked address would be missing."""
+A Service is created, changed, given the type ClusterIP, given back the type LoadBalancer, and
+deleted. A run without kills records the result and the calls of each step. Then the life is
+repeated with a kill in each step at one of its calls, until the controller has been killed at every
+call, twice: before the call reaches the server, and after it was done and before its answer
+arrived. (Calls are identified by their content, because some of them are concurrent and have no
+fixed order.) After each kill a new controller starts, and the server must show what it shows in the
+run without kills: claims, grants, status, conditions; no Event is written twice. The pool has two
+addresses, and the last two Services need both: a leaked address would be missing."""
 
 import asyncio
 import signal
