@@ -118,7 +118,7 @@ class Maker:
         ports: list[Manifest] | None = None,
         **fields: Any,
     ) -> Manifest:
-        """A Service of these fields, with addresses and ports that nobody else has."""
+        """Return a Service with these fields, and with unique addresses and ports."""
         self._number += 1
         number, families = self._number, fields.setdefault("ipFamilies", ["IPv4", "IPv6"])
         fields["ipFamilyPolicy"] = "RequireDualStack" if len(families) == 2 else "SingleStack"
